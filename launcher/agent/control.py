@@ -26,7 +26,7 @@ from launcher.rendezvous import interfaces, protocol
 from launcher.rendezvous.channel import Channel, ChannelError, Message
 from launcher.rendezvous.hub import Hub
 from launcher.rendezvous.membership import Round, Rounds
-from launcher.rendezvous.protocol import Knocking, LeaderLost, Meeting, Member, RendezvousError
+from launcher.rendezvous.protocol import ConnectBackoff, LeaderLost, Meeting, Member, RendezvousError
 from launcher.worker.hangs import Blamed
 
 CLOSING = 10.0  # seconds that the leader waits for the others to have read the outcome
@@ -105,7 +105,7 @@ class Control:
         return self._hub is not None
 
     def names(self, indices: Iterable[int]) -> str:
-        """What to call these members."""
+        """Returns the names of these members, for messages."""
         return ", ".join(self._names[index] for index in indices)
 
     def begun(self, number: int) -> bool:
@@ -138,7 +138,7 @@ class Control:
         self._signals.require_none()
 
     def _read(self, read: Callable[[], T]) -> T:
-        """What a read of the rounds comes to, tried again while the file server does not answer."""
+        """Returns the result of a read of the rounds. Retries it for the join timeout while the file server fails."""
         give_up = time.monotonic() + self._join_timeout
         while True:
             try:
@@ -172,7 +172,7 @@ class Control:
                 self._lose_leader(str(error))
 
     def beat(self) -> None:
-        """Sends the status now, and not only with the next heartbeat."""
+        """Sends the status with a heartbeat at the next `poll`, without waiting for its interval."""
         self._next_beat = 0.0
 
     def poll(self, timeout: float) -> list[Message]:
@@ -204,7 +204,7 @@ class Control:
         return inbox
 
     def keep_alive(self) -> None:
-        """For an agent that waits for something else: sends and takes heartbeats; messages wait for `poll`."""
+        """Sends and receives heartbeats while the agent waits for something else. Messages are kept for `poll`."""
         self._inbox = [*self.poll(0.0), *self._inbox]
 
     def _beat(self, now: float) -> None:
@@ -315,7 +315,7 @@ class Control:
             self._inbox = [*others, *self._inbox]
 
     def publish(self, key: str, value: Any) -> None:
-        """On the leader: tells all other members of the round."""
+        """On the leader: sends a value to all other members of the round."""
         assert self.coordinator is not None and self._hub is not None
         others = [index for index in self.coordinator.members if index != self.me.index]
         self._hub.broadcast(others, {"type": "answer", "key": key, "value": value})
@@ -490,7 +490,7 @@ class Control:
             RendezvousError: it was not found in time.
         """
         self._disconnect()
-        deadline, knocking, problem = time.monotonic() + timeout, Knocking(self.size), protocol.NO_ANSWER
+        deadline, backoff, problem = time.monotonic() + timeout, ConnectBackoff(self.size), protocol.NO_ANSWER
         host = protocol.LOOPBACK if self._loopback else host
         while True:
             found = protocol.find_leader(host, ports, self._secret, deadline, wake=self._signals.wake)
@@ -504,7 +504,7 @@ class Control:
                 raise RendezvousError(
                     f"{self.me.host} could not reach {called} within {timeout:g} s: {problem}", accused=[leader]
                 )
-            _wait(knocking.pause(), self._signals.wake)
+            _wait(backoff.pause(), self._signals.wake)
         self._channel, self._inbox = found, []  # what a leader before this one has said does not count any more
         self._heard = self._looked = time.monotonic()
         first = protocol.hello(self.me, found)

@@ -57,7 +57,7 @@ class _Files:
             return []
 
     def cpus(self, path: str) -> tuple[int, ...]:
-        """A list of CPUs, sorted; empty: there is none."""
+        """Returns the CPUs of a file with a list of them, sorted; empty: it cannot be read."""
         try:
             return tuple(sorted(parse_ranges(self.text(path))))
         except ValueError:
@@ -70,7 +70,7 @@ class _Files:
             return None
 
     def target(self, path: str) -> str:
-        """The last part of what a link leads to; empty: it is none."""
+        """Returns the name of the file that a link points to; empty: the file does not exist."""
         try:
             return os.path.basename(os.path.realpath(f"{self.root}{path}", strict=True))
         except OSError:
@@ -233,5 +233,5 @@ def _nics(files: _Files) -> tuple[Nic, ...]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """`mlx5_2` before `mlx5_10`."""
+    """Returns a sort key that puts `mlx5_2` before `mlx5_10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", name)]

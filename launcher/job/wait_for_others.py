@@ -33,8 +33,8 @@ from launcher.submission import dependencies
 from launcher.submission.dependencies import Other, Word, decide, look_at, passed
 
 ELSEWHERE = 10  # exit code
-PATIENCE = 60.0  # seconds for which a doubtful answer is asked for again: file systems show news late
-FIRST, LONGEST = 2.0, 10.0  # seconds between two looks
+RECHECK_TIME = 60.0  # seconds for which an uncertain state is read again: shared file systems show changes late
+FIRST, LONGEST = 2.0, 10.0  # seconds between two checks
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def _wait(attempt: Attempt) -> int:
         if any(map(run.has, ("cancelled", "stop"))):
             return errors.RESUME
         word, why, others = _look(plan)
-        doubtful = any(other.unsure for other in others) and time.monotonic() - begun < PATIENCE
+        doubtful = any(other.unsure for other in others) and time.monotonic() - begun < RECHECK_TIME
         if word is Word.START:
             events(ConditionsMet(others=tuple(other.awaited for other in others)))
             return errors.DONE
@@ -97,7 +97,7 @@ def _look(plan: JobPlan) -> tuple[Word, str, list[Other]]:
 
 
 def _elsewhere(plan: JobPlan, attempt: Attempt, others: list[Other]) -> str | None:
-    """The job of this run that waits for the others' present jobs; None: there is none, and it waits here."""
+    """Submits a job of this run that depends on the others' present jobs. Returns its id; None: the run waits here."""
     jobs = dependencies.jobs_of(others)
     if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None

@@ -1,9 +1,9 @@
-"""All agents of an attempt find each other, verified, before any rank starts.
+"""Rendezvous: all agents of an attempt connect to a leader, which verifies them before any rank starts.
 
-One of them leads: member 0 unless that is lost. It listens on the first free port of a list that every agent derives
-from the attempt's secret, so nothing has to travel over a file system that may lag behind. Both ends prove that they
-know the secret (see `channel`), so two jobs on one node never take each other for their own, and no stranger gets in.
-The leader's port stays open for the whole attempt. Whoever is missing when time is up is named, on every agent.
+The leader is member 0 unless that is lost. It listens on the first free port of a list that every agent derives from
+the attempt's secret, so that no address has to pass through a file system with delays. Both ends prove that they know
+the secret (see `channel`), so that neither another job nor another user can take part. The leader's port stays open for
+the whole attempt. At the timeout every agent names the agents that are missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LeaderLost(Exception):
 
 
 class RendezvousError(RuntimeError):
-    """Not all agents met in time; the text names who, and why.
+    """The rendezvous failed. The text names the agents that are missing, and why.
 
     Attributes:
         from_leader: the leader said so, and tells the user as well.
@@ -206,7 +206,7 @@ class Gathering:
 
     @property
     def missing(self) -> list[int]:
-        """Indices of those that were waited for and have not come. Pure."""
+        """Indices of the members that have not arrived. Pure."""
         return [index for index in sorted(self.wanted) if index not in self.arrived]
 
     def problem(self) -> str | None:
@@ -368,8 +368,8 @@ class _Search:
             self._problems["error"] = f"{text}; see cluster.interface and cluster.port_range"
 
 
-class Knocking:
-    """How often an agent that has not found its leader tries again."""
+class ConnectBackoff:
+    """Backoff between an agent's attempts to connect to its leader."""
 
     def __init__(self, members: int) -> None:
         self._pause, self._members, self._soon = 0.01, members, time.monotonic() + 3.0
@@ -429,14 +429,14 @@ def meet(
 def _visit(
     me: Member, names: Sequence[str], master: str, secret: bytes, ports: Sequence[int], deadline: float, timeout: float
 ) -> Meeting:
-    knocking, problem = Knocking(len(names)), NO_ANSWER
+    backoff, problem = ConnectBackoff(len(names)), NO_ANSWER
     while isinstance(found := find_leader(master, ports, secret, deadline), str):
         problem = found or problem
         if time.monotonic() >= deadline:
             raise RendezvousError(
                 f"{names[me.index]} could not reach {master} (rank 0) within {timeout:g} s: {problem}"
             )
-        time.sleep(knocking.pause())
+        time.sleep(backoff.pause())
     with contextlib.closing(found) as channel, selectors.DefaultSelector() as selector:
         mine = hello(me, channel)
         channel.send(mine)
@@ -469,7 +469,7 @@ def hello(me: Member, channel: Channel) -> dict[str, Any]:
 
 
 def meeting_of(begin: dict[str, Any], me: Member) -> Meeting:
-    """The meeting that a leader tells its members of, as one of them sees it."""
+    """Makes the meeting from the leader's `begin` message, on a member other than the leader."""
     members = tuple(map(Member.of, begin["members"]))
     address = LOOPBACK if len({member.host for member in members}) == 1 else me.local_address
     return Meeting(me.master_address, begin["port"], members, interface_with(address))

@@ -215,7 +215,7 @@ def probe_temporary() -> Iterator[Finding]:
 
 
 def probe_machine() -> Iterator[Finding]:
-    """All that takes no time."""
+    """Returns the results of the checks that are immediate."""
     umask = os.umask(0o077)
     os.umask(umask)
     yield from locale(sys.getfilesystemencoding(), umask)

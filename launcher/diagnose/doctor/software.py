@@ -91,7 +91,7 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 def launcher() -> Iterator[Finding]:
-    """This program and the machine."""
+    """Checks the launcher's version and this machine."""
     where = "a checkout" if paths.code_root() else "installed"
     yield ok("launcher", f"{__version__}, {paths.PACKAGE.parent} ({where})")
     yield ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs")

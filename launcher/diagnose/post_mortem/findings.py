@@ -165,7 +165,7 @@ def _has_saved(folder: Path) -> bool:
 
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Why ranks were started again in place, in the order of their rounds."""
+    """Returns the causes of the restarts in place, in the order of their rounds."""
     return tuple(event.cause for event in every(events, Restart))
 
 
@@ -223,7 +223,7 @@ def _errors(attempt: Attempt, rank: int) -> list[str]:
 
 
 def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
-    """Where a rank was when it crashed in native code."""
+    """Returns the stack of a rank that crashed in native code."""
     if rank is None:
         return ()
     lines = _errors(attempt, rank)
@@ -231,7 +231,7 @@ def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
 
 
 def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
-    """The stacks of all ranks, equal ones together; those of the last hang."""
+    """Returns the stacks of all ranks in the last hang, with equal ones grouped."""
     newest: dict[int, tuple[int, Path]] = {}
     for path in attempt.logs.glob("rank-*.stacks"):
         if match := re.fullmatch(r"rank-(\d+)(?:\.round-(\d+))?\.stacks", path.name):

@@ -261,7 +261,7 @@ def test_a_lost_run_is_looked_at_for_a_while_before_it_is_believed(
     assert gate.main() == 0
     assert len(at.slept) == 2
     at = Gate(tmp_path / "again", monkeypatch, [[other("ok", "lost")]])
-    monkeypatch.setattr(gate, "PATIENCE", 0.0)
+    monkeypatch.setattr(gate, "RECHECK_TIME", 0.0)
     assert gate.main() == 93
 
 
