@@ -19,7 +19,7 @@ from launcher.agent import forks
 from launcher.environment import unpack_on_node
 from launcher.processes import guard
 from launcher.runs.directory import Run
-from launcher.runs.event_writer import current_attempt, not_begun
+from launcher.runs.event_writer import current_attempt, report_start_failure
 from launcher.schedulers import topology
 
 
@@ -32,7 +32,7 @@ def main(run_dir: str) -> int:
     try:
         run.require_private()
     except errors.UnavailableError as error:
-        return not_begun(None, "agent", error)
+        return report_start_failure(None, "agent", error)
     except (errors.RunError, OSError) as error:
         print(f"launcher: {socket.gethostname()}: {error}", file=sys.stderr)
         return errors.NO_RETRY
@@ -58,7 +58,7 @@ def main(run_dir: str) -> int:
     try:
         process_job(run.submitit_folder)
     except errors.UnavailableError as error:
-        return not_begun(None, "agent", error)
+        return report_start_failure(None, "agent", error)
     except AttemptFailed as failure:
         if failure.ours:
             print(f"launcher: {failure}", file=sys.stderr)

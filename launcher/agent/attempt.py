@@ -354,7 +354,7 @@ class _Agent:
         coordinator = self._control.coordinator
         if coordinator is None:  # the leader tells of it, and speaks for the attempt
             return AttemptFailed(cause, errors.RESUME, ours=False, decides=not self._control.elastic)
-        self._events(event_json.of({**told, "event": Fault.event}))
+        self._events(event_json.from_entry({**told, "event": Fault.event}))
         verdict = coordinator.verdict or {}
         return AttemptFailed(cause, errors.RESUME, decides=verdict.get("then") != Action.RESTART.value)
 

@@ -548,7 +548,7 @@ class Supervisor:
             if self._agreed_stop() is None:
                 step = {"step": verdict["step"]} if verdict["step"] >= 0 else {}
                 self._means.events(
-                    event_json.of({"event": Stop.event, "host": self._me.host, **verdict["stop"], **step})
+                    event_json.from_entry({"event": Stop.event, "host": self._me.host, **verdict["stop"], **step})
                 )
         else:
             self._means.events(fault_of(verdict))
@@ -681,14 +681,16 @@ class Supervisor:
 
 def fault_of(verdict: Mapping[str, Any]) -> Fault:
     """The event of a verdict that ends the attempt. Pure."""
-    fault = event_json.of({**_told(verdict), "event": Fault.event, "ends_with": verdict["exit_code"]})
+    fault = event_json.from_entry({**_told(verdict), "event": Fault.event, "ends_with": verdict["exit_code"]})
     assert isinstance(fault, Fault)
     return fault
 
 
 def restart_of(verdict: Mapping[str, Any], number: int, world_size: int) -> Restart:
     """The event of a verdict after which this round begins. Pure."""
-    restart = event_json.of({**_told(verdict), "event": Restart.event, "round": number, "world_size": world_size})
+    restart = event_json.from_entry(
+        {**_told(verdict), "event": Restart.event, "round": number, "world_size": world_size}
+    )
     assert isinstance(restart, Restart)
     return restart
 

@@ -12,7 +12,7 @@ from launcher.cli.progress import RunBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError
 from launcher.formatting import plural
-from launcher.runs.carriage_returns import Lines
+from launcher.runs.carriage_returns import LineCollapser
 from launcher.units import parse_ranges
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class OneRank:
         self._run, self._rank, self._attempt = run, rank, attempt
         self._read: dict[Path, int] = {}
         self._shown: int | None = None  # attempt of the last line
-        self._lines = Lines()
+        self._lines = LineCollapser()
         self._from: Path | None = None  # file of the last line
 
     @property

@@ -44,7 +44,7 @@ def run(arguments: Namespace) -> int:
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
-    if not names and lookup.nothing_in(folder) and not schedulers():
+    if not names and lookup.is_empty(folder) and not schedulers():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
     # Lazily: neither --help nor completion needs it
@@ -146,7 +146,7 @@ def _remark(seen: RunStatus) -> str | None:
         # Lazily: neither --help nor completion needs it
         from launcher.formatting import format_time
 
-        silent = seen.run.silent_for()
+        silent = seen.run.lease_age()
         if silent is None or silent < SILENCE:
             return None
         return (

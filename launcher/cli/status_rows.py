@@ -146,7 +146,7 @@ class Rows:
             The selected runs and sweeps, and the number of all in the folder.
         """
         paths = newest(self._folder)
-        noted = live_index.noted(self._folder)
+        noted = live_index.possibly_live(self._folder)
         wanted: list[Run | Sweep] = []
         recent = others = 0
         self._done = {_name(path) for path in paths if noted is None and _done(path)}
@@ -164,7 +164,7 @@ class Rows:
 
     def _settle(self, rows: Mapping[Path, Mapping[str, Any]]) -> None:
         """Updates the index of live runs: adds live ones that are missing, removes those that are over for good."""
-        noted = live_index.noted(self._folder)
+        noted = live_index.possibly_live(self._folder)
         base = self._folder.resolve()
         ours = {path.name: row for path, row in rows.items() if path.parent == base or (base / path.name).is_symlink()}
         if noted is None and not self._named:
@@ -174,7 +174,7 @@ class Rows:
             if not row["over"] and noted is not None and name not in noted:
                 live_index.add_to(self._folder, name)
             elif row["over"] and noted and name in noted and row["settled"]:
-                live_index.remove(self._folder, name, surely=row["state"] == RunState.DONE.value)
+                live_index.remove(self._folder, name, done=row["state"] == RunState.DONE.value)
 
     def _row(self, each: RunStatus | Damaged) -> dict[str, Any]:
         made = each if isinstance(each, Damaged) else or_damaged(each.run, lambda: _row_of(each))
@@ -183,14 +183,14 @@ class Rows:
         return made
 
     def _sweep_row(self, sweep: Sweep) -> dict[str, Any]:
-        noted = live_index.noted(self._folder)
+        noted = live_index.possibly_live(self._folder)
         settled = noted is not None and sweep.id not in noted
         try:
-            number = live_index.counted(sweep.path) if settled else None
+            number = live_index.read_counts(sweep.path) if settled else None
             if number is None:
                 number = counts(point_statuses(sweep, self._live))
                 if settled and not _unfinished(number):
-                    live_index.count(sweep.path, number)
+                    live_index.write_counts(sweep.path, number)
         except DAMAGE as error:
             return _unreadable(Damaged(Run(sweep.path), str(error), is_transient(error)))
         # The time is read only if it is needed, since that takes a look at every point.

@@ -23,7 +23,7 @@ from launcher.monitoring.sweep import (
     point_statuses,
     summary,
 )
-from launcher.runs.directory import being_submitted
+from launcher.runs.directory import is_being_submitted
 from launcher.runs.sweep_directory import Sweep, differing, label
 from launcher.schedulers.query_cache import interval
 from launcher.sweeps import control
@@ -150,9 +150,9 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
         Why the waiting points will not start; None: they may.
     """
     try:
-        if being_submitted(sweep.path):  # a submitter is at work
+        if is_being_submitted(sweep.path):  # a submitter is at work
             return None
-        asked = sweep.asked()
+        asked = sweep.local_requests()
     except UnavailableError:  # not known now; the next call may know
         return None
     waiting = [each.point.index for each in seen if each.state == WAITING]

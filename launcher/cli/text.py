@@ -33,7 +33,7 @@ def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
 
 def print_unreadable(run: Run) -> None:
     """Prints which of a run's files could not be read, or only in part."""
-    for line in unreadable.of(run):
+    for line in unreadable.problems(run):
         print(f"unreadable: {line}")
 
 

@@ -27,7 +27,7 @@ from launcher.errors import UnavailableError
 from launcher.failures.codes import FaultCode
 from launcher.own_module import own_module
 from launcher.runs import directory as runs
-from launcher.runs.event_writer import not_begun
+from launcher.runs.event_writer import report_start_failure
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -182,7 +182,7 @@ def main(run_dir: str) -> int:
     try:
         plan = runs.Run(Path(run_dir)).own_plan()
     except UnavailableError as error:
-        return not_begun(None, "container", error)
+        return report_start_failure(None, "container", error)
     assert plan.env.container is not None
     try:
         if plan.env.container.startswith("/") and not os.path.exists(plan.env.container):
@@ -195,7 +195,7 @@ def main(run_dir: str) -> int:
         require_agent(words, environ, plan)
         os.execvpe(words[0], [*words, *own_module("launcher.agent"), run_dir], environ)  # noqa: S606  words need no shell
     except (ContainerError, OSError) as error:
-        return not_begun(plan, "container", error, FaultCode.CONTAINER)
+        return report_start_failure(plan, "container", error, FaultCode.CONTAINER)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files.shared_folder import kind_at
 from launcher.own_module import own_module
 from launcher.runs import directory
-from launcher.runs.event_writer import not_begun
+from launcher.runs.event_writer import report_start_failure
 
 LOCK = "LAUNCHER_ARCHIVE"  # variable of the agent: DESCRIPTOR:FOLDER of the lock
 TIMES = "LAUNCHER_ARCHIVE_TIMES"  # variable of the agent that has unpacked: arguments of `summary`, as JSON
@@ -348,7 +348,7 @@ def main(run_dir: str) -> int:
     try:
         plan = directory.Run(Path(run_dir)).own_plan()
     except UnavailableError as error:
-        return not_begun(None, "archive", error)
+        return report_start_failure(None, "archive", error)
     assert plan.env.archive is not None
     try:
         lock, env, seconds = enter(Path(plan.env.archive), plan.archive.digest, place(os.environ, _usable))
@@ -362,7 +362,7 @@ def main(run_dir: str) -> int:
         words = [str(env / "bin/python"), "-u", *own_module("launcher.agent"), run_dir]
         os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell
     except (ArchiveError, OSError) as error:
-        return not_begun(plan, "archive", error, FaultCode.ARCHIVE)
+        return report_start_failure(plan, "archive", error, FaultCode.ARCHIVE)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
         )
         if plan.own_code:
             why = (
-                f"two attempts in a row told no step and saved nothing new ({saves.described(plan)}): is "
+                f"two attempts in a row told no step and saved nothing new ({saves.describe_locations(plan)}): is "
                 f"time={plan.time}s too short for a start and a save, or does it save elsewhere (workload.checkpoint)?"
             )
         return Decision(What.GIVEN_UP, NextReason.NO_PROGRESS, why, step=None if plan.own_code else step)

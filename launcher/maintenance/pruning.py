@@ -220,7 +220,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
         aside = path.with_name(f"{REMOVED}{path.name}")
         path.rename(aside)
     for folder in {runs_dir, path.parent}:
-        live_index.remove(folder, path.name, surely=True)
+        live_index.remove(folder, path.name, done=True)
         for link in (folder / path.name, folder / "latest"):
             if link.is_symlink() and not link.exists():
                 link.unlink(missing_ok=True)

@@ -125,7 +125,7 @@ def point_statuses(
         RunError: there is no such sweep.
     """
     live = live or SweepMonitor()
-    asked = sweep.asked()
+    asked = sweep.local_requests()
     cancelled = sweep.cancelled() if cancelled is None else cancelled
     wanted = [point for point in sweep.points() if points is None or point.index in points]
     return [_look_at(point, asked.get(point.index), cancelled, live) for point in wanted]

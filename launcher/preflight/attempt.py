@@ -35,7 +35,7 @@ from launcher.rendezvous.protocol import LeaderLost, Meeting, Member
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
 from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
-from launcher.runs.health import preflight_words
+from launcher.runs.health import preflight_lines
 from launcher.spec.plan import JobPlan
 
 ALONE = 40.0  # seconds for the first part: a driver may take long to wake up eight GPUs
@@ -249,7 +249,7 @@ class Preflight:
         self._events(told)
         if verdict.then is PreflightThen.FAIL:  # bad nodes are the cause, which is told as such
             told = replace(told, bad=())
-        for line in preflight_words(told):
+        for line in preflight_lines(told):
             log_line(line)
 
 

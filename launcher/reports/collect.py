@@ -121,7 +121,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
         checkpoints=saved,
         offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))),
         log=_log(run),
-        notes=tuple(dict.fromkeys((*notes, *damaged, *unreadable.of(run)))),
+        notes=tuple(dict.fromkeys((*notes, *damaged, *unreadable.problems(run)))),
         seen=now,
     )
 

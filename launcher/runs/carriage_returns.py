@@ -1,30 +1,29 @@
-"""Lines that a program writes again and again, as progress bars do: what a terminal would show of them in the end.
+"""Collapses lines that a program overwrites with carriage returns, as progress bars do, to their last state.
 
-A carriage return goes back to the beginning of the line, and what is written then replaces what stood there. So each
-text in front of a `\\r` is a state of its line, and of the states that follow each other the last one counts. (Of a
-state that is shorter than the one before it, a terminal leaves the end of the longer one; bars pad theirs.)
+Each text in front of a `\\r` is a state of its line, and replaces the state before it. (Where a state is shorter than
+the one before, a terminal still shows the end of the longer one; progress bars pad their lines.)
 """
 
 from __future__ import annotations
 
 import re
 
-LONGEST_STATE = 1 << 12  # bytes that are kept of a state; no terminal shows more in a line
+LONGEST_STATE = 1 << 12  # bytes kept of a state; longer than a line of any terminal
 END = re.compile(rb"(\r?\n|\r(?!\n))")
-_RANK = re.compile(rb"\[\d+\] ")  # what agents put in front of a rank's lines and states
+_RANK = re.compile(rb"\[\d+\] ")  # agents' prefix of a rank's lines and states
 
 
-class Lines:
-    """Takes what was written in pieces, and hands on the lines that have ended, each with its last state alone.
+class LineCollapser:
+    """Takes output in pieces and returns its completed lines, each reduced to its last state.
 
-    A state is kept for each rank, so that those of several bars do not replace each other.
+    Each rank has a state of its own, so the bars of several ranks do not replace each other.
     """
 
     def __init__(self) -> None:
-        self._states: dict[bytes, bytes] = {}  # the rank's prefix, and what its line shows
+        self._states: dict[bytes, bytes] = {}  # by the rank's prefix: the state of its open line
 
     def add(self, text: bytes) -> bytes:
-        """The lines that have ended in `text`; a last one without its end too."""
+        """Returns the lines that `text` completes, and a last line without a line break."""
         if not self._states and b"\r" not in text:
             return text
         *parts, rest = END.split(text)
@@ -41,17 +40,17 @@ class Lines:
         if end != b"\r":
             return [(written if len(written) > len(prefix) else state or written) + b"\n"]
         shown = written[:LONGEST_STATE] if len(written) > len(prefix) else state
-        if shown[len(prefix) :].strip():  # else the bar has been wiped off
-            self._states[prefix] = shown  # as the newest one
+        if shown[len(prefix) :].strip():  # an empty state: the bar was erased
+            self._states[prefix] = shown
         return []
 
     @property
     def states(self) -> list[bytes]:
-        """What lines show that have not ended, the one that changed last at the end."""
+        """The states of the open lines; the one that changed last is at the end."""
         return list(self._states.values())
 
     def end(self) -> bytes:
-        """These as lines: nothing more will come."""
+        """Returns the states of the open lines as lines, and forgets them; called at the end of the output."""
         lines = b"".join(state + b"\n" for state in self._states.values())
         self._states.clear()
         return lines
@@ -63,5 +62,5 @@ def _prefix(written: bytes) -> bytes:
 
 
 def last_state(line: str) -> str:
-    """What a terminal shows of a whole line."""
+    """Returns what a terminal shows of a completed line."""
     return next((state for state in reversed(line.split("\r")) if state), "")

@@ -5,25 +5,25 @@
       script.sh             the script as it was handed over
       code/, code-N/        with env.snapshot: the code that it runs (of a sweep's points: in the sweep's directory)
       lib-VERSION/          the launcher itself, for another Python (env.activate), unless it runs from a checkout
-      environment.sh        on PBS: what the job takes over of the submitter's environment
+      environment.sh        on PBS: the submitter's environment that the job inherits
       journal.jsonl         what the submitter did: token, job ids, cancellations
-      stop, save            made by the user: save and end; save and go on
-      cancelled, over       it is not to go on; its chain of jobs is not to go on
+      stop, save            made by the user: save and stop; save and continue
+      cancelled, over       the run must not continue; its chain of jobs must not continue
       lease                 the job and attempt that run it now
       checkpoints/          see launcher/checkpoint/format.py
-      record-N.json         what the record was before the Nth time that it was resumed
+      record-N.json         the record before resume number N (from 0)
       submitit/             submitit's own files (payload and results)
-      output-JOB.log        what the scheduler caught of the job (PBS: JOB.OU)
+      output-JOB.log        the job's output, written by the scheduler (PBS: JOB.OU)
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
       attempts/N/logs/      rank-R.out, rank-R.err
-      attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
-      attempts/N/pace/      member-I.jsonl: how fast the ranks of agent I were
-      attempts/N/preflight/ member-I: that the others see it
+      attempts/N/tasks/     with pbsdsh: its input, and each task's output and exit status
+      attempts/N/pace/      member-I.jsonl: step times of the ranks of agent I
+      attempts/N/preflight/ member-I: written by agent I, so that the others can test the shared folder
       attempts/N/asked*     requests of commands to its agents, and the replies; see attach/requests.py
-      attempts/N/exit_code  what the attempt's agents ended with
+      attempts/N/exit_code  exit code of the attempt's agents
       result.json           metrics of rank 0, once done
       tensorboard/, mlflow_run   with `track`: TensorBoard's files, the id of the run in MLflow
-      wandb/, wandb_run     the same: W&B's files, the id of the run there and how far it is
+      wandb/, wandb_run     the same for W&B: its files, its run id and the last step
 
 `runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere.
 Works without torch, hydra and submitit: both sides use it.
@@ -63,18 +63,18 @@ from launcher.runs import event_file, live_index
 from launcher.runs.event_json import Event
 from launcher.runs.events import Submitting
 
-FORMAT = 3  # of a run directory; another number is another version's
+FORMAT = 3  # of a run directory; other versions of the launcher have other numbers
 # Fields of a record and their types; the plan's are those of JobPlan.
 _RECORD = {
     "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,
     "hydra": str, "submitit": str, "host": str, "commit": str | None,
 }  # fmt: skip
-_END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
+_PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of paces: half a day or more
 SECRET = "secret"  # noqa: S105  a file; see `shared_secret`
-_BEFORE = {"submitit", "attempts", "code", SECRET}  # what may be there before the record
-_HALF = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # and beginnings of names, also of what was half written
-SUBMITTING = ".submitting"  # the file that whoever submits in a folder has locked
-_LOCKED: set[Path] = set()  # folders in which this process alone submits
+_WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exist before the record does
+_UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of such names; temporary files too
+SUBMITTING = ".submitting"  # lock file of the submitter in a folder
+_LOCKED: set[Path] = set()  # folders whose lock this process has
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -83,19 +83,19 @@ if TYPE_CHECKING:
 
 
 def new_id(name: str, now: datetime | None = None) -> str:
-    """`ddp_mnist-20261121-074601-3f9c`: sorts by time, and two of one second differ."""
-    # Lazily: 2 ms, and commands on runs that are there need none of it
+    """Returns a new run id, such as `ddp_mnist-20261121-074601-3f9c`: it sorts by time, and ends with random digits."""
+    # Lazily: 2 ms, and commands on existing runs do not need it
     from datetime import datetime
 
     moment = now or datetime.now()
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
-TOKEN = "launcher-"  # noqa: S105  how each begins
+TOKEN = "launcher-"  # noqa: S105  prefix of all tokens
 
 
 def token_of(folder: str) -> str:
-    """What the jobs of a run or sweep with this directory are found by."""
+    """Returns the token by which the scheduler finds the jobs of the run or sweep in this directory."""
     return TOKEN + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
 
 
@@ -107,21 +107,21 @@ class Run:
 
     @property
     def is_point(self) -> bool:
-        """Whether it is a point of a sweep, or an element of a run's array: their names are numbers.
+        """Whether the run is a point of a sweep, or an element of a run's array: their names are numbers.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the parent folder cannot be read now.
         """
-        return unwrap(self._in_another())
+        return unwrap(self._in_sweep_or_array())
 
     @property
     def id(self) -> str:
-        """Its name; a point's has its sweep's in front (`lr-3f9c/7`)."""
-        found = self._in_another(retry_seconds=0)  # a name is wanted in any case, and most runs have none of digits
+        """The name of its directory; for a point, behind that of its sweep (`lr-3f9c/7`)."""
+        found = self._in_sweep_or_array(retry_seconds=0)  # without retry: an id is needed in any case
         point = found.value if isinstance(found, Ok) else True
         return f"{self.path.parent.name}/{self.path.name}" if point else self.path.name
 
-    def _in_another(self, *, retry_seconds: float | None = None) -> Outcome[bool]:
+    def _in_sweep_or_array(self, *, retry_seconds: float | None = None) -> Outcome[bool]:
         found: Outcome[bool] = Ok(False)
         for name in ("sweep.json", "submitit") if self.path.name.isdecimal() else ():
             found = exists(self.path.parent / name, retry_seconds=retry_seconds)
@@ -140,9 +140,9 @@ class Run:
         """Makes the directory, or completes one whose submitter was killed before it had written the record.
 
         Raises:
-            ConfigError: it cannot be made (`runs_dir` is not writable, or others could replace it), or is there
-                already.
-            RunError: it was left incomplete, and others can write to it.
+            ConfigError: the directory cannot be made (`runs_dir` is not writable, or others could replace it), or
+                exists already.
+            RunError: the directory is incomplete, and others can write to it.
         """
         try:
             ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
@@ -151,7 +151,7 @@ class Run:
                 path.mkdir(mode=0o700)
             except FileExistsError:
                 names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
-                if not {name for name in names if not name.startswith(_HALF)} <= _BEFORE:
+                if not {name for name in names if not name.startswith(_UNFINISHED)} <= _WITHOUT_RECORD:
                     raise ConfigError(f"{path} is there already: choose another run_id") from None
                 require_private(path)
             for folder in (path / "submitit", path / "attempts"):
@@ -168,27 +168,28 @@ class Run:
         return cls(path)
 
     def recorded(self) -> bool:
-        """Whether its record is there; nothing is submitted before.
+        """Whether its record exists; nothing is submitted before that.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the directory cannot be read now.
         """
         return self.has("record.json")
 
     def has(self, name: str) -> bool:
-        """Whether it has a file of this name: its record, or a mark (`stop`, `cancelled`, `over`).
+        """Whether the directory has a file of this name: the record, or a mark (`stop`, `cancelled`, `over`).
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the directory cannot be read now.
         """
         return unwrap(exists(self.path / name))
 
     def write_record(
         self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any], *, sync: bool = True
     ) -> None:
-        """The record: the plan, the resolved config, and facts about the submitting machine.
+        """Writes the record: the plan, the resolved config, and facts about the submitting machine.
 
-        Without `sync`, for one of many runs, nobody waits for the disk, nor for line breaks (ten times as long).
+        Without `sync`, for the points of a sweep, it does not wait for the disk and writes no indentation, which would
+        take ten times as long.
         """
         # Lazily: the schema takes 8 ms, and `logs` reads no plan
         from launcher.spec.plan import as_dict
@@ -198,34 +199,34 @@ class Run:
         run_files.write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
-        """Makes a file whose being there is all that it says (`cancelled`)."""
+        """Makes an empty file that marks the run (`cancelled`)."""
         (self.path / name).touch(mode=0o600)
 
     def unmark(self, name: str) -> None:
-        """Takes such a file away."""
+        """Removes such a mark."""
         (self.path / name).unlink(missing_ok=True)
 
     def clear_for_resume(self) -> None:
-        """Keeps the record, and removes what would keep the run from going on, the lease of a dead job included."""
+        """Saves the record as record-N.json, and removes the marks; see `clear_marks`."""
         self._write(f"record-{self._earlier_records()}.json", (self.path / "record.json").read_text())
         self.clear_marks()
 
     def _earlier_records(self) -> int:
-        """How many records it had before this one.
+        """Returns the number of files record-N.json.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the directory cannot be read now.
         """
         found = unwrap(list_names(self.path)) or ()
         return sum(name.startswith("record-") and name.endswith(".json") for name in found)
 
     def clear_marks(self) -> None:
-        """Removes what would keep the run from going on, the lease of a dead job included."""
+        """Removes the marks that would stop the next attempt, and the lease of a dead job."""
         for name in ("stop", "cancelled", "over", "lease"):
             (self.path / name).unlink(missing_ok=True)
 
-    def take_back_record(self) -> None:
-        """The record is again what it was before the last `clear_for_resume`."""
+    def restore_record(self) -> None:
+        """Undoes the change of the record since the last `clear_for_resume`."""
         kept = self.path / f"record-{self._earlier_records() - 1}.json"
         kept.replace(self.path / "record.json")
 
@@ -233,7 +234,7 @@ class Run:
         return self._write("script.sh", text)
 
     def write_environment(self, text: str) -> None:
-        """What the job takes over of the submitter's environment, as shell text."""
+        """Writes the submitter's environment that the job inherits, as shell text."""
         self._write("environment.sh", text)
 
     def write_result(self, metrics: Mapping[str, Any]) -> None:
@@ -247,14 +248,14 @@ class Run:
 
     @contextlib.contextmanager
     def only_submitter(self) -> Iterator[None]:
-        """Keeps other processes from submitting this run meanwhile."""
+        """Holds the submitter's lock of this run; see the function `only_submitter`."""
         with only_submitter(self.path):
             yield
 
     def link(self, index: Path) -> None:
-        """Points `latest` at this run, and makes it known in `index`, where commands look for runs by their id."""
+        """Points `latest` at this run, and adds a link to it to `index`, where commands look for runs by their id."""
         for folder in {self.path.parent, index}:
-            with contextlib.suppress(OSError):  # the job is there already, and works without
+            with contextlib.suppress(OSError):  # the job is submitted already, and does not need the links
                 run_files.make_folder(folder)
                 if folder != self.path.parent:
                     _relink(folder / self.id, self.path)
@@ -264,14 +265,14 @@ class Run:
     def _write(self, name: str, text: str) -> Path:
         return run_files.write(self.path / name, text)
 
-    # -- what everybody reads
+    # -- what all commands and the job read
 
     def record(self, name: str = "record.json") -> dict[str, Any]:
-        """The record; `record-0.json` is the first one of a run that was resumed.
+        """Returns the record; `record-0.json` is the first one of a run that was resumed.
 
         Raises:
-            UnavailableError: it cannot be read now.
-            RunError: there is none, it is damaged, or another version wrote it.
+            UnavailableError: the record cannot be read now.
+            RunError: there is no record, it is damaged, or another version wrote it.
         """
         path = f"{self.path}/{name}"
         record = unwrap(read_json(path))
@@ -290,10 +291,10 @@ class Run:
         return record
 
     def plan(self, name: str = "record.json") -> JobPlan:
-        """The plan in the record.
+        """Returns the plan in the record.
 
         Raises:
-            RunError: it cannot be read, or another version wrote it.
+            RunError: the record cannot be read, or another version wrote it.
         """
         # Lazily: the schema takes 8 ms, and `logs` reads no plan
         from launcher.spec.plan import from_dict, wrong_in
@@ -305,7 +306,7 @@ class Run:
         return from_dict(record["plan"])
 
     def own_plan(self) -> JobPlan:
-        """As `plan`; a point that an array has just started, and that has no record yet, has that of its array."""
+        """Returns the plan as `plan` does; for an array's element without a record, it is made of the array's plan."""
         if self.recorded():
             return self.plan()
         whole = Run(self.path.parent).plan()
@@ -313,7 +314,7 @@ class Run:
         return replace(whole, run_dir=str(self.path), checkpoint=replace(whole.checkpoint, dir=folder))
 
     def first_plan(self) -> JobPlan:
-        """The plan that the run was submitted with at first, before any `resume`.
+        """Returns the plan of the first submission, before any `resume`.
 
         Raises:
             RunError: as for `plan`.
@@ -321,10 +322,10 @@ class Run:
         return self.plan("record-0.json" if self.has("record-0.json") else "record.json")
 
     def result(self) -> dict[str, Any] | None:
-        """The metrics of rank 0; None: there are none, or they are damaged.
+        """Returns the metrics of rank 0; None: there are none, or the file is damaged.
 
         Raises:
-            UnavailableError: they cannot be read now.
+            UnavailableError: the file cannot be read now.
         """
         found = read_json(self.path / "result.json")
         if isinstance(found, Wrong):
@@ -333,21 +334,21 @@ class Run:
         return metrics if isinstance(metrics, dict) else None
 
     def attempts(self) -> list[Attempt]:
-        """All attempts, in order.
+        """Returns all attempts, in order.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the directory cannot be read now.
         """
         found = unwrap(list_names(f"{self.path}/attempts")) or ()
         return [Attempt(self, number) for number in sorted(int(name) for name in found if name.isdecimal())]
 
-    def silent_for(self) -> float | None:
-        """Seconds since whoever holds the lease has shown that it lives; None: nobody has it, or nobody can tell."""
+    def lease_age(self) -> float | None:
+        """Returns the seconds since the lease's holder last touched it; None: no lease, or it cannot be read now."""
         found = retry_read((self.path / "lease").stat, self.path, retry_seconds=0)
         return time.time() - found.value.st_mtime if isinstance(found, Ok) and found.value is not None else None
 
     def outputs(self) -> list[Path]:
-        """The scheduler's output files, oldest first. A point's are links to files in `arrays` of its sweep."""
+        """Returns the scheduler's output files, oldest first. A point's are links to files in its sweep's `arrays`."""
         arrays = os.path.realpath(self.path.parent / "arrays")
         found = []
         for path in (*self.path.glob("output-*.log"), *self.path.glob("*.OU")):
@@ -358,24 +359,24 @@ class Run:
         return [path for _, path in sorted(found)]
 
     def secret(self) -> bytes:
-        """What only the run's own processes know; the secrets of its attempts are derived from it.
+        """Returns the run's secret, which its processes share; the secrets of its attempts are derived from it.
 
         Raises:
-            RunError: it is damaged, or others can read it.
-            UnavailableError: it cannot be read now.
+            RunError: its file is damaged, or others can read it.
+            UnavailableError: its file cannot be read now.
         """
         path = self.path / SECRET
-        secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # makes it, for runs of old versions
+        secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # made now for runs of old versions
         if secret is None:
             raise RunError(f"{path} is gone")
         return secret
 
     def require_private(self) -> None:
-        """Payloads are unpickled from here, so nobody else may be able to write here.
+        """Refuses a directory that others can write to: payloads are unpickled from it.
 
         Raises:
-            UnavailableError: nobody can tell now.
-            RunError: the directory is incomplete or somebody else's, or others can write to it.
+            UnavailableError: the directory cannot be read now.
+            RunError: the directory is incomplete or another user's, or others can write to it.
         """
         for path in (self.path, self.submitit_folder):
             if not unwrap(exists(path)):
@@ -399,9 +400,9 @@ class Attempt:
         return self.path / "logs"
 
     def write_exit_code(self, code: int) -> None:
-        """For the job script: the code of who failed first, or of the first agent when the work is done.
+        """Writes the attempt's exit code for the job script: of the first failure, or of the first agent at success.
 
-        The scheduler's own is that of whoever it killed last, or of a node that came too late.
+        The scheduler's own code would be that of the process that it killed last, or of a node that came too late.
         """
         path = self.path / "exit_code"
 
@@ -411,29 +412,29 @@ class Attempt:
             return True
 
         outcome = retry_read(written, path)
-        if outcome != Ok(True):  # a full disk, say; then the script goes by the scheduler's status
+        if outcome != Ok(True):  # a full disk, say; then the script uses the scheduler's exit status
             reason = "its folder is gone" if isinstance(outcome, Ok) else outcome.reason
             print(f"launcher: the exit code {code} cannot be written to {path}: {reason}", file=sys.stderr)
 
     def exit_code(self) -> int | None:
-        """What `write_exit_code` wrote; None: nothing, or not all of it.
+        """Returns the code that `write_exit_code` wrote; None: none, or not all of it.
 
         Raises:
-            UnavailableError: it cannot be read now.
+            UnavailableError: the file cannot be read now.
         """
         text = unwrap(read_text(f"{self.path}/exit_code")) or ""
         return int(text) if text.strip().isdecimal() else None
 
     def events_file(self, writer: str) -> Path:
-        """The file of one writer: `script`, `node-3`, `rank-0`."""
+        """Returns the path of one writer's events; writers are `script`, `node-3`, `rank-0`, ..."""
         return self.path / "events" / f"{writer}.jsonl"
 
     def events(self) -> list[dict[str, Any]]:
-        """The events of all writers by time, each with its `writer`."""
+        """Returns the events of all writers, sorted by time, each with its `writer`."""
         return self._events(whole=True)
 
     def latest_events(self) -> list[dict[str, Any]]:
-        """As `events`, but of how rank 0 got on only the beginning and the end."""
+        """Returns the events as `events` does, but of rank 0's progress only the first and the last ones."""
         return self._events(whole=False)
 
     def _events(self, *, whole: bool) -> list[dict[str, Any]]:
@@ -449,20 +450,22 @@ class Attempt:
         return sorted(events, key=itemgetter("time"))
 
     def paces(self) -> list[dict[str, Any]]:
-        """How fast ranks were: the events `pace` of all agents by time, of long files the last ones."""
+        """Returns the step times of ranks: the events `pace` of all agents, sorted by time; of long files the last."""
         events = [
-            event for path in sorted((self.path / "pace").glob("*.jsonl")) for event in event_file.read(path, _END)
+            event
+            for path in sorted((self.path / "pace").glob("*.jsonl"))
+            for event in event_file.read(path, _PACE_TAIL)
         ]
         return sorted(events, key=lambda event: event.get("time", 0.0))
 
 
 def require_private(folder: Path) -> None:
-    """Refuses a folder in which somebody else could have put what is to be unpickled.
+    """Refuses a folder in which another user could have placed files that are unpickled.
 
     Raises:
-        UnavailableError: nobody can tell now.
-        FileNotFoundError: it is not there.
-        RunError: it is somebody else's, or others can write to it.
+        UnavailableError: the folder cannot be read now.
+        FileNotFoundError: the folder does not exist.
+        RunError: the folder is another user's, or others can write to it.
     """
     status = unwrap(retry_read(folder.stat, folder))
     if status is None:
@@ -475,11 +478,11 @@ def require_private(folder: Path) -> None:
 
 @contextlib.contextmanager
 def only_submitter(folder: Path) -> Iterator[None]:
-    """Keeps other processes from submitting what is in this folder meanwhile.
+    """Holds the submitter's lock of a run or sweep, so that no other process submits it meanwhile.
 
-    An sbatch or qsub inherits the lock (`command.run_submission`): when its submitter is killed, the next one waits
-    until it has come to its end as well, and then there is a job to be found or there is none. On a file system without
-    locks the token still finds a job that is there. Whoever has the lock may ask for it once more.
+    sbatch or qsub inherits the lock (`command.run_submission`). If a submitter is killed, the next waits until that
+    command has ended too, and then knows whether there is a job. On a file system without locks the job is still found
+    by its token. The lock is reentrant within a process.
     """
     if folder in _LOCKED:
         yield
@@ -496,8 +499,8 @@ def only_submitter(folder: Path) -> Iterator[None]:
             _LOCKED.discard(folder)
 
 
-def being_submitted(folder: Path) -> bool:
-    """Whether somebody submits what is in this folder now."""
+def is_being_submitted(folder: Path) -> bool:
+    """Whether a process has the submitter's lock of this folder."""
     return locks.is_locked(folder / SUBMITTING)
 
 
@@ -506,5 +509,5 @@ def _relink(link: Path, target: Path) -> None:
     temporary.symlink_to(target)
     try:
         temporary.replace(link)
-    except OSError:  # another run of this name lives there
+    except OSError:  # a run of this name is in that folder
         temporary.unlink()

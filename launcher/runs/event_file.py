@@ -1,4 +1,4 @@
-"""Files of events: JSON lines, each of one writer, that are read while they grow."""
+"""Reads and writes files of events: JSON lines. Each file has one writer, and is read while it grows."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from launcher.formatting import long_size
 from launcher.runs import event_json, events
 from launcher.runs.event_json import Event
 
-_ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
+_END_BYTES = 1 << 12  # bytes that `read_ends` reads at the beginning and at the end of a file
 LONGEST_LINE = 1 << 20  # bytes of an event
-MOST_LINES = 1 << 18  # of a file, half of them at its beginning and half at its end
-_AT_ONCE = 1 << 22  # bytes of lines that are parsed together
+MOST_LINES = 1 << 18  # of a file; of a longer one half of these at its beginning and half at its end
+_JOINT_PARSE_LIMIT = 1 << 22  # bytes of lines up to which they are parsed as one JSON list
 
 
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
-    """Adds one event, in a single write unless the disk is nearly full, so that a reader sees it whole or not yet.
+    """Appends one event, in a single write unless the disk is nearly full, so that a reader sees all of it or nothing.
 
     Args:
-        path: of the file.
-        event: its time is now, unless it has one.
-        sync: wait until it is on disk.
+        path: the file.
+        event: the event; without a time it gets the present one.
+        sync: wait until the line is on disk.
 
     Raises:
-        OSError: it could not be written, or not all of it.
+        OSError: the line could not be written completely.
     """
     line = json.dumps(entry(event)) + "\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -43,7 +43,7 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
             line = "\n" + line
         with naming(path):
             data = line.encode()
-            while data:  # of what does not fit any more the kernel takes a part first, and refuses the rest then
+            while data:  # on a full disk the first write is short, and the second one fails
                 data = data[os.write(descriptor, data) :]
             if sync:
                 os.fsync(descriptor)
@@ -52,34 +52,34 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
 
 
 def entry(event: Event) -> dict[str, Any]:
-    """An event as a line has it, and a reader gets it; its time is now, unless it has one."""
+    """Returns an event as the dict that `read` yields for it; without a time it gets the present one."""
     return {"time": round(event.time or time.time(), 6), "event": event.event, **event_json.values(event)}
 
 
 def read(path: Path | str, end: int | None = None, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
-    """The events of one file; a last line that is still being written is left out, and so is one that does not fit.
+    """Yields the events of one file, without invalid lines and a last line that is still being written.
 
     Of a file with more than `run_files.EVENTS_LIMIT` bytes, or MOST_LINES lines, the beginning and the end are read.
 
     Args:
-        path: the file; there may be none.
+        path: the file, which need not exist.
         end: read only so many bytes at its end.
         retry_seconds: see `shared_files.retry_read`.
 
     Raises:
-        UnavailableError: it cannot be read now.
-        RunError: it is no regular file.
+        UnavailableError: the file cannot be read now.
+        RunError: the path is not a regular file.
     """
     lines = [line for line in _lines(path, end, retry_seconds) if 0 < len(line) <= LONGEST_LINE]
-    entries: Iterable[Any] = map(_parsed, lines)  # what does not fit takes memory one after the other
-    if sum(map(len, lines)) <= _AT_ONCE:
+    entries: Iterable[Any] = map(_parsed, lines)  # one at a time, so that a large file takes little memory
+    if sum(map(len, lines)) <= _JOINT_PARSE_LIMIT:
         with contextlib.suppress(ValueError, RecursionError):
-            entries = json.loads(b"[" + b",".join(lines) + b"]")  # which takes half as long
+            entries = json.loads(b"[" + b",".join(lines) + b"]")  # takes half as long
     yield from (entry for entry in entries if _misfit(entry) is None)
 
 
 def problems(path: Path | str) -> list[str]:
-    """What was left out of a file of events, in words: its lines, and why. A last line without an end may still grow.
+    """Returns a text for each line that `read` leaves out, with the reason; not for the last line, which may grow.
 
     Raises:
         UnavailableError, RunError: as for `read`.
@@ -100,12 +100,12 @@ def problems(path: Path | str) -> list[str]:
 
 
 def read_ends(path: str) -> list[dict[str, Any]]:
-    """The first and the last event of a file, and the first and the last that tell of progress: enough for its rate.
+    """Returns the first and the last event of a file, and its first and last `progress`: enough for a rate.
 
     Raises:
         UnavailableError, RunError: as for `read`.
     """
-    parts = unwrap(retry_read(lambda: run_files.read_ends(path, _ENDS, _ENDS), path))
+    parts = unwrap(retry_read(lambda: run_files.read_ends(path, _END_BYTES, _END_BYTES), path))
     if parts is None:
         return []
     lines = b"\n".join(parts).split(b"\n")
@@ -115,7 +115,7 @@ def read_ends(path: str) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> list[bytes]:
-    """The lines of a file, or of its last `end` bytes; what is left of one in which they begin is no JSON."""
+    """Returns the lines of a file, or of its last `end` bytes; then the first line may be a rest that is not JSON."""
     first, last = (run_files.EVENTS_LIMIT // 2,) * 2 if end is None else (0, end)
     parts = unwrap(retry_read(lambda: run_files.read_ends(path, first, last), path, retry_seconds=retry_seconds))
     lines: list[bytes] = []
@@ -128,7 +128,7 @@ def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> li
 
 
 def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """The first event that fits, the first one of progress if that is another, and the number of the line it is in."""
+    """Returns the first valid event, the first `progress` (unless it is the same), and the index of that line."""
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         if line and (not found or b'"progress"' in line) and _misfit(event := _parsed(line)) is None:
@@ -146,7 +146,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _misfit(event: object) -> str | None:
-    """What keeps a value from being an event, in words; None: it is one."""
+    """Returns why a value is not a valid event; None: it is valid."""
     if not isinstance(event, dict):
         return "it is no event"
     kind, moment = event.get("event"), event.get("time")
@@ -158,7 +158,7 @@ def _misfit(event: object) -> str | None:
         run_files.require_json_bounds(event)
     except ValueError as error:
         return str(error)
-    for key, type_, needed in event_json.checks(kind):
+    for key, type_, needed in event_json.field_checks(kind):
         if key not in event:
             if needed:
                 return f"{key} is missing"

@@ -1,4 +1,4 @@
-"""What a node or a rank tells the run directory, without ever failing the work because of it."""
+"""Writes the events of a node or a rank to the run directory; a failed write never fails the work."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from launcher.runs.events import Fault
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-UNWRITTEN = 1000  # newest events that wait until they can be written
+UNWRITTEN = 1000  # events that are kept, the newest ones, until they can be written
 
 
 def current_attempt() -> directory.Attempt | None:
-    """The attempt that this process belongs to, from its environment; None outside of a run."""
+    """Returns the attempt that this process belongs to, from its environment; None outside of a run."""
     run_dir, number = os.environ.get("LAUNCHER_RUN_DIR"), os.environ.get("LAUNCHER_ATTEMPT")
     return directory.Attempt(directory.Run(Path(run_dir)), int(number)) if run_dir and number else None
 
 
 class Events:
-    """The events of one writer of an attempt. Outside of a run it does nothing.
+    """Writes the events of one writer of an attempt. Outside of a run it does nothing.
 
-    What cannot be written now (a full disk, no descriptor) is written with the next event, and does not end a training
-    that does not need it.
+    An event that cannot be written (full disk, no file descriptor left) is written together with the next one.
     """
 
     def __init__(self, attempt: directory.Attempt | None, writer: str) -> None:
@@ -59,14 +58,16 @@ class Events:
             self._failing = False
 
 
-def not_begun(plan: JobPlan | None, writer: str, error: Exception, what: FaultCode = FaultCode.UNREADABLE) -> int:
-    """Tells why this node's agent cannot be started, and returns the exit code that says whether a retry may cure it.
+def report_start_failure(
+    plan: JobPlan | None, writer: str, error: Exception, what: FaultCode = FaultCode.UNREADABLE
+) -> int:
+    """Reports why this node's agent cannot start, and returns the exit code: RESUME if a retry may help, else NO_RETRY.
 
     Args:
-        plan: the run; None: it cannot be read.
-        writer: of the event.
-        error: why. What could not be read now may be read by the next attempt; nothing else would be different then.
-        what: the same for programs.
+        plan: the run's plan; None: it cannot be read.
+        writer: prefix of the event's writer.
+        error: the cause. Only an error of reading that is transient is worth a retry.
+        what: the code of the failure.
     """
     code = errors.RESUME if is_transient(error) else errors.NO_RETRY
     host = socket.gethostname()
@@ -75,7 +76,7 @@ def not_begun(plan: JobPlan | None, writer: str, error: Exception, what: FaultCo
     if attempt := current_attempt():
         fault = Fault(cause=cause, code=what, host=host, error=str(error), ends_with=code)
         Events(attempt, f"{writer}-{host}-{os.getpid()}")(fault)
-        # The agents that wait for this one are killed, and have nothing to say; others that go on without it do later.
+        # If all nodes are needed, the other agents are killed while they wait; else they write the exit code later.
         if plan is None or plan.min_nodes == plan.nodes:
             attempt.write_exit_code(code)
     return code

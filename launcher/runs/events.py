@@ -1,8 +1,8 @@
-"""Events with types: one class for each kind, whose fields are checked where a file is read, and written from the same.
+"""The kinds of events, one dataclass each. Files are written from these classes, and checked against them when read.
 
-A field that is missing and needed, or has another type, makes the event unreadable (`event_file.problems`); fields and
-codes of a newer version do not, nor do kinds without a class here. Who reads many events looks into them as they stand
-in the file (`progress`, `pace`); who acts by one has it as its class (`every`, `last`).
+An event is invalid if a required field is missing or has another type (`event_file.problems`). Unknown fields, codes
+and kinds, of a newer version, are valid. Code that reads many events uses the dicts (`progress`, `pace`); code that
+acts on a single one uses its class (`every`, `first`, `last`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from launcher.failures.codes import FaultCode, NextReason, PreflightThen, SetupPart, StopReason
-from launcher.runs.event_json import Event, of
+from launcher.runs.event_json import Event, from_entry
 
 # -- the journal of a run, and of a sweep
 
 
 class Submitting(Event):
-    """A job is about to be handed over.
+    """A job is about to be submitted.
 
     Attributes:
-        token: by which it can be found.
-        points: of a sweep, that are its elements (`0-3,7`).
+        token: by which the scheduler can find the job.
+        points: the points of a sweep that are the elements of this array (`0-3,7`).
     """
 
     event: ClassVar[str] = "submitting"
@@ -31,12 +31,12 @@ class Submitting(Event):
 
 
 class Submitted(Event):
-    """The scheduler has taken it.
+    """The scheduler has accepted a job.
 
     Attributes:
-        job: its id.
-        chain: jobs that follow it.
-        token: of an array.
+        job: id of the job.
+        chain: ids of the jobs that follow it.
+        token: token of the array; None for single jobs.
     """
 
     event: ClassVar[str] = "submitted"
@@ -46,11 +46,11 @@ class Submitted(Event):
 
 
 class Refused(Event):
-    """The scheduler did not take an array.
+    """The scheduler has refused an array.
 
     Attributes:
-        token: of it.
-        error: in the scheduler's words; None: its submitter was killed, and there is no job.
+        token: token of the array.
+        error: the scheduler's message; None: the submitter was killed, and there is no job.
     """
 
     event: ClassVar[str] = "refused"
@@ -68,11 +68,11 @@ class ProcessStarted(Event):
 
 
 class Cancelled(Event):
-    """Its job is to end, and not to go on in another one.
+    """The run was cancelled: its job is to end, and no other one may continue it.
 
     Attributes:
         by: the user.
-        host: where the command was given.
+        host: where the command ran.
     """
 
     event: ClassVar[str] = "cancelled"
@@ -81,10 +81,10 @@ class Cancelled(Event):
 
 
 class CancelFailed(Event):
-    """The scheduler did not end its job, so it is not cancelled.
+    """The scheduler did not end the job, so the run is not cancelled.
 
     Attributes:
-        error: in the scheduler's words.
+        error: the scheduler's message.
     """
 
     event: ClassVar[str] = "cancel_failed"
@@ -98,8 +98,8 @@ class Started(Event):
     """The job's script begins an attempt.
 
     Attributes:
-        job: its id.
-        host: where.
+        job: id of the job.
+        host: where the script runs.
         output: bytes that earlier attempts of this job have printed.
     """
 
@@ -122,12 +122,12 @@ class Ended(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Awaited:
-    """A run that another one has waited for.
+    """A run or sweep that another run has waited for.
 
     Attributes:
-        id: of the run, or of the sweep.
-        condition: ok, fail or any.
-        state: in which it was.
+        id: id of the run or sweep.
+        condition: ok, failed or any.
+        state: its state when the condition was met.
     """
 
     OPEN: ClassVar[bool] = True
@@ -137,7 +137,7 @@ class Awaited:
 
 
 class ConditionsMet(Event):
-    """All that the run has waited for has come about."""
+    """The conditions of the key `after` are met, and the run starts."""
 
     event: ClassVar[str] = "after"
     others: tuple[Awaited, ...]
@@ -148,12 +148,12 @@ class ConditionsMet(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """An agent.
+    """Where an agent runs.
 
     Attributes:
-        host: its host.
+        host: name of its host.
         node: number of its node in the job.
-        task: number of its rank, where the scheduler starts each.
+        task: rank of its task with launch.mode=tasks; else None.
     """
 
     OPEN: ClassVar[bool] = True
@@ -163,16 +163,16 @@ class Place:
 
 
 class Met(Event):
-    """The agents of a round have met: each tells so.
+    """The rendezvous of a round is complete; each agent writes this event.
 
     Attributes:
-        ranks, members: of the round.
-        round: its number.
-        host: of the agent.
-        port: of the ranks' store.
-        interface: by which the agent reaches the others.
-        source: where it has its own number from.
-        torch: its version.
+        ranks, members: number of ranks and agents in the round.
+        round: number of the round.
+        host: host of the agent.
+        port: port of the ranks' store.
+        interface: network interface by which the agent reaches the others.
+        source: variables from which the agent derived its rank.
+        torch: version of torch.
     """
 
     event: ClassVar[str] = "met"
@@ -187,14 +187,14 @@ class Met(Event):
 
 
 class Resized(Event):
-    """A round begins with others than the one before.
+    """A round begins with other agents than the one before.
 
     Attributes:
-        round: its number.
-        members, world_size: agents and ranks that take part.
-        size: agents that the job was started with.
-        without: who does not take part any more.
-        back: who takes part now, and did not before.
+        round: number of the round.
+        members, world_size: number of agents and ranks that take part.
+        size: number of agents that the job was started with.
+        without: agents that no longer take part.
+        back: agents that take part now, and did not in the round before.
     """
 
     event: ClassVar[str] = "resized"
@@ -224,14 +224,14 @@ class CheckEnded:
 
 
 class NodeChecked(Event):
-    """What the preflight has found on one node: each agent tells of its own.
+    """The result of the preflight on one node; each agent writes that of its node.
 
     Attributes:
-        round: the preflight's.
-        host, node: which.
-        fine: it takes part.
-        seconds: that the preflight took.
-        checks: all that were done.
+        round: round of the preflight.
+        host, node: name and number of the node.
+        fine: whether the node takes part.
+        seconds: duration of the preflight.
+        checks: all checks that ran.
     """
 
     event: ClassVar[str] = "preflight"
@@ -245,13 +245,13 @@ class NodeChecked(Event):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a preflight has found of a node.
+    """A problem that a preflight has found on a node.
 
     Attributes:
-        name: what to call the node.
-        host: of it.
-        check: by which (`device`, `reach`); `silent`: it said nothing in time; `leader`: it led, and was lost.
-        words: what is wrong there, and what to do.
+        name: the node's name in messages.
+        host: its host name.
+        check: the check that failed (`device`, `reach`); `silent`: no result in time; `leader`: the leader was lost.
+        words: the problem and the fix, for people.
     """
 
     OPEN: ClassVar[bool] = True
@@ -262,15 +262,15 @@ class Finding:
 
 
 class Preflighted(Event):
-    """What a preflight comes to.
+    """The result of a preflight on all nodes.
 
     Attributes:
-        round: its.
-        then: what is done.
-        nodes: that took part.
-        seconds: that it took.
-        bad: nodes that are.
-        warnings: what may become a problem.
+        round: round of the preflight.
+        then: what the attempt does next.
+        nodes: number of nodes that took part.
+        seconds: duration.
+        bad: bad nodes.
+        warnings: problems that do not exclude a node.
     """
 
     event: ClassVar[str] = "preflighted"
@@ -283,13 +283,13 @@ class Preflighted(Event):
 
 
 class Pace(Event):
-    """How fast the ranks of an agent are.
+    """Step times of the ranks of an agent.
 
     Attributes:
-        round: in which.
-        rank: the first of them.
-        host: theirs.
-        seconds: for a step, of each; None: it told nothing.
+        round: number of the round.
+        rank: first of these ranks.
+        host: their host.
+        seconds: seconds per step of each rank, without waiting; None: it reported none.
     """
 
     event: ClassVar[str] = "pace"
@@ -311,12 +311,12 @@ class SlowRank(Event):
 
 
 class Asked(Event):
-    """A command asks the agents; see `launcher.attach.requests`.
+    """A request of a command to the agents; see `launcher.attach.requests`.
 
     Attributes:
-        id: of the question, and of the folder of its answers.
-        what: is asked.
-        rank: of which.
+        id: id of the request, and name of the folder with the replies.
+        what: kind of the request.
+        rank: rank that it concerns; None: all.
     """
 
     event: ClassVar[str] = "asked"
@@ -329,11 +329,11 @@ class Asked(Event):
 
 
 class Progress(Event):
-    """Steps that are done.
+    """Progress of the run.
 
     Attributes:
-        step, total: how many, and of how many; 0: nobody knows.
-        values: the workload's own.
+        step, total: steps that are done, and steps in all (0: unknown).
+        values: metrics of the workload.
     """
 
     event: ClassVar[str] = "progress"
@@ -343,11 +343,11 @@ class Progress(Event):
 
 
 class Evaluated(Event):
-    """What an evaluation has come to.
+    """The result of an evaluation.
 
     Attributes:
-        step: after which.
-        values: the workload's own.
+        step: step after which it ran.
+        values: metrics of the workload.
     """
 
     event: ClassVar[str] = "evaluated"
@@ -356,12 +356,13 @@ class Evaluated(Event):
 
 
 class Saved(Event):
-    """A checkpoint is whole.
+    """A checkpoint is complete.
 
     Attributes:
-        step: its.
-        bytes: of it.
-        seconds: that the save took, and the ranks were `blocked`; None: nobody has measured.
+        step: its step.
+        bytes: its size.
+        seconds: duration of the save; None: not measured.
+        blocked: seconds for which the ranks waited; None: not measured.
         checkpoint: its path.
     """
 
@@ -374,13 +375,13 @@ class Saved(Event):
 
 
 class SaveFailed(Event):
-    """A checkpoint was not saved; the training goes on.
+    """A save failed; the training continues.
 
     Attributes:
-        step: its.
-        exception: type of the error.
-        error: in its words.
-        final: no save of this training can succeed.
+        step: step of the checkpoint.
+        exception: type of the exception.
+        error: message of the exception.
+        final: whether no save of this training can succeed.
     """
 
     event: ClassVar[str] = "save_failed"
@@ -391,12 +392,12 @@ class SaveFailed(Event):
 
 
 class PassedOver(Event):
-    """A checkpoint cannot be used, and is kept under another name.
+    """A checkpoint is damaged or does not fit, and was quarantined.
 
     Attributes:
         checkpoint: its name.
-        step: its.
-        problems: what is wrong with it, in the words of those who read it.
+        step: its step.
+        problems: messages of the ranks that read it.
     """
 
     event: ClassVar[str] = "passed_over"
@@ -409,10 +410,10 @@ class Breakpoint(Event):
     """A rank waits in the debugger.
 
     Attributes:
-        rank, host, pid, job: which.
-        where: in its code.
-        socket: by which it is reached there.
-        post_mortem: after an exception.
+        rank, host, pid, job: the rank's process.
+        where: file, line and function where it stopped.
+        socket: path of the debugger's socket on the host.
+        post_mortem: whether it stopped after an uncaught exception.
     """
 
     event: ClassVar[str] = "breakpoint"
@@ -437,7 +438,7 @@ class Continued(Event):
 
 @dataclass(frozen=True)
 class Accused:
-    """Whose fault it seems: a node, or one of its ranks."""
+    """The node, or one of its ranks, that probably caused a fault."""
 
     OPEN: ClassVar[bool] = True
     host: str
@@ -448,21 +449,21 @@ class Fault(Event):
     """Ranks failed, or could not be started.
 
     Attributes:
-        cause: for people; programs read the other fields.
-        code: what happened.
-        host, node: where, as far as it is known; else of who tells it.
-        rank: that failed first.
-        exit_code: of its process.
-        signal: that ended it, or by which it was asked to stop (`SIGKILL`).
+        cause: text for people; programs read the other fields.
+        code: kind of the fault.
+        host, node: where it happened; if that is unknown, where it was reported.
+        rank: rank that failed first.
+        exit_code: exit code of its process.
+        signal: signal that ended it, or that asked it to stop (`SIGKILL`).
         exception: type of its exception.
-        error: what Python, the system or a library said, in its words.
-        accused: whose fault it seems, where that is known: it need not be who tells it.
-        limit: the key whose time was over, of a hang.
+        error: message of Python, the system or a library.
+        accused: probable culprits, if known; these need not be the ranks that reported the fault.
+        limit: for a hang, the key of the timeout that expired.
         step: steps of the run that were done; -1: none.
-        traceback: of the rank.
-        memory: bytes that were used and allowed, and kills; see `launcher.agent.memory`.
-        stacks: folder with the stacks of all ranks, of a hang.
-        ends_with: exit code of the attempt, if this ends it.
+        traceback: traceback of the rank.
+        memory: bytes used, bytes allowed and the count of kills; see `launcher.agent.memory`.
+        stacks: for a hang, the folder with the stacks of all ranks.
+        ends_with: exit code of the attempt, if the fault ends it.
     """
 
     event: ClassVar[str] = "fault"
@@ -485,11 +486,11 @@ class Fault(Event):
 
 
 class Restart(Fault):
-    """The ranks start again in place, after what a fault says.
+    """The ranks are restarted in place after a fault.
 
     Attributes:
-        round: the one that begins.
-        world_size: of the one before.
+        round: number of the new round.
+        world_size: world size of the round before.
     """
 
     event: ClassVar[str] = "restart"
@@ -501,12 +502,12 @@ class SetupFailed(Event):
     """A set-up line failed.
 
     Attributes:
-        line: its number among all, from 1.
-        host: where.
-        of: what it is for.
-        number: its number among those, from 1.
-        name: of the module, the environment or the folder that it is about.
-        code: exit code.
+        line: number of the line among all set-up lines, from 1.
+        host: where it ran.
+        of: part of the set-up that it belongs to.
+        number: number of the line within that part, from 1.
+        name: module, environment or folder that the line is about.
+        code: exit code of the line.
     """
 
     event: ClassVar[str] = "setup_failed"
@@ -522,12 +523,12 @@ class Stop(Event):
     """An attempt ends early, and can be resumed.
 
     Attributes:
-        cause: for people.
-        reason: why.
-        host, rank: who has seen it first, as far as it is known.
-        ranks: that left with exit code 75, or not in time.
-        signal: by which it was asked to stop.
-        exit_code: of agents that were killed.
+        cause: text for people.
+        reason: code of the reason.
+        host, rank: where the stop was noticed first, if known.
+        ranks: ranks that exited with 75, or did not stop in time.
+        signal: signal that asked the attempt to stop.
+        exit_code: exit code of agents that were killed.
         step: steps of the run that are done.
     """
 
@@ -543,7 +544,7 @@ class Stop(Event):
 
 
 class StopRequested(Event):
-    """Whoever waits for the tasks of a job was sent this signal."""
+    """The process that waits for the tasks of a job received this signal."""
 
     event: ClassVar[str] = "stop_requested"
     signal: str
@@ -551,12 +552,12 @@ class StopRequested(Event):
 
 
 class Stopped(Event):
-    """What is there of a run after an attempt that stopped early.
+    """The saved state of a run after an attempt that stopped early.
 
     Attributes:
-        step: steps that are safe; -1: none; None: nobody knows.
-        saved: when a program wrote its newest file; -1: not looked for.
-        preempted: its scheduler had begun to preempt its job.
+        step: steps that a checkpoint contains; -1: none; None: unknown.
+        saved: for programs, when the newest file was written (ns since the epoch); -1: not looked for.
+        preempted: whether the scheduler had begun to preempt the job.
     """
 
     event: ClassVar[str] = "stopped"
@@ -566,13 +567,13 @@ class Stopped(Event):
 
 
 class Again(Event):
-    """The run goes on.
+    """The run continues with another attempt.
 
     Attributes:
-        what: here, or elsewhere.
-        why: for people.
-        reason: how.
-        job: the one in which it does, if that is known.
+        what: here (in this job) or elsewhere.
+        why: text for people.
+        reason: code of the way it continues.
+        job: id of the job in which it continues, if known.
     """
 
     event: ClassVar[str] = "again"
@@ -587,11 +588,11 @@ class Stays(Event):
 
     Attributes:
         what: stays, or given_up.
-        why: for people.
-        reason: why.
-        step: further than which it got in no attempt.
-        attempts: that it has had.
-        state: that the scheduler shows of its job.
+        why: text for people.
+        reason: code of the reason.
+        step: the most steps that any attempt reached.
+        attempts: number of attempts so far.
+        state: state of its job in the scheduler.
     """
 
     event: ClassVar[str] = "stays"
@@ -609,12 +610,12 @@ class BoundRank:
 
     Attributes:
         rank: its number in the job.
-        cpus: those that it may run on (`0-7,64-71`).
-        cores: how many cores these are.
-        numa: their NUMA nodes (`3`).
-        gpu: PCI address of its accelerator; None: it has none, or which one cannot be told.
-        gpu_numa: the NUMA node that this is nearest to.
-        nic: the network device that is paired with it, or nearest to it.
+        cpus: CPUs that it may run on (`0-7,64-71`).
+        cores: number of cores of these.
+        numa: NUMA nodes of these (`3`).
+        gpu: PCI address of its accelerator; None: it has none, or its accelerator is unknown.
+        gpu_numa: NUMA node nearest to the accelerator.
+        nic: network device that is paired with the accelerator, or nearest to it.
     """
 
     OPEN: ClassVar[bool] = True
@@ -628,16 +629,16 @@ class BoundRank:
 
 
 class Bound(Event):
-    """Which CPUs the ranks of an agent may run on.
+    """The CPU binding of the ranks of an agent.
 
     Attributes:
-        host: of the agent.
-        ranks: its own, in order.
-        round: that they are of.
-        node: what nodes of this type have in common.
-        allowed: the CPUs of the job on this node.
-        numas: the CPUs of each NUMA node that has any, by its number.
-        why_not: why the ranks are not bound; empty: they are.
+        host: host of the agent.
+        ranks: its ranks, in order.
+        round: number of the round.
+        node: description of the node's type.
+        allowed: CPUs of the job on this node.
+        numas: CPUs of each NUMA node that has any, by its number.
+        why_not: why the ranks are not bound; empty: they are bound.
     """
 
     event: ClassVar[str] = "bound"
@@ -654,28 +655,28 @@ E_ = TypeVar("E_", bound=Event)
 
 
 def every(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> list[E_]:
-    """The events of one kind, in their order."""
+    """Returns the events of one kind, in their order."""
     return [event for entry in entries if (event := as_kind(entry, kind)) is not None]
 
 
 def last(entries: Sequence[Mapping[str, Any]], kind: type[E_]) -> E_ | None:
-    """The last event of a kind."""
+    """Returns the last event of a kind; None: there is none."""
     return next((event for entry in reversed(entries) if (event := as_kind(entry, kind)) is not None), None)
 
 
 def first(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> E_ | None:
-    """The first event of a kind."""
+    """Returns the first event of a kind; None: there is none."""
     return next((event for entry in entries if (event := as_kind(entry, kind)) is not None), None)
 
 
 def as_kind(entry: Mapping[str, Any], kind: type[E_]) -> E_ | None:
-    """An entry as an event of this kind; None: it is of another one."""
-    event = of(entry) if entry["event"] == kind.event else None
+    """Returns a dict as an event of this kind; None: it is of another kind."""
+    event = from_entry(entry) if entry["event"] == kind.event else None
     return event if isinstance(event, kind) else None
 
 
 def first_fault(entries: Iterable[Mapping[str, Any]]) -> Fault | SetupFailed | None:
-    """The first of what ended an attempt."""
+    """Returns the first fault or failed set-up line; None: there is none."""
     for entry in entries:
         if entry["event"] in (Fault.event, SetupFailed.event):
             return as_kind(entry, Fault) or as_kind(entry, SetupFailed)

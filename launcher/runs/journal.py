@@ -1,4 +1,4 @@
-"""What the submitter did with a run: its journal, and of a point also what that of its sweep has of it."""
+"""Reads the submitter's journal of a run; for a point of a sweep, the sweep's journal too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from launcher.runs.sweep_directory import Sweep, sweep_of
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
-    """What the submitter did; of a point also what it did with the whole sweep.
+    """Returns the events of a run's journal; for a point, also those of the arrays that it was an element of.
 
     Raises:
-        UnavailableError: it cannot be read now.
+        UnavailableError: a journal cannot be read now.
     """
     own = list(event_file.read(f"{run.path}/journal.jsonl"))
     if not run.is_point:
@@ -27,13 +27,13 @@ def journal_events(run: Run) -> list[dict[str, Any]]:
 
 
 def process_of(run: Run) -> Process | None:
-    """The leader of the process group that runs its script on this machine, as its journal tells last."""
-    told = last(journal_events(run), ProcessStarted)
-    return None if told is None else Process(told.pid, told.start, told.host)
+    """Returns the leader of the process group that last ran the run's script on this machine; None: there is none."""
+    process = last(journal_events(run), ProcessStarted)
+    return None if process is None else Process(process.pid, process.start, process.host)
 
 
 def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
-    """The journal's entries of arrays that this run was an element of; none unless it is a point of a sweep."""
+    """Yields the events of the arrays that this run was an element of; none for runs that are no points."""
     sweep = sweep_of(run)
     if sweep is None:
         return
@@ -44,7 +44,7 @@ def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
-    """Entries for each point, of a journal that has not grown since: whoever looks at all points reads it once."""
+    """Returns the events by point. Cached while the journal does not grow: a look at all points reads it once."""
     entries: dict[int, list[dict[str, Any]]] = {}
     for each in sweep.submissions():
         for index in each.points:

@@ -1,7 +1,7 @@
-"""Whoever holds the run's lease runs it: no two attempts of one run at once.
+"""The lease of a run keeps two attempts of it from running at the same time.
 
-The job script takes it (templates/parts/lease.sh.j2) and writes its job and attempt into it. What must not be done by
-an attempt that has lost the run, and has not noticed (its node was cut off, say), asks first.
+The job script takes the lease (templates/parts/lease.sh.j2) and writes its job and attempt into it. An attempt may lose
+it without noticing (its node was cut off, say), so code that publishes anything calls `require` first.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class LeaseLost(directory.RunError):
 
 
 def require() -> None:
-    """Does nothing while this attempt holds the run's lease, and outside of a run.
+    """Checks that this attempt holds the run's lease; outside of a run it does nothing.
 
-    | the lease | |
+    | the lease | result |
     |---|---|
-    | names this job and attempt | is ours |
-    | names another one, nobody, or is not there | LeaseLost |
-    | cannot be read (EIO, ESTALE, ...) | is read again; after a minute UnavailableError: lost or not, nobody knows |
+    | names this job and attempt | returns |
+    | names another attempt, is empty, or does not exist | LeaseLost |
+    | cannot be read (EIO, ESTALE, ...) | retried; after a minute UnavailableError |
 
     Raises:
-        LeaseLost: another attempt has it, or nobody.
-        UnavailableError: nobody can tell.
+        LeaseLost: another attempt holds the lease, or none does.
+        UnavailableError: the lease cannot be read now.
     """
     attempt, lease = current_attempt(), os.environ.get("LAUNCHER_LEASE")
     if attempt is None or lease is None:
         return
-    holder = (unwrap(read_text(lease)) or "").split()  # the attempt's own file where there are no hard links
+    holder = (unwrap(read_text(lease)) or "").split()  # LAUNCHER_LEASE is another file where there are no hard links
     if holder[:2] != [os.environ.get("LAUNCHER_JOB_ID"), str(attempt.number)]:
-        told = f"attempt {holder[1]} (job {holder[0]})" if len(holder) > 1 else "nobody"
+        other = f"attempt {holder[1]} (job {holder[0]})" if len(holder) > 1 else "nobody"
         raise LeaseLost(
-            f"attempt {attempt.number} has lost the run, whose lease {told} holds now: it writes nothing more"
+            f"attempt {attempt.number} has lost the run, whose lease {other} holds now: it writes nothing more"
         )

@@ -1,22 +1,22 @@
-"""Which runs and sweeps of a folder may still be live, so that `status` need not read those that are over.
+"""An index of the runs and sweeps of a folder that may be live, so that `status` need not read all that are over.
 
-    RUNS_DIR/.live/ID       empty: ID was handed over at this file's time, and nobody has seen it over for good since
-    RUNS_DIR/.live/.whole   everything that was live when this was made has its file
-    SWEEP/.counts.json      of a sweep that is over: how many of its points came to what
+    RUNS_DIR/.live/ID       empty; ID was submitted at this file's time, and may be live since
+    RUNS_DIR/.live/.whole   when this was made, everything live had its file
+    SWEEP/.counts.json      for a sweep that is over: the number of its points in each state
 
-Whoever hands a run over makes its file first; whoever sees it over for good removes the file. A file too many costs
-one look at a run that is over. So whatever is doubtful keeps its file, and nothing here needs a lock:
+A submitter makes the file before it submits; a command that finds the run over for good removes it. A superfluous file
+costs one look at a run that is over. So a file stays whenever there is doubt, and no lock is needed:
 
-| what happens | what keeps it right |
+| what happens | why the index stays right |
 |---|---|
 | a run is resumed while another command sees it over | the file is younger than SETTLED, and stays |
-| a job's script submits the next job of its run | that is handing over, and makes the file again |
-| the folder is deleted, or older than this index | there is no `.whole`: all records are looked at, once |
-| a submitter is killed in between | a file too many |
-| nothing can be written here | all records are looked at, every time |
+| a job's script submits the next job of its run | that is a submission, and makes the file |
+| the folder is deleted, or older than this index | there is no `.whole`: all records are read, once |
+| a submitter is killed in between | one superfluous file |
+| nothing can be written here | all records are read, every time |
 
-A point of a sweep counts as its sweep. An index that is a link, or not the user's own, is not used: whoever may write
-to a folder of runs could have files of the user's made or removed elsewhere (launcher/files/ownership.py).
+A point of a sweep counts as its sweep. An index that is a link, or not the user's own, is not used: a user who can
+write to the folder could otherwise make this user create or remove files elsewhere (launcher/files/ownership.py).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from launcher.files import ownership, run_files
 from launcher.paths import default_runs_dir
 
 FOLDER, WHOLE = ".live", ".whole"
-COUNTS = ".counts.json"  # in a sweep that is over: how many of its points came to what
-SETTLED = 600.0  # seconds after which nobody is handing over any more, and clocks of machines may differ
+COUNTS = ".counts.json"  # in a sweep that is over: the number of its points in each state
+SETTLED = 600.0  # seconds after which a submission has ended, even if the machines' clocks differ
 
 
 def add(path: Path) -> None:
-    """The run or sweep in this directory is about to be handed over."""
+    """Adds the run or sweep in this directory, which is about to be submitted."""
     folders = [path.parent]
-    with contextlib.suppress(OSError, RuntimeError):  # the latter where nobody's home is known
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
         (path / COUNTS).unlink(missing_ok=True)
         index = default_runs_dir()
         if index != path.parent and (index / path.name).resolve() == path.resolve():
@@ -49,9 +49,9 @@ def add(path: Path) -> None:
 
 
 def add_to(runs_dir: Path, name: str) -> None:
-    """Notes that `name` may be live; where that cannot be, it is found as long as it is among the newest."""
+    """Makes the file of `name`. If that fails, `status` shows the run only while it is one of the newest."""
     file = runs_dir / FOLDER / name
-    for _ in range(3):  # it may be removed meanwhile
+    for _ in range(3):  # another command may remove it meanwhile
         with contextlib.suppress(OSError):
             file.parent.mkdir(mode=0o700, exist_ok=True)
             if not ownership.is_own(file.parent):
@@ -61,23 +61,23 @@ def add_to(runs_dir: Path, name: str) -> None:
                 return
 
 
-def remove(runs_dir: Path, name: str, *, surely: bool = False) -> bool:
-    """Notes that `name` is over for good, unless it may just be handed over again; whether it was noted.
+def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
+    """Removes the file of a run that is over for good, unless it may be submitted right now; returns whether it did.
 
     Args:
-        runs_dir: the folder.
-        name: of the run or sweep.
-        surely: it cannot go on: the run is done.
+        runs_dir: the folder of the runs.
+        name: name of the run or sweep.
+        done: whether the run is done, so that no submission can follow.
     """
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")
     if not ownership.is_own(file.parent):
         return False
     try:
-        if not surely and time.time() - file.stat().st_mtime < SETTLED:
+        if not done and time.time() - file.stat().st_mtime < SETTLED:
             return False
-        file.rename(aside)  # so that it is this one whose time is looked at
-        young = not surely and time.time() - aside.stat().st_mtime < SETTLED
+        file.rename(aside)  # so that the time is read of the file that is removed
+        young = not done and time.time() - aside.stat().st_mtime < SETTLED
         if young:
             file.touch(mode=0o600)
         aside.unlink()
@@ -86,24 +86,24 @@ def remove(runs_dir: Path, name: str, *, surely: bool = False) -> bool:
     return not young
 
 
-def take_back(path: Path) -> None:
-    """The run that was about to be handed over is none: nothing of `add` is left."""
+def discard(path: Path) -> None:
+    """Undoes `add` for a run that was not submitted."""
     folder = path.parent / FOLDER
     if not ownership.is_own(folder):
         return
     with contextlib.suppress(OSError):
         (folder / path.name).unlink(missing_ok=True)
-        folder.rmdir()  # where it was the first one
+        folder.rmdir()  # fails unless it was the first run
 
 
-def count(sweep: Path, number: Mapping[str, int]) -> None:
-    """Keeps how many points of a sweep came to what; it is over for good."""
+def write_counts(sweep: Path, number: Mapping[str, int]) -> None:
+    """Writes the number of points in each state, for a sweep that is over for good."""
     with contextlib.suppress(OSError):
         run_files.write(sweep / COUNTS, json.dumps(number), sync=False)
 
 
-def counted(sweep: Path) -> dict[str, int] | None:
-    """What was kept of a sweep that was not handed over again since; None: nothing."""
+def read_counts(sweep: Path) -> dict[str, int] | None:
+    """Returns what `write_counts` wrote, unless the sweep was submitted since; None: nothing valid."""
     try:
         number = run_files.parse_json(run_files.read_whole(sweep / COUNTS))
     except (OSError, ValueError):
@@ -112,8 +112,8 @@ def counted(sweep: Path) -> dict[str, int] | None:
     return number if sound else None
 
 
-def noted(runs_dir: Path) -> set[str] | None:
-    """What may be live; None: it has never been looked at as a whole, so anything may."""
+def possibly_live(runs_dir: Path) -> set[str] | None:
+    """Returns the names of what may be live; None: the index is not complete, so anything may be live."""
     if not ownership.is_own(runs_dir / FOLDER):
         return None
     try:
@@ -124,12 +124,12 @@ def noted(runs_dir: Path) -> set[str] | None:
 
 
 def rebuild(runs_dir: Path, live: Iterable[str], done: Collection[str]) -> None:
-    """Makes the index anew.
+    """Completes the index after all runs of the folder were read.
 
     Args:
-        runs_dir: the folder, all of which was looked at.
-        live: what may be live of it.
-        done: what is done; of the rest what is noted stays so.
+        runs_dir: the folder of the runs.
+        live: names of what may be live.
+        done: names of what is done. All other files stay.
     """
     with contextlib.suppress(OSError):
         folder = runs_dir / FOLDER
@@ -137,10 +137,10 @@ def rebuild(runs_dir: Path, live: Iterable[str], done: Collection[str]) -> None:
         if not ownership.is_own(folder):
             return
         for name in {entry.name for entry in os.scandir(folder)}.intersection(done):
-            remove(runs_dir, name, surely=True)
+            remove(runs_dir, name, done=True)
         for name in live:
             file = folder / name
             if not file.exists():
                 file.touch(mode=0o600)
-                os.utime(file, (0, 0))  # handed over some time ago
+                os.utime(file, (0, 0))  # older than SETTLED
         (folder / WHOLE).touch(mode=0o600)

@@ -1,6 +1,6 @@
-"""Runs and sweeps by their names: an id, a unique prefix of one, `latest`, a path, SWEEP/POINT.
+"""Finds runs and sweeps by an id, a unique prefix of one, `latest`, a path, or SWEEP/POINT.
 
-A runs_dir may have thousands of folders: only those whose names fit are opened.
+A runs_dir may have thousands of folders: only those whose names match are opened.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file by which a f
 
 
 def all_runs(runs_dir: Path) -> list[Run]:
-    """All runs, newest first, without the points of sweeps."""
+    """Returns all runs, newest first, without the points of sweeps."""
     return [Run(path) for path in folders_with(runs_dir, RECORDS["run"])]
 
 
 def all_sweeps(runs_dir: Path) -> list[Sweep]:
-    """All sweeps, newest first."""
+    """Returns all sweeps, newest first."""
     return [Sweep(path) for path in folders_with(runs_dir, RECORDS["sweep"])]
 
 
 def folders_with(folder: Path, name: str) -> list[Path]:
-    """The folders in `folder`, and those that it has links to, in which there is a file of this name; newest first.
+    """Returns the folders in `folder`, links included, that have a file of this name; newest first.
 
-    A folder of which nobody can tell now is among them: whoever opens it says so.
+    Folders that cannot be read now are included: opening them reports the error.
     """
     return [Path(path) for path in newest(folder) if may_have(path, name)]
 
 
 def may_have(folder: str, name: str) -> bool:
-    """Whether a folder has a file of this name, or nobody can tell now. One that we may not look into has none."""
+    """Whether a folder has a file of this name, or cannot be read now. False for one without permission to read it."""
     found = exists(f"{folder}/{name}")
     return found.is_transient if isinstance(found, Unavailable) else unwrap(found)
 
 
 def newest(folder: Path) -> list[str]:
-    """Paths of the folders in `folder`, and those that it has links to, newest change first; none is opened."""
+    """Returns the paths of the folders in `folder`, links included, newest change first; none is opened."""
     found = []
     base = os.path.realpath(folder)
     for name, entry in _folders(folder):
@@ -50,23 +50,24 @@ def newest(folder: Path) -> list[str]:
             path = os.path.realpath(entry.path) if entry.is_symlink() else f"{base}/{name}"
             found.append((entry.stat().st_ctime, path))
         except OSError as error:
-            if error.errno not in ABSENT | NO_FILE:  # else it is being removed, or a link in a circle
+            if error.errno not in ABSENT | NO_FILE:  # those: it was just removed, or is a circular link
                 found.append((float("inf"), entry.path))
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def names(folder: Path) -> list[str]:
-    """Names of the folders in `folder`, and of its links; none is opened."""
+    """Returns the names of the folders in `folder`, links included; none is opened."""
     return [name for name, _ in _folders(folder)]
 
 
-def nothing_in(folder: Path) -> bool:
-    """Whether there is no folder in `folder`, and no link to one."""
+def is_empty(folder: Path) -> bool:
+    """Whether `folder` has neither a folder nor a link to one."""
     return next(_folders(folder), None) is None
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """
+    """Yields the names and entries of the folders in `folder`, links included; hidden ones and `latest` are left out.
+
     Raises:
         UnavailableError: the folder cannot be read now.
     """
@@ -76,16 +77,16 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
         try:
             is_folder = entry.is_dir()
         except OSError as error:
-            is_folder = error.errno not in ABSENT | NO_FILE  # of a link in a circle there is none
+            is_folder = error.errno not in ABSENT | NO_FILE  # those: it was just removed, or is a circular link
         if is_folder:
             yield entry.name, entry
 
 
 def find(name: str, runs_dir: Path) -> Run:
-    """The run meant by an id, a unique prefix of one, `latest`, the path of its directory, or SWEEP/POINT.
+    """Returns the run with this id, unique prefix of an id, `latest`, path of a directory, or SWEEP/POINT.
 
     Raises:
-        RunError: none fits, or several do.
+        RunError: no run matches, or several do.
     """
     sweep, slash, point = name.rpartition("/")
     if slash and point.isdecimal() and not Path(name).expanduser().exists():
@@ -96,16 +97,16 @@ def find(name: str, runs_dir: Path) -> Run:
 
 
 def find_sweep(name: str, runs_dir: Path) -> Sweep:
-    """The sweep meant by an id, a unique beginning of one, `latest`, or the path of its directory.
+    """Returns the sweep with this id, unique prefix of an id, `latest`, or path of a directory.
 
     Raises:
-        RunError: none fits, or several do.
+        RunError: no sweep matches, or several do.
     """
     return Sweep(find_folder(name, runs_dir, "sweep"))
 
 
 def find_folder(name: str, runs_dir: Path, what: str) -> Path:
-    """The folder of a `run` or a `sweep`; see `find`."""
+    """Returns the folder of a `run` or a `sweep`; see `find`."""
     record = RECORDS[what]
     if "/" in name:
         path = Path(name).expanduser().resolve()
@@ -113,7 +114,7 @@ def find_folder(name: str, runs_dir: Path, what: str) -> Path:
             return path
         if "/" in name[:-1] or not name.strip("./"):
             raise RunError(f"{path} is not a {what}: it has no {record}")
-        name = name[:-1]  # a sweep's points are completed behind `SWEEP/`
+        name = name[:-1]  # shells complete a sweep to `SWEEP/`
     if name == "latest":
         link = runs_dir / "latest"
         if not _has(link, record):
@@ -128,12 +129,12 @@ def find_folder(name: str, runs_dir: Path, what: str) -> Path:
         return (runs_dir / name).resolve()
     if what == "run" and _has(runs_dir / name, RECORDS["sweep"]):
         raise RunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
-    there = names(runs_dir)  # only those whose names fit are opened, of however many there are
+    there = names(runs_dir)
     matches = sorted(each for each in there if each.startswith(name) and may_have(f"{runs_dir}/{each}", record))
     if len(matches) == 1:
         return (runs_dir / matches[0]).resolve()
     if matches:
-        raise RunError(f"{name!r} fits {len(matches)} {what}s: {', '.join(matches[:5])}")
+        raise RunError(f"{name!r} matches {len(matches)} {what}s: {', '.join(matches[:5])}")
     raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, there)}")
 
 

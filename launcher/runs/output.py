@@ -1,9 +1,9 @@
-"""What the attempts of a run printed: where it is, and reading it without having all of it in memory.
+"""Finds the output of a run's attempts, and reads it in pieces.
 
-Agents put `[3] ` in front of the lines of rank 3 and write them as they come to their own output, and the scheduler
-writes the output of all of them to one file for each job, so that file is in the order of time already (to a tenth of a
-second: the agents look at their ranks' files as often). Attempts of one job share its file; the script's event
-`started` tells where in it (`output`, in bytes) the attempt begins.
+Agents prefix the lines of rank 3 with `[3] ` and copy them to their own output; the scheduler writes the output of all
+agents to one file for each job. So that file is sorted by time, to a tenth of a second: the agents read their ranks'
+files that often. Attempts of one job share its file; the field `output` of the script's event `started` is the offset
+in bytes at which an attempt begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launcher.files import run_files
 from launcher.files.shared_files import Unavailable, retry_read, unwrap
 from launcher.runs import event_file
-from launcher.runs.carriage_returns import Lines
+from launcher.runs.carriage_returns import LineCollapser
 from launcher.runs.events import Started, first
 
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     from launcher.runs.directory import Attempt, Run
 
-BLOCK = 1 << 18  # bytes that are read at once
-LONGEST_LINE = 1 << 20  # bytes without a line break that count as a line
+BLOCK = 1 << 18  # bytes of one read
+LONGEST_LINE = 1 << 20  # bytes; a longer line is cut
 EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one attempt printed: a range of a file, in bytes.
+    """The output of one attempt: a range of a file.
 
     Attributes:
         path: the file, which may grow.
-        begin, end: the range; without an end it is that of the file.
-        attempt: its number; None: a job that made none.
-        job: the job's id.
+        begin, end: the range in bytes; without an end, up to the end of the file.
+        attempt: number of the attempt; None: output of a job without one.
+        job: id of the job.
         began: when the attempt began, in seconds since the epoch.
     """
 
@@ -52,7 +52,7 @@ class Part:
 
     @property
     def heading(self) -> str:
-        """`--- attempt 1, job 17, 12:03 ---`."""
+        """The line above the output: `--- attempt 1, job 17, 12:03 ---`, in local time."""
         job = "" if self.job is None or self.job.startswith("local-") else f"job {self.job.partition('.')[0]}"
         same_day = time.localtime(self.began)[:3] == time.localtime()[:3]
         moment = time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.began))
@@ -62,13 +62,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Start:
-    """Where an attempt began to print.
+    """Where the output of an attempt begins.
 
     Attributes:
-        number: the attempt's.
-        job: its job.
-        time: when it began, in seconds since the epoch.
-        offset: bytes that were in the job's output before; None: nobody noted it.
+        number: number of the attempt.
+        job: id of its job.
+        time: when the attempt began, in seconds since the epoch.
+        offset: bytes that the job's output had then; None: unknown.
     """
 
     number: int
@@ -78,32 +78,32 @@ class Start:
 
 
 def start_of(attempt: Attempt) -> Start | None:
-    """Where an attempt began to print; None while its script has not said that it runs."""
+    """Returns where the output of an attempt begins; None: its script has not written `started` yet."""
     started = first(event_file.read(attempt.events_file("script")), Started)
     return None if started is None else Start(attempt.number, started.job, started.time, started.output)
 
 
 def file_names(job: str | None) -> list[str]:
-    """What the output file of a job may be called: on Slurm and here, on PBS, as an element of an array there. Pure."""
+    """Returns the possible names of a job's output file: of Slurm and local, of PBS, of a PBS array's element. Pure."""
     element = re.sub(r"^(\d+)(.*)_(\d+)$", r"\1[\3]\2", job or "")
     return [f"output-{job}.log", f"{job}.OU", f"{element}.OU"]
 
 
 def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:
-    """The parts of a run's output, oldest first. Pure.
+    """Returns the parts of a run's output, oldest first. Pure.
 
     Args:
-        starts: where its attempts began.
-        files: its output files, each with the time at which it was last written to.
+        starts: where the output of each attempt begins.
+        files: the output files, each with the time of its last change, in seconds since the epoch.
     """
     of_file: dict[Path, list[Part]] = {path: [] for path, _ in files}
     names = {path.name: path for path, _ in files}
     for start in sorted(starts, key=lambda start: start.number):
         path = next((names[name] for name in file_names(start.job) if name in names), None)
-        if path is None or (of_file[path] and start.offset is None):  # nobody noted where its own part begins
+        if path is None or (of_file[path] and start.offset is None):  # its part cannot be separated
             continue
         before = of_file[path]
-        begin = (start.offset or 0) if before else 0  # what came before the first attempt is told with it
+        begin = (start.offset or 0) if before else 0  # output before the first attempt belongs to it
         if before:
             before[-1] = replace(before[-1], end=begin)
         before.append(Part(path, begin, None, start.number, start.job, start.time))
@@ -115,21 +115,21 @@ def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> li
 
 
 def lines_of(ranks: Iterable[int]) -> re.Pattern[bytes]:
-    """Matches the lines of these ranks in what agents write, and the states of lines (`\\r`). Pure."""
+    """Returns a pattern for the lines of these ranks in the agents' output, states of lines (`\\r`) included. Pure."""
     numbers = "|".join(map(str, ranks))
     return re.compile(rb"(?:\A|(?<=[\r\n]))\[(?:" + numbers.encode() + rb")\] [^\r\n]*(?:\r?\n|\r|\Z)")
 
 
 def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[bytes]:
-    """A range of a file in pieces of whole lines, or of whole states of one.
+    """Yields a range of a file in pieces that end with a line break or a carriage return.
 
     Args:
-        path: the file; if it cannot be read now, there is nothing in it.
-        begin, end: the range in bytes; without an end it is that of the file.
-        last: no more will come, so a line without its end is one as well.
+        path: the file; one that cannot be read now yields nothing.
+        begin, end: the range in bytes; without an end, up to the end of the file.
+        last: the file does not grow any more, so an incomplete last line is yielded too.
 
     Raises:
-        RunError: it is no regular file.
+        RunError: the path is not a regular file.
     """
     found = retry_read(lambda: run_files.open_regular(path), path, retry_seconds=0)
     file = None if isinstance(found, Unavailable) else unwrap(found)
@@ -164,13 +164,13 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
 def start_of_last(
     path: Path, begin: int, end: int | None, count: int, wanted: re.Pattern[bytes] = EVERY_LINE
 ) -> tuple[int, int]:
-    """Where the last `count` lines of a range begin, and how many there are; read from the end.
+    """Returns the offset of the last `count` lines of a range, and how many were found; it reads from the end.
 
     Args:
         path: the file.
-        begin, end: the range in bytes; without an end it is that of the file.
-        count: lines, at least 1.
-        wanted: matches the lines that count.
+        begin, end: the range in bytes; without an end, up to the end of the file.
+        count: number of lines, at least 1.
+        wanted: pattern of the lines that count.
     """
     found, first = 0, begin
     try:
@@ -199,30 +199,30 @@ def start_of_last(
 
 
 class Stream:
-    """What a run prints, attempt after attempt, with a line between two of them."""
+    """Reads the output of a run while it grows: attempt after attempt, with a heading between two of them."""
 
     def __init__(self, run: Run, *, attempt: int | None = None, ranks: Sequence[int] = ()) -> None:
         """
         Args:
             run: the run.
-            attempt: only this one.
-            ranks: only what agents wrote of these.
+            attempt: number of the only attempt to read; None: all.
+            ranks: the only ranks whose lines are read; empty: all lines.
         """
         self._run, self._attempt = run, attempt
         self._wanted = lines_of(ranks) if ranks else None
         self._read: dict[Path, int] = {}
         self._starts: dict[int, Start] = {}
-        self._told: set[int | None] = set()  # attempts whose beginning need not be told any more
-        self._shown: Part | None = None  # the part that the last line was of
-        self._lines = Lines()
+        self._headed: set[int | None] = set()  # attempts that need no heading any more
+        self._shown: Part | None = None  # part of the last line
+        self._lines = LineCollapser()
 
     @property
     def states(self) -> list[bytes]:
-        """What progress bars stand at that have not ended their line, the one that moved last at the end."""
+        """The states of progress bars with an open line; the one that changed last is at the end."""
         return self._lines.states
 
     def parts(self) -> list[Part]:
-        """The parts that there are now, oldest first."""
+        """Returns the parts that exist now, oldest first."""
         for attempt in self._run.attempts():
             if attempt.number not in self._starts and (start := start_of(attempt)):
                 self._starts[attempt.number] = start
@@ -231,14 +231,14 @@ class Stream:
         return [part for part in found if self._attempt is None or part.attempt == self._attempt]
 
     def skip(self) -> None:
-        """What there is now is known."""
+        """Skips the output that exists now."""
         for part in self.parts():
             self._read[part.path] = part.path.stat().st_size
-            self._told.add(part.attempt)
+            self._headed.add(part.attempt)
             self._shown = part
 
     def skip_to_last(self, count: int) -> None:
-        """All but the last `count` lines is known."""
+        """Skips the output that exists now, except its last `count` lines."""
         begin: dict[Path, int] = {}
         parts = self.parts()
         for part in reversed(parts):
@@ -249,17 +249,19 @@ class Stream:
                 count -= found
             else:
                 begin.setdefault(part.path, part.end or part.path.stat().st_size)
-                self._told.add(part.attempt)
+                self._headed.add(part.attempt)
         self._read.update(begin)
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """The lines that were printed since the last call, each with its last state alone (also a last half one if
-        `last`, and what `states` has then)."""
+        """Yields the lines that were written since the last call, each reduced to its last state.
+
+        With `last`, an incomplete last line and the open lines in `states` are yielded too.
+        """
         parts = self.parts()
         for part in parts:
             later = part is not parts[-1]
             begin = max(part.begin, self._read.get(part.path, 0))
-            if part.attempt is not None and part.attempt not in self._told:
+            if part.attempt is not None and part.attempt not in self._headed:
                 yield from self._heading(part)
             for text in read(part.path, begin, part.end, last=last or part.end is not None):
                 self._read[part.path] = begin = begin + len(text)
@@ -274,6 +276,6 @@ class Stream:
 
     def _heading(self, part: Part) -> Iterator[bytes]:
         before, self._shown = self._shown, part
-        self._told.add(part.attempt)
+        self._headed.add(part.attempt)
         if before is not None and (before.path, before.attempt) != (part.path, part.attempt):
             yield self._lines.end() + part.heading.encode() + b"\n"

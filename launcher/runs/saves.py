@@ -1,11 +1,11 @@
-"""Whether a program or function of the user's own gets further: its files are not read, but seen to change.
+"""Detects progress of the user's own program or function by the times of its checkpoint files, which are not read.
 
-What counts, besides the steps that it tells with `launcher.progress`:
+Besides the steps that it reports with `launcher.progress`, these files count:
 
 | `workload.checkpoint` | files |
 |---|---|
-| empty | all below LAUNCHER_CHECKPOINT_DIR; in the folder that the job starts in, those named like checkpoints |
-| a file, a folder, a pattern (`out/*.pt`) | all below LAUNCHER_CHECKPOINT_DIR; it, or all below it |
+| empty | all below LAUNCHER_CHECKPOINT_DIR; those in the job's working folder with a name of ENDINGS |
+| a file, a folder, a pattern (`out/*.pt`) | all below LAUNCHER_CHECKPOINT_DIR; that file, or all below that folder |
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from launcher.files.shared_files import is_transient
 from launcher.spec.plan import JobPlan
 
-PATIENCE = 3.0  # seconds; a node counts as lost after launch.heartbeat
+SCAN_TIMEOUT = 3.0  # seconds; less than launch.heartbeat, after which a silent agent counts as lost
 ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
 def newest(plan: JobPlan) -> int:
-    """When the newest of these files was written, in nanoseconds since the epoch; -1: there is none.
+    """Returns when the newest of these files was written, in nanoseconds since the epoch; -1: there is none.
 
-    Of more files than can be looked at in PATIENCE seconds only some count: an agent that asks must not seem dead.
+    After SCAN_TIMEOUT seconds the remaining files are ignored.
 
     Raises:
-        OSError: some cannot be looked at now, which does not say that nothing was saved.
+        OSError: a file cannot be read now, so something may have been saved.
     """
-    give_up, found = time.monotonic() + PATIENCE, -1
+    give_up, found = time.monotonic() + SCAN_TIMEOUT, -1
     for path in _files(plan):
         changed = _changed(path)
         found = found if changed is None else max(found, changed)
@@ -40,8 +40,8 @@ def newest(plan: JobPlan) -> int:
     return found
 
 
-def described(plan: JobPlan) -> str:
-    """Where these files are, in words."""
+def describe_locations(plan: JobPlan) -> str:
+    """Returns a text that says where these files are expected."""
     named = plan.workload.params.get("checkpoint")
     where = named or f"{'*' + ', *'.join(ENDINGS)} in {plan.workdir}"
     return f"{plan.checkpoint.dir}, {where}"
@@ -54,7 +54,7 @@ def _files(plan: JobPlan) -> Iterator[Path]:
         try:
             entries = [Path(entry.path) for entry in os.scandir(plan.workdir)]
         except OSError as error:
-            _unless_it_passes(error)
+            _raise_if_transient(error)
             return
         yield from (path for path in entries if path.suffix in ENDINGS)
         return
@@ -66,7 +66,7 @@ def _files(plan: JobPlan) -> Iterator[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    for path, _, names in os.walk(folder, onerror=_unless_it_passes):
+    for path, _, names in os.walk(folder, onerror=_raise_if_transient):
         yield from (Path(path, name) for name in names)
 
 
@@ -74,10 +74,10 @@ def _changed(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns if not path.is_dir() else None
     except OSError as error:  # it was just replaced
-        _unless_it_passes(error)
+        _raise_if_transient(error)
         return None
 
 
-def _unless_it_passes(error: OSError) -> None:
+def _raise_if_transient(error: OSError) -> None:
     if is_transient(error):
         raise error

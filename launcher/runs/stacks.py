@@ -1,4 +1,4 @@
-"""Stacks of many ranks as a reader wants them: equal ones once, each as a traceback. Pure, but for the source lines."""
+"""Groups the stacks of many ranks: equal stacks are shown once, as a traceback. Pure, but for the source lines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from launcher.formatting import name_ranks, ranges
 
 _FRAME = re.compile(r'\s*File "(?P<path>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
-_CALLS = "_run_workload"  # a rank's workload is called by this; see launcher/worker/main.py
-_RUNS = ("/launcher/worker/script.py", "<frozen runpy>", "/runpy.py")  # a program is run by these
+_WORKLOAD_CALLER = "_run_workload"  # function that calls a rank's workload; see launcher/worker/main.py
+_PROGRAM_RUNNERS = ("/launcher/worker/script.py", "<frozen runpy>", "/runpy.py")  # files that run a user's program
 STATES = {"D": "waits for a device or a file server (state D)", "T": "is stopped (state T)", "": "is gone"}
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One call: where it is, and in what."""
+    """One call: file, line and function."""
 
     path: str
     line: int
@@ -30,12 +30,12 @@ DEBUGGER = Frame("", 0, "the debugger, which waits for `attach --debug`")
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that are at the same place.
+    """Ranks whose main threads have the same stack.
 
     Attributes:
-        ranks: their reports; see `RequestHandler._stacks` in attach/request_handler.py.
-        frames: of their main thread, the newest last; empty: they wrote none.
-        threads: how many other threads each has.
+        ranks: reports of these ranks; see `RequestHandler._stacks` in attach/request_handler.py.
+        frames: frames of the main thread, the newest last; empty: the ranks wrote no stack.
+        threads: number of other threads of each rank.
     """
 
     ranks: tuple[Mapping[str, Any], ...]
@@ -44,16 +44,17 @@ class Group:
 
 
 def parse(text: str) -> tuple[tuple[Frame, ...], int]:
-    """The main thread's frames, the newest last and from the workload on, and how many other threads there are.
+    """Returns the frames of the main thread from the workload on, the newest last, and the number of other threads.
 
-    faulthandler writes the newest frame first and the main thread last.
+    Args:
+        text: output of faulthandler, which writes the newest frame first and the main thread last.
     """
     threads = [thread for thread in re.split(r"\n\s*\n", text.strip()) if thread]
     if not threads:
         return (), 0
     found = [match for line in threads[-1].splitlines() if (match := _FRAME.match(line))]
     frames = [Frame(m["path"], int(m["line"]) if m["line"].isdecimal() else 0, m["name"]) for m in found][::-1]
-    ours = [place for place, frame in enumerate(frames[:-1]) if _is_ours(frame)]
+    ours = [place for place, frame in enumerate(frames[:-1]) if _is_launcher_frame(frame)]
     frames = frames[ours[-1] + 1 :] if ours else frames
     for number, frame in enumerate(frames):
         if frame.path.endswith("/bdb.py") and number:
@@ -62,13 +63,13 @@ def parse(text: str) -> tuple[tuple[Frame, ...], int]:
     return tuple(frames), len(threads) - 1
 
 
-def _is_ours(frame: Frame) -> bool:
-    """Whether it only calls what the user wants to see."""
-    return frame.name == _CALLS or frame.path.endswith(_RUNS)
+def _is_launcher_frame(frame: Frame) -> bool:
+    """Whether the frame belongs to the launcher, which calls the user's code."""
+    return frame.name == _WORKLOAD_CALLER or frame.path.endswith(_PROGRAM_RUNNERS)
 
 
 def group(reports: Iterable[Mapping[str, Any]]) -> list[Group]:
-    """The ranks by where they are: the smallest groups first, for they are what one looks for."""
+    """Groups ranks with equal stacks, the smallest groups first: they are the likely culprits."""
     ranks: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], int]]] = {}
     for report in sorted(reports, key=lambda each: int(each["rank"])):
         frames, threads = parse(report["stack"])
@@ -81,11 +82,11 @@ def group(reports: Iterable[Mapping[str, Any]]) -> list[Group]:
 
 
 def lines(group: Group) -> list[str]:
-    """A group as text."""
+    """Returns the text of a group, as lines."""
     ranks = group.ranks
     hosts = ", ".join(dict.fromkeys(str(each["host"]) for each in ranks))
     where = f"on {hosts}"
-    if len(ranks) == 1 and ranks[0]["pid"]:  # none of one that has ended
+    if len(ranks) == 1 and ranks[0]["pid"]:  # 0: the process has ended
         where += f", process {ranks[0]['pid']}"
     steps = sorted({int(each["step"]) for each in ranks if each["step"] >= 0})
     if steps:
@@ -94,12 +95,12 @@ def lines(group: Group) -> list[str]:
     if not group.frames:
         words = STATES.get(ranks[0]["state"], f"wrote none (state {ranks[0]['state']})")
         return [f"{head}: no stack; its process {words}"]
-    told = [f"{head}:"]
+    text = [f"{head}:"]
     for frame in group.frames:
         if frame is DEBUGGER:
-            told.append(f"  in {frame.name}")
+            text.append(f"  in {frame.name}")
             continue
-        told.append(f'  File "{frame.path}", line {frame.line}, in {frame.name}')
+        text.append(f'  File "{frame.path}", line {frame.line}, in {frame.name}')
         if source := linecache.getline(frame.path, frame.line).strip():
-            told.append(f"    {source}")
-    return told
+            text.append(f"    {source}")
+    return text

@@ -4,11 +4,11 @@
       sweep.json            its points, each with its overrides; written by the submitter
       journal.jsonl         which points were submitted in which array
       arrays/TOKEN          the points of an array, one a line: element N is line N + 1
-      arrays/TOKEN.sh       its script; beside it what its elements print, linked from their points
-      environment.sh        on PBS: what jobs take over of the submitter's environment
+      arrays/TOKEN.sh       its script; the outputs of its elements are in the same folder, linked from their points
+      environment.sh        on PBS: the submitter's environment that the jobs inherit
       code/                 with env.snapshot: the code that its points run
-      points                those that this machine runs, a few at a time (launcher/sweeps/local_points.py)
-      cancelled             points that have not begun are not to begin
+      points                requests to run points on this machine (launcher/sweeps/local_points.py)
+      cancelled             points that have not started must not start
       N/                    point N, a run like any other (launcher/runs/directory.py); its id is SWEEP/N
 
 Works without torch, hydra and submitit.
@@ -40,8 +40,8 @@ from launcher.units import parse_ranges
 FORMAT = 1
 RECORD = "sweep.json"
 MOST_POINTS = 1_000_000
-# Keys of one command, not of a point.
-PASSING = (
+# Keys that belong to a single command: they do not make another sweep or another point.
+COMMAND_KEYS = (
     "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
     "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra.sweeper.max_failure_rate",  # a search goes on with others
 )  # fmt: skip
@@ -49,15 +49,15 @@ PASSING = (
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a sweep is.
+    """The content of sweep.json.
 
     Attributes:
-        name: of its runs.
-        command: the overrides of the command that made it.
-        points: the overrides of each point, in the order of their numbers.
-        objective: metrics that its points are compared by.
-        best_is: which value of the first of them is the best, max or min.
-        parallelism: points that may run at once; None: as many as the site lets.
+        name: name of the runs.
+        command: overrides of the command that made the sweep.
+        points: overrides of each point, in the order of their numbers.
+        objective: metrics by which points are compared.
+        best_is: which value of the first metric is the best: max or min.
+        parallelism: number of points that may run at once; None: as many as the site lets.
     """
 
     name: str
@@ -69,13 +69,13 @@ class Manifest:
 
 
 def element_id(array_id: str, index: int) -> str:
-    """The id of an array's element as submitit has it: 150_5 for Slurm's 150, 150.pbs-srv_5 for PBS's 150[].pbs-srv."""
+    """Returns submitit's id of an array's element: 150_5 for Slurm's 150, 150.pbs-srv_5 for PBS's 150[].pbs-srv."""
     return f"{array_id.replace('[]', '')}_{index}"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Points that were handed to a scheduler as one array; `job` is the array's id, None while nobody knows it."""
+    """Points that were submitted as one array; `job` is the array's id, None while it is unknown."""
 
     token: str
     points: tuple[int, ...]
@@ -83,7 +83,7 @@ class Submission:
     job: str | None = None
 
     def job_of(self, point: int) -> str | None:
-        """The id of a point's job."""
+        """Returns the job id of a point; None: the array's is unknown."""
         if self.job is None:
             return None
         return element_id(self.job, self.points.index(point))
@@ -91,7 +91,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of a sweep's overrides, and its run, which may not have been made yet."""
+    """One combination of a sweep's overrides, with its run, whose directory may not exist yet."""
 
     index: int
     overrides: tuple[str, ...]
@@ -110,11 +110,11 @@ class Sweep:
 
     @classmethod
     def create(cls, path: Path) -> Sweep:
-        """Makes the directory, if it is not there.
+        """Makes the directory, unless it exists.
 
         Raises:
-            ConfigError: it cannot be made, or is a run's.
-            RunError: others can write to it.
+            ConfigError: the directory cannot be made, or is a run's.
+            RunError: others can write to the directory.
         """
         if unwrap(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
@@ -131,23 +131,23 @@ class Sweep:
         return cls(path)
 
     def recorded(self) -> bool:
-        """Whether its manifest is there.
+        """Whether its manifest exists.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the directory cannot be read now.
         """
         return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
-        """Writes the manifest, whole or not at all."""
+        """Writes the manifest atomically."""
         run_files.write(self.path / RECORD, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1))
 
     def manifest(self) -> Manifest:
-        """The manifest.
+        """Returns the manifest.
 
         Raises:
-            UnavailableError: it cannot be read now.
-            RunError: it is not there, it is damaged, or another version wrote it.
+            UnavailableError: the manifest cannot be read now.
+            RunError: there is no manifest, it is damaged, or another version wrote it.
         """
         found = unwrap(read_json(self.path / RECORD))
         if found is None and not self.recorded():
@@ -164,7 +164,7 @@ class Sweep:
         return Manifest(points=points, **sequences, **values)
 
     def points(self) -> list[Point]:
-        """All its points, by their numbers."""
+        """Returns all points, sorted by their numbers."""
         return [Point(index, each, self.run(index)) for index, each in enumerate(self.manifest().points)]
 
     def run(self, index: int) -> Run:
@@ -177,28 +177,28 @@ class Sweep:
         event_file.append(self.path / "journal.jsonl", event, sync=True)
 
     def submitting(self, token: str, points: Sequence[int]) -> None:
-        """Notes that points are about to be handed over as an array."""
+        """Writes to the journal that points are about to be submitted as an array."""
         self.journal(Submitting(token=token, points=ranges(points)))
 
     def submitted(self, token: str, job: str) -> None:
-        """Notes the job of an array."""
+        """Writes the job id of an array to the journal."""
         self.journal(Submitted(token=token, job=job))
 
     def refused(self, token: str, error: str | None = None) -> None:
-        """Notes that no job came of an array, and why, in the scheduler's words."""
+        """Writes to the journal that an array was refused, with the scheduler's message."""
         self.journal(Refused(token=token, error=error))
 
     def tokens(self) -> set[str]:
-        """Those of all arrays that were ever to be handed over."""
+        """Returns the tokens of all arrays whose submission was ever begun."""
         return {event.token for event in every(event_file.read(self.path / "journal.jsonl"), Submitting)}
 
     def submissions(self) -> list[Submission]:
-        """The arrays that were handed over, in order, and those of which nobody knows yet."""
+        """Returns the arrays that were submitted, in order, with those whose job is not known yet."""
         found: dict[str, Submission] = {}
         for event in event_json.known(event_file.read(self.path / "journal.jsonl")):
             if isinstance(event, Submitting):
                 try:
-                    found[event.token] = Submission(event.token, _points(event.points or ""), event.time)
+                    found[event.token] = Submission(event.token, _parse_points(event.points or ""), event.time)
                 except ValueError as error:
                     raise RunError(f"{self.path}/journal.jsonl cannot be read: {error}") from None
             elif isinstance(event, (Submitted, Refused)):
@@ -207,36 +207,38 @@ class Sweep:
                     found[before.token] = Submission(before.token, before.points, event.time, event.job)
         return list(found.values())
 
-    def ask(self, points: Sequence[int], *, again: bool) -> None:
-        """Wants points run on this machine; `again`: also those that were run before."""
+    def request_local(self, points: Sequence[int], *, again: bool) -> None:
+        """Adds a request to run points on this machine; with `again`, also points that have run before."""
         live_index.add(self.path)
         since = time.time() if again else 0.0
         with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
             file.write(f"{since} {ranges(points)}\n")
 
-    def asked(self) -> dict[int, float]:
-        """Points that this machine is to run, in order, and since when a run of them counts.
+    def local_requests(self) -> dict[int, float]:
+        """Returns the points to run on this machine, in order, each with the time before which its starts do not count.
+
+        Times are in seconds since the epoch.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the file cannot be read now.
         """
-        lines = (unwrap(read_text(self.path / "points")) or "").split("\n")[:-1]  # the last one was cut off
-        asked: dict[int, float] = {}
+        lines = (unwrap(read_text(self.path / "points")) or "").split("\n")[:-1]  # an incomplete line may still grow
+        requested: dict[int, float] = {}
         for since, _, points in (line.partition(" ") for line in lines):
-            with contextlib.suppress(ValueError):  # it was damaged
-                asked.update((index, max(float(since), asked.get(index, 0.0))) for index in _points(points))
-        return asked
+            with contextlib.suppress(ValueError):  # a damaged line
+                requested.update((i, max(float(since), requested.get(i, 0.0))) for i in _parse_points(points))
+        return requested
 
     def cancelled(self) -> bool:
-        """Whether points that have not begun are to stay so.
+        """Whether points that have not started must not start.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the directory cannot be read now.
         """
         return unwrap(exists(self.path / "cancelled"))
 
     def mark_cancelled(self, wanted: bool) -> None:
-        """Whether points that have not begun are to stay so."""
+        """Makes or removes the mark `cancelled`: points that have not started must not start."""
         if wanted:
             (self.path / "cancelled").touch(mode=0o600)
         else:
@@ -244,19 +246,21 @@ class Sweep:
 
 
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
-    """What makes a point this one: its overrides without those of the command alone, in the order of their keys. Pure.
+    """Returns the overrides that identify a point: without those of the command, sorted by key. Pure.
 
-    Of those for one key the last one counts, so they stay in their order; where whole sections are set, all do.
+    Overrides of the same key keep their order, because the last one wins; if whole sections are set, all keep it.
     """
     kept = [
-        each for each in overrides if key_of(each) not in PASSING and not key_of(each).startswith(("sweep.", "hydra"))
+        each
+        for each in overrides
+        if key_of(each) not in COMMAND_KEYS and not key_of(each).startswith(("sweep.", "hydra"))
     ]
     sections = any(each.partition("=")[2].startswith("{") for each in kept)
     return tuple(kept if sections else sorted(kept, key=key_of))
 
 
 def differing(points: Sequence[Sequence[str]]) -> list[str]:
-    """The keys in which points differ, in the order in which they first appear. Pure."""
+    """Returns the keys in which points differ, in the order of their first appearance. Pure."""
     values: dict[str, set[str | None]] = {}
     for overrides in points:
         for each in overrides:
@@ -269,23 +273,24 @@ def differing(points: Sequence[Sequence[str]]) -> list[str]:
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """A point's values of these keys, as they were written; without those that it leaves at their default. Pure."""
+    """Returns a point's values of these keys as the user wrote them; keys that it does not set are left out. Pure."""
     own = {key_of(each): each.partition("=")[2] for each in overrides}
     return {key: own[key] for key in keys if key in own}
 
 
 def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
-    """`lr=0.1 seed=3`: what tells a point from the others. Pure."""
+    """Returns a point's values of these keys as text, such as `lr=0.1 seed=3`. Pure."""
     shown: Mapping[str, str] = values_of(overrides, keys)
     return " ".join(f"{key.removeprefix('workload.')}={value}" for key, value in shown.items())
 
 
-def _points(text: str) -> tuple[int, ...]:
+def _parse_points(text: str) -> tuple[int, ...]:
     return parse_ranges(text, MOST_POINTS) if text else ()
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
-    """
+    """Checks the numbers of points of a sweep that has `count` points.
+
     Raises:
         RunError: the sweep has no such point.
     """
@@ -295,10 +300,10 @@ def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
 
 
 def sweep_of(run: Run) -> Sweep | None:
-    """The sweep that this run is a point of.
+    """Returns the sweep that this run is a point of; None: it is no point.
 
     Raises:
-        UnavailableError: nobody can tell now.
+        UnavailableError: the parent folder cannot be read now.
     """
     sweep = Sweep(run.path.parent)
     return sweep if run.is_point and sweep.recorded() else None

@@ -1,19 +1,19 @@
-"""How much of an attempt's time is left, by no clock that may be off.
+"""Computes how much of an attempt's time is left, although the clocks of nodes may differ.
 
-The job's script is told what is left when it begins (templates/parts/shared.sh.j2, `ends_in`), and hands on:
+The job's script finds the time left when it begins (templates/parts/shared.sh.j2, `ends_in`), and exports:
 
-    LAUNCHER_DEADLINE         the end, in seconds since the epoch, by the clock of the script's machine
-    LAUNCHER_TIME_LEFT        what was left then, in seconds
-    LAUNCHER_DEADLINE_UPTIME  the script's machine (its boot id), and its uptime at the end
+    LAUNCHER_DEADLINE         the deadline, in seconds since the epoch, by the clock of the script's machine
+    LAUNCHER_TIME_LEFT        seconds left when the script began
+    LAUNCHER_DEADLINE_UPTIME  boot id of the script's machine, and its uptime in seconds at the deadline
 
-| this process | what is left |
-|---|---|
-| runs on the script's machine | by its uptime, which nobody sets: sure |
-| runs on another one | by its own clock, but not more than the script had: a guess |
-| was told LAUNCHER_DEADLINE only (a template of the user's own) | by its own clock: sure, for nobody knows better |
+| this process | time left | |
+|---|---|---|
+| runs on the script's machine | by the uptime, which nobody sets | sure |
+| runs on another machine | by its own clock, but not more than the script had | a guess |
+| has LAUNCHER_DEADLINE only (a template of the user's own) | by its own clock | sure: there is no better source |
 
-Who guesses does not end an attempt while there are others who know: a node whose clock is minutes ahead would end every
-attempt before it has begun. One of those who guess is enough where nobody knows (the script's node was left out).
+A process with a guess does not end the attempt while others are sure: a node whose clock is minutes ahead would end
+every attempt at once. If no process is sure (the script's node was left out), one guess is enough.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ BOOT_ID, UPTIME = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/uptime")
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """Seconds until the scheduler ends the attempt, and whether that is more than a guess."""
+    """Seconds until the scheduler ends the attempt; `sure` is False for a guess."""
 
     seconds: float
     sure: bool
 
 
 def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | None) -> TimeLeft | None:
-    """What is left, by the table above; None: the attempt has no end. Pure.
+    """Returns the time left, by the table above; None: the attempt has no deadline. Pure.
 
     Args:
-        environ: of this process.
+        environ: environment of this process.
         now: seconds since the epoch, by this machine's clock.
-        machine: boot id and uptime of this machine; None: it does not tell.
+        machine: boot id and uptime (in seconds) of this machine; None: unknown.
     """
     deadline = environ.get("LAUNCHER_DEADLINE")
     if not deadline:
@@ -56,7 +56,7 @@ def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | N
 
 
 def time_left(environ: Mapping[str, str]) -> TimeLeft | None:
-    """What is left now of the attempt that a process with this environment belongs to; None: it has no end."""
+    """Returns the time left of the attempt that a process with this environment belongs to; None: no deadline."""
     machine: tuple[str, float] | None = None
     with contextlib.suppress(OSError, ValueError, IndexError):
         machine = BOOT_ID.read_text().strip(), float(UPTIME.read_text().split()[0])

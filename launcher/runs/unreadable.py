@@ -1,4 +1,4 @@
-"""What of a run's files could not be read, or does not fit, by name: commands that show one run say so."""
+"""Lists the files of a run that are damaged, and invalid lines in them, for commands that show a single run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from launcher.files.shared_files import Outcome, Unavailable, Wrong, list_names,
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 
-MOST = 20  # lines; of more the number is told
+MAX_LINES = 20  # of the result; of further ones only the number is shown
 
 
-def of(run: Run) -> list[str]:
-    """A line for each file, or line of a file, that is left out of what is shown of a run.
+def problems(run: Run) -> list[str]:
+    """Returns a text for each damaged file of a run, and for each invalid line of its events.
 
     Raises:
-        UnavailableError: nobody can tell now.
+        UnavailableError: a file cannot be read now.
     """
     found: list[str] = []
     for path in (f"{run.path}/result.json", f"{run.path}/results.json"):
@@ -25,7 +25,7 @@ def of(run: Run) -> list[str]:
     found += _of_events(f"{run.path}/journal.jsonl")
     for attempt in run.attempts():
         found += _of_attempt(attempt)
-    return found if len(found) <= MOST else [*found[:MOST], f"... and {len(found) - MOST} more"]
+    return found if len(found) <= MAX_LINES else [*found[:MAX_LINES], f"... and {len(found) - MAX_LINES} more"]
 
 
 def _of_attempt(attempt: Attempt) -> list[str]:

@@ -292,7 +292,7 @@ def tried(run: Run, token: str) -> bool:
 def _remove(run: Run) -> None:
     """Removes a run that was never handed over."""
     shutil.rmtree(run.path, ignore_errors=True)
-    live_index.take_back(run.path)
+    live_index.discard(run.path)
 
 
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -384,7 +384,7 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
                 job = start(run, plan, token, resumed=tried_before)
                 journal_jobs(run, plan, job.job_id, token)
         except Refused:  # the run is still what it was
-            run.take_back_record()
+            run.restore_record()
             raise
     return Submitted(run, job.job_id)
 

@@ -78,7 +78,7 @@ def _start(sweep: Sweep, index: int) -> None:
 def _look(sweep: Sweep) -> tuple[list[int], int]:
     """Points that have not been started since they were asked for, and how many of all that were asked for run."""
     waiting, running, cancelled = [], 0, sweep.cancelled()
-    for index, since in sweep.asked().items():
+    for index, since in sweep.local_requests().items():
         run = sweep.run(index)
         process, started = process_of(run), last(journal_events(run), ProcessStarted)
         running += process is not None and process.alive()

@@ -127,7 +127,7 @@ def id_of(command: Sequence[str], name: str) -> str:
     kept = sorted(
         word for word in command
         if "=" in word
-        and sweep_directory.key_of(word) not in sweep_directory.PASSING
+        and sweep_directory.key_of(word) not in sweep_directory.COMMAND_KEYS
         and not word.startswith(("-", "sweep."))
     )  # fmt: skip
     return f"{name}-{hashlib.sha256(repr(kept).encode()).hexdigest()[:8]}"
@@ -221,7 +221,7 @@ def _refuse_keys_of_one(wanted: Sequence[Wanted]) -> None:
         )
     differing = sweep_directory.differing([each.overrides for each in wanted])
     for key in differing:
-        if key in sweep_directory.PASSING or key.startswith("sweep."):
+        if key in sweep_directory.COMMAND_KEYS or key.startswith("sweep."):
             raise ConfigError(f"{key} is for the whole sweep, and cannot be another one in each point")
 
 
@@ -414,7 +414,7 @@ class _Handing:
             index for plan, members in self._groups if not plan.queued for index in members if index in points
         )
         if local:
-            self._sweep.ask(local, again=self._again)
+            self._sweep.request_local(local, again=self._again)
             start_here(self._sweep)
         return SubmittedSweep(self._sweep, tuple(self._jobs), (), local, (tuple(left), self._words))
 

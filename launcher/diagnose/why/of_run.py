@@ -123,7 +123,7 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
             run.id, state, "it was cancelled before it began",
             do=f"`{program} sweep rerun {sweep.id}` starts what did not run",
         )  # fmt: skip
-    if int(run.path.name) not in sweep.asked():
+    if int(run.path.name) not in sweep.local_requests():
         return Explanation(
             run.id, state, "it has not been handed over yet: the scheduler took no more jobs, or its submitter ended",
             do=f"`{program} sweep rerun {sweep.id}` hands over what is left",

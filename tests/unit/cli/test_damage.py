@@ -150,7 +150,7 @@ def test_a_sweep_cut_off_or_changed_anywhere_is_not_done_and_in_nobodys_way(tmp_
     sweep = make_sweep(tmp_path, 3)
     end(sweep.run(0), 0)
     begin(sweep.run(1))
-    sweep.ask([2], again=False)
+    sweep.request_local([2], again=False)
     before = states(tmp_path)["lr-1"]
     assert before == "1/3 done"
     for path in [sweep.path / name for name in ("sweep.json", "journal.jsonl", "points")]:
@@ -162,7 +162,7 @@ def test_a_sweep_cut_off_or_changed_anywhere_is_not_done_and_in_nobodys_way(tmp_
             assert told["lr-1"].startswith("1/3 done") or told["lr-1"] == UNREADABLE, path.read_bytes()
         path.write_bytes(whole)
     assert states(tmp_path)["lr-1"] == before
-    assert Sweep(sweep.path).asked() == {2: 0.0}
+    assert Sweep(sweep.path).local_requests() == {2: 0.0}
 
 
 @pytest.mark.parametrize(

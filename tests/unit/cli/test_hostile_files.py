@@ -165,7 +165,7 @@ def a_list(run: Run) -> None:
 
 
 def the_unreadable(run: Run) -> None:
-    unreadable.of(run)
+    unreadable.problems(run)
 
 
 COMMANDS: list[Callable[[Run], None]] = [
@@ -282,7 +282,7 @@ def test_a_field_of_another_type_is_named(one: Run) -> None:
     journal.write_text(journal.read_text() + '{"time": 3170843000000000, "event": "submitted", "job": "9"}\n')
     with (one.path / "attempts/1/events/node-0.jsonl").open("a") as file:
         file.write('{"time": 2, "event": "fault", "cause": ["x"]}\n{"time": 2, "event": "met", "ranks": "2"}\n')
-    assert unreadable.of(one) == [
+    assert unreadable.problems(one) == [
         f"{journal}, line 3: time is no time",
         f"{one.path}/attempts/1/events/node-0.jsonl, line 7: cause is no text",
         f"{one.path}/attempts/1/events/node-0.jsonl, line 8: ranks is no whole number",
@@ -403,7 +403,7 @@ def test_a_file_is_not_what_it_says(one: Run, make: Callable[[Path], None], smal
         _, printed = run_all(one, name)
         assert "a secret of somebody else" not in printed, name
         if name.endswith(".jsonl"):
-            assert name in "\n".join(unreadable.of(one)), name
+            assert name in "\n".join(unreadable.problems(one)), name
         path.rmdir() if path.is_dir() else path.unlink()
         path.write_bytes(whole)
 

@@ -12,7 +12,7 @@ import pytest
 from launcher.cli import sweep_follow
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
-from launcher.runs.directory import being_submitted, only_submitter
+from launcher.runs.directory import is_being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.queries import JobState, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
@@ -124,7 +124,7 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep, sent = make_sweep(tmp_path, 2, array=None), []
-    sweep.ask([0, 1], again=False)
+    sweep.request_local([0, 1], again=False)
     monkeypatch.setattr("launcher.sweeps.submit.start_here", sent.append)
     monkeypatch.setattr(sweep_follow, "MIN_POLL_INTERVAL", 0.0)
     assert sweep_follow.follow_to_end(sweep) == 1
@@ -134,10 +134,10 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
 
 def test_who_is_at_work_is_asked_without_being_in_the_way(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 1)
-    assert not being_submitted(sweep.path)
+    assert not is_being_submitted(sweep.path)
     with only_submitter(sweep.path):
-        assert being_submitted(sweep.path)
-    assert not being_submitted(sweep.path)
+        assert is_being_submitted(sweep.path)
+    assert not is_being_submitted(sweep.path)
 
 
 def test_points_that_are_being_handed_over_are_waited_for(tmp_path: Path) -> None:

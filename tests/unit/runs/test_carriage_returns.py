@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runs.carriage_returns import LONGEST_STATE, Lines, last_state
+from launcher.runs.carriage_returns import LONGEST_STATE, LineCollapser, last_state
 
 TQDM = b"\rloss:   0%|          | 0/3 [00:00<?, ?it/s]\rloss:  33%|###       | 1/3\rloss: 100%|##########| 3/3\n"
 
@@ -32,7 +32,7 @@ TQDM = b"\rloss:   0%|          | 0/3 [00:00<?, ?it/s]\rloss:  33%|###       | 1
     ],
 )
 def test_lines_and_states(text: bytes, lines: bytes, states: list[bytes]) -> None:
-    collapsed = Lines()
+    collapsed = LineCollapser()
     assert collapsed.add(text) == lines
     assert collapsed.states == states
     assert collapsed.end() == b"".join(state + b"\n" for state in states)
@@ -43,19 +43,19 @@ def test_lines_and_states(text: bytes, lines: bytes, states: list[bytes]) -> Non
 def test_pieces_come_to_the_same_as_the_whole(words: list[bytes], data: st.DataObject) -> None:
     """Wherever what was written is cut behind the end of a line or of a state."""
     text = b"".join(words) + b"\n"
-    whole = Lines()
+    whole = LineCollapser()
     lines = whole.add(text)
     places = [place for place in range(1, len(text)) if text[place - 1 : place] in (b"\n", b"\r")]
     places = [place for place in places if text[place - 1 : place + 1] != b"\r\n"]
     cuts = sorted(data.draw(st.sets(st.sampled_from(places)))) if places else []
-    pieces = Lines()
+    pieces = LineCollapser()
     ends = [0, *cuts, len(text)]
     assert b"".join(pieces.add(text[start:end]) for start, end in itertools.pairwise(ends)) == lines
     assert pieces.states == whole.states
 
 
 def test_a_bar_that_runs_for_days_takes_no_memory() -> None:
-    collapsed = Lines()
+    collapsed = LineCollapser()
     for step in range(100):
         assert collapsed.add(b"[3] %06d " % step + b"#" * 100_000 + b"\r") == b""
     assert [len(state) for state in collapsed.states] == [LONGEST_STATE]

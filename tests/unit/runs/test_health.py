@@ -14,7 +14,7 @@ from launcher.errors import ConfigError
 from launcher.failures.codes import PreflightThen
 from launcher.runs import event_file
 from launcher.runs.events import Finding, Preflighted
-from launcher.runs.health import Straggler, _median_without, preflight_words, preflights, stragglers
+from launcher.runs.health import Straggler, _median_without, preflight_lines, preflights, stragglers
 from tests.unit.plans import plan_of
 
 FACTOR, PATIENCE = 1.5, 60.0
@@ -136,7 +136,7 @@ def test_a_preflight_in_lines(then: str, bad: Any, warnings: Any, lines: list[st
     event = Preflighted(
         round=0, then=PreflightThen(then), nodes=4, bad=tuple(bad), warnings=tuple(warnings), seconds=1.23
     )
-    assert preflight_words(event) == lines
+    assert preflight_lines(event) == lines
     assert preflights([{"event": "met"}, event_file.entry(event)]) == lines
 
 

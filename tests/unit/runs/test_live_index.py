@@ -56,7 +56,7 @@ def shown(folder: Path, *names: str, everything: bool = False) -> dict[str, str]
 
 
 def noted(folder: Path) -> set[str] | None:
-    return live_index.noted(folder)
+    return live_index.possibly_live(folder)
 
 
 def age(folder: Path, seconds: float = 2 * live_index.SETTLED) -> None:
@@ -212,7 +212,7 @@ def test_a_run_kept_elsewhere_is_noted_where_commands_look_for_it(
     for folder in (index, tmp_path / "elsewhere"):
         assert (shown(folder), noted(folder)) == ({"a": "running"}, {"a"})
     for folder in (index, tmp_path / "elsewhere"):
-        live_index.remove(folder, "a", surely=True)
+        live_index.remove(folder, "a", done=True)
     run.journal(kinds.Submitting(token="again"))
     assert noted(index) == noted(tmp_path / "elsewhere") == {"a"}
 
@@ -220,7 +220,7 @@ def test_a_run_kept_elsewhere_is_noted_where_commands_look_for_it(
 def test_what_was_refused_leaves_nothing(tmp_path: Path) -> None:
     run = make(tmp_path, "a")
     shutil.rmtree(run.path)
-    live_index.take_back(run.path)
+    live_index.discard(run.path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -102,7 +102,7 @@ def test_the_directory_is_private(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
         sweep = make_sweep(tmp_path / "runs")
-        sweep.ask([1], again=False)
+        sweep.request_local([1], again=False)
         sweep.mark_cancelled(True)
     finally:
         os.umask(previous)
@@ -231,15 +231,15 @@ def test_a_sweep_whose_id_is_a_number_is_found_with_its_points(tmp_path: Path) -
 
 def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
-    assert sweep.asked() == {}
-    sweep.ask([2, 0], again=False)
-    sweep.ask([1, 2], again=False)
-    assert sweep.asked() == {2: 0.0, 0: 0.0, 1: 0.0}
-    sweep.ask([0], again=True)
-    asked = sweep.asked()
+    assert sweep.local_requests() == {}
+    sweep.request_local([2, 0], again=False)
+    sweep.request_local([1, 2], again=False)
+    assert sweep.local_requests() == {2: 0.0, 0: 0.0, 1: 0.0}
+    sweep.request_local([0], again=True)
+    asked = sweep.local_requests()
     assert asked[0] > 1e9
-    sweep.ask([0, 3], again=False)
-    assert sweep.asked() == {**asked, 3: 0.0}
+    sweep.request_local([0, 3], again=False)
+    assert sweep.local_requests() == {**asked, 3: 0.0}
 
 
 def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
     assert lookup.find_sweep(str(other.path), tmp_path) == other
     assert lookup.find("lr-2/3", tmp_path).path == other.path / "3"
     for name, words in [
-        ("lr", "fits 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"), ("lr-1/9", "0 to 3"),
+        ("lr", "matches 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"), ("lr-1/9", "0 to 3"),
     ]:  # fmt: skip
         with pytest.raises(RunError, match=words):
             lookup.find(name, tmp_path) if "/" in name else lookup.find_sweep(name, tmp_path)

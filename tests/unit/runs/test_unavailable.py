@@ -26,7 +26,7 @@ from launcher.monitoring.sweep import point_statuses
 from launcher.runs import directory, lease, live_index, saves
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import not_begun
+from launcher.runs.event_writer import report_start_failure
 from launcher.runs.events import Stopped
 from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
@@ -115,7 +115,7 @@ def test_a_run_that_cannot_be_read_is_unknown_and_the_others_are_shown(
     assert {name: row["state"] for name, row in rows.items()} == {"run": "unknown", "other": "running"}
     assert "cannot be read now" in rows["run"]["cause"]
     assert not rows["run"]["over"]
-    assert "run" in (live_index.noted(tmp_path) or ())
+    assert "run" in (live_index.possibly_live(tmp_path) or ())
     server.recover()
     assert {row["state"] for row in Rows([], tmp_path, everything=False).look().rows} == {"running"}
 
@@ -125,7 +125,7 @@ def test_a_run_whose_folder_cannot_be_looked_at_stays_in_the_index(tmp_path: Pat
     assert Rows([], tmp_path, everything=False).look().rows[0]["state"] == "running"
     server.fail(tmp_path / "run")
     assert [row["state"] for row in Rows([], tmp_path, everything=False).look().rows] == ["unknown"]
-    assert live_index.noted(tmp_path) == {"run"}
+    assert live_index.possibly_live(tmp_path) == {"run"}
     assert [run.id for run in all_runs(tmp_path)] == ["run"]
 
 
@@ -287,7 +287,7 @@ def test_points_are_started_when_their_sweep_can_be_read_and_not_if_they_were_ca
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer, part: str
 ) -> None:
     sweep = make_sweep(tmp_path, 2, array=None)
-    sweep.ask([1], again=False)
+    sweep.request_local([1], again=False)
     started: list[int] = []
 
     def start(sweep: Sweep, index: int) -> None:
@@ -329,7 +329,7 @@ def test_the_first_record_is_not_written_over_when_records_cannot_be_counted(
     first = (run.path / "record-0.json").read_bytes()
     (run.path / "record.json").write_bytes(first.replace(b'"nodes": 1', b'"nodes": 2'))
     server.fail(f"{run.path}")
-    for call in (run.clear_for_resume, run.take_back_record, run.first_plan):
+    for call in (run.clear_for_resume, run.restore_record, run.first_plan):
         with pytest.raises((RunError, OSError)):
             call()
     server.recover()
@@ -384,7 +384,7 @@ def test_a_function_on_pbs_that_went_on_is_not_over_because_that_cannot_be_read(
     ],
 )
 def test_an_agent_that_cannot_begin_is_given_up_only_if_a_retry_would_fail_too(error: Exception, code: int) -> None:
-    assert not_begun(None, "agent", error) == code
+    assert report_start_failure(None, "agent", error) == code
 
 
 @NUMBERS

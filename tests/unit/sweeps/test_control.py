@@ -96,7 +96,7 @@ def test_a_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(
     assert control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
     sweep.mark_cancelled(False)  # as `rerun 1` does
     sweep.run(1).clear_marks()
-    sweep.ask([1], again=True)
+    sweep.request_local([1], again=True)
     assert [each.state for each in point_statuses(sweep)] == ["cancelled", "waiting", "cancelled"]
 
 

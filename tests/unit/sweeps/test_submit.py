@@ -376,5 +376,5 @@ def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch)
     done = submit.submit_sweep(prepare_sweep(wanted, COMMAND))
     assert (done.jobs, done.local) == ((("100", (0, 1)),), (2, 3))
     assert started == [done.sweep]
-    assert list(done.sweep.asked()) == [2, 3]
+    assert list(done.sweep.local_requests()) == [2, 3]
     assert lookup.all_sweeps(site.folder / "runs") == [done.sweep]
