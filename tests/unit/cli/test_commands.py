@@ -82,7 +82,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what the scheduler says of every job."""
 
     def says(state: JobState | None, word: str = "", answered: bool = True) -> None:
-        monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (state, word, answered))
+        monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(state, word, answered))
 
     return says
 

@@ -32,7 +32,7 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in 
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of four ranks whose scheduler has forgotten it."""
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (None, "", True))
+    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus())
     monkeypatch.setattr(evidence, "memories", lambda *_: [])
     (tmp_path / "runs").mkdir()
     run = Run.create(tmp_path / "runs" / "a")
@@ -201,7 +201,7 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
 
 
 def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (JobState.PENDING, "PENDING (Resources)", True))
+    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.PENDING, "PENDING (Resources)"))
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, ended=75)
     event_file.append(
@@ -211,7 +211,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
     assert call("a", "--attempt", "0")[0] == 0
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (JobState.RUNNING, "", True))
+    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.RUNNING))
     assert call("a") == (1, "a is not over: it is running\nsee python -m launcher status a\n")
     assert call("a", "--attempt", "0")[0] == 1
 
