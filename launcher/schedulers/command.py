@@ -25,7 +25,7 @@ class OutputTooLong(subprocess.SubprocessError):
 def query(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command that changes nothing, or is safe to repeat, and returns its output.
+    """Runs a command other than a submission, and returns its output.
 
     Args:
         command: the command and its arguments.

@@ -1,7 +1,7 @@
-"""Questions to a live PBS: one command each, bounded in time. No call passes more than one job id to qstat.
+"""Runs the commands of PBS, each with a timeout. No call passes more than one job id to qstat.
 
-What is asked in bulk is `qstat -u`, which the server filters by user; the JSON of all jobs would be large, and none as
-soon as anybody's job is called `inf`.
+All jobs of the user are queried with `qstat -u`, which the server filters. The JSON of all jobs would be large, and
+invalid if the name of any job is `inf`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.units import parse_size, parse_time
 
-# qstat(1B), job states. What is not here cannot be told.
+# qstat(1B), job states.
 LETTERS = {
     "Q": JobState.PENDING,
     "H": JobState.PENDING,
@@ -81,33 +81,33 @@ class PBS:
     timeout: float = 60
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
-        """Standard output of a command.
+        """Runs a command, and returns its standard output.
 
         Raises:
-            QueryError: it is not there, fails, or takes too long.
+            QueryError: it is not on PATH, fails, or exceeds the timeout.
         """
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """This user's jobs that are not over, and the subjobs of their arrays, by their short id."""
+        """Returns this user's jobs that are not over, and the subjobs of their arrays, by short id."""
         return self._listed()
 
     def history(self) -> dict[str, SchedulerJob]:
-        """This user's jobs that PBS remembers, over or not; none where a site keeps no history (the default)."""
+        """Returns this user's jobs in PBS's history, over or not; {} if the site has no history (the default)."""
         return self._listed("-x")
 
     def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
         return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """What PBS remembers of one job; None when it remembers nothing (job history is off by default)."""
+        """Returns the record of one job; None: PBS has none (job history is off by default)."""
         record = self.record(job_id)
         return None if record is None else parse_record(pbs_id(job_id), record)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """What PBS remembers of these jobs: of a few all there is, of more what the list of its history says.
+        """Returns these jobs: up to FEW from their full records, more from the list of the history.
 
-        Each id passed to qstat would open a connection of its own, so it is one question for each, or one for all.
+        qstat opens a connection for each id that it gets, so there is one command for each job, or one for all.
         """
         if len(job_ids) > FEW:
             history = self.history()
@@ -116,7 +116,7 @@ class PBS:
         return {key: job for key, job in found if job is not None}
 
     def family(self, job_id: str) -> str:
-        """All jobs are of one: their history is one question."""
+        """Returns the same group for all jobs: one command lists the history of the user."""
         return ""
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
@@ -124,11 +124,11 @@ class PBS:
         return self.history()
 
     def key(self, job_id: str) -> str:
-        """What `jobs` calls the job."""
+        """Returns the key of the job in `jobs`."""
         return short(job_id)
 
     def record(self, job_id: str) -> dict[str, Any] | None:
-        """All attributes of one job, every value a text or a dictionary of texts; None when it is unknown."""
+        """Returns all attributes of one job as texts and dictionaries of texts; None: the job is unknown."""
         wanted = short(job_id)
         for also_over in (["-x"], []):  # without history, -x finds nothing, not even what runs
             command = ["qstat", *also_over, "-f", "-F", "json", pbs_id(job_id)]
@@ -139,8 +139,10 @@ class PBS:
         return None
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Where jobs and arrays with these numbers come from; a command or two for each. Their output is beside their
-        scripts."""
+        """Returns output file and token of jobs and arrays with these numbers, with one or two commands for each.
+
+        The output file is in the same folder as the script.
+        """
         found = {}
         for number in numbers:
             for job_id in (number, f"{number}[]"):
@@ -156,10 +158,10 @@ class PBS:
         return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
 
     def find(self, token: str, name: str) -> str | None:
-        """The id of the job of this name that carries the token, over or not.
+        """Returns the id of the job with this name and token, over or not; None: there is none.
 
         Raises:
-            QueryError: PBS did not answer, so nobody can tell.
+            QueryError: PBS did not answer, so it is unknown whether there is one.
         """
         ids: set[str] = set()
         for also_over in ([], ["-x"]):
@@ -170,7 +172,7 @@ class PBS:
         return None
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Hands a script to qsub and returns the id of its job.
+        """Submits a script with qsub, and returns the id of its job.
 
         Args:
             script: its path; with `text` it is `-`.
@@ -180,8 +182,8 @@ class PBS:
             text: the script itself.
 
         Raises:
-            Refused: PBS's own words, and where to look.
-            NoAnswer: nobody heard whether it took the job.
+            Refused: PBS refused the job; with its message and a hint.
+            NoAnswer: it is unknown whether PBS accepted the job.
         """
         try:
             kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
@@ -205,11 +207,11 @@ class PBS:
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """The same for a job with this token that starts when all these have ended, however they did."""
+        """Submits a script as a job with this token that starts when all these jobs have ended, with any outcome."""
         return self.submit(script, environment, "-f", "-v", f"{TOKEN}={token}", *dependency(jobs))
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Has a job that has not begun wait for these, instead of those that it waited for.
+        """Replaces the dependencies of a job that has not started.
 
         Raises:
             QueryError: PBS does not answer, or refuses.
@@ -217,7 +219,7 @@ class PBS:
         self.run("qalter", *dependency(jobs), job_id)
 
     def _hint(self, code: int, words: str) -> str | None:
-        """What to do about a refusal."""
+        """Returns what to do about a refusal; None: no hint."""
         if code == UNAUTHORIZED:
             with contextlib.suppress(QueryError):
                 if others := [queue.name for queue in self.queues() if queue.open]:
@@ -229,11 +231,11 @@ class PBS:
         return HINTS.get(code)
 
     def cancel(self, job_id: str) -> None:
-        """Asks PBS to end a job; one that has ended already is no error.
+        """Cancels a job; it is no error if the job has ended already.
 
         Raises:
-            AnswerLost: PBS may have been asked.
-            QueryError: it was not, or refuses.
+            AnswerLost: PBS may have received the request.
+            QueryError: PBS did not receive it, or refuses.
         """
         try:
             self.run("qdel", pbs_id(job_id), good=(0, FINISHED, UNKNOWN_JOB))
@@ -244,7 +246,7 @@ class PBS:
             raise
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets how many subjobs of an array may run at once.
+        """Sets the maximum number of subjobs of an array that run at once.
 
         Raises:
             QueryError: PBS does not answer, or refuses.
@@ -254,7 +256,7 @@ class PBS:
         self.run("qalter", "-W", f"max_run_subjobs={most}", array)
 
     def queues(self) -> list[Queue]:
-        """All queues that take jobs from users."""
+        """Returns all queues."""
         server = self._server()
         found = section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
         try:
@@ -263,7 +265,7 @@ class PBS:
             raise QueryError(f"qstat -Q has a limit that could not be read: {error}") from None
 
     def max_array_size(self, queue: str | None) -> int | None:
-        """Most subjobs of one array; None: no limit."""
+        """Returns the maximum number of subjobs of an array; None: no limit."""
         server = self._server()
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
         if queue:
@@ -279,7 +281,7 @@ class PBS:
 
 
 def short(job_id: str) -> str:
-    """The id without its server, an element of an array in brackets: `150[5]` for 150[5].pbs-srv and 150.pbs-srv_5.
+    """Returns the id without its server, with an element in brackets: `150[5]` for 150[5].pbs-srv and 150.pbs-srv_5.
 
     qstat cuts long ids, but never in their number.
     """
@@ -291,19 +293,19 @@ def short(job_id: str) -> str:
 
 
 def pbs_id(job_id: str) -> str:
-    """The id in PBS's words: `150[5].pbs-srv` for the fifth element as submitit counts them, 150.pbs-srv_5."""
+    """Returns the id in PBS's syntax: `150[5].pbs-srv` for the fifth element as submitit counts them, 150.pbs-srv_5."""
     if match := re.fullmatch(r"(\d+)(\..*)?_(\d+)", job_id):
         return f"{match[1]}[{match[3]}]{match[2] or ''}"
     return job_id
 
 
 def array_of(job_id: str) -> str:
-    """The id of the array that an element belongs to, `150[].pbs-srv` for 150.pbs-srv_5; a plain job's own."""
+    """Returns the id of the array of an element (`150[].pbs-srv` for 150.pbs-srv_5), or that of a plain job itself."""
     return re.sub(r"\[\d+\]", "[]", pbs_id(job_id))
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Arguments of qsub for a job that starts when all these have ended, however they did. Pure."""
+    """Returns the arguments of qsub for a job that starts when all these have ended, with any outcome. Pure."""
     return ["-W", f"depend=afterany:{':'.join(map(pbs_id, jobs))}"] if jobs else []
 
 
@@ -315,7 +317,7 @@ def _number(job_id: str) -> int:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """The output of `qstat -w -s -u USER`: a line of eleven columns per job, and its comment indented below it."""
+    """Parses the output of `qstat -w -s -u USER`: eleven columns per job, and its comment indented below."""
     jobs: dict[str, SchedulerJob] = {}
     last = None
     for line in text.splitlines():
@@ -342,7 +344,7 @@ def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
 
 
 def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
-    """The state in a job's full record; words for the end of a job are Slurm's, which submitit knows.
+    """Returns the job of a full record. Raw states of jobs that are over are Slurm's, which submitit knows.
 
     | state | run_count | Exit_status, substate, comment | the job is |
     |---|---|---|---|
@@ -388,9 +390,9 @@ def _signal(status: str) -> int | None:
 
 
 def section(text: str, name: str) -> dict[str, Any]:
-    """A section of `qstat -F json`, every value in it a text.
+    """Returns a section of `qstat -F json`, in which every value is a text.
 
-    What qstat prints need not be JSON: anything that looks like a number has no quotes (`inf`, `+5`, `5.`), and quotes,
+    qstat need not print valid JSON: anything that looks like a number has no quotes (`inf`, `+5`, `5.`), and quotes,
     backslashes and line breaks inside a text are not always escaped. But one value begins on each line, and it ends
     where the next one begins or the section is closed. So the values are cut out and written anew.
     """

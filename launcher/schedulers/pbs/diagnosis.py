@@ -1,6 +1,6 @@
-"""What PBS can tell of its jobs and of its site.
+"""Pending reasons, job history, notices and checks of PBS.
 
-Its parts are loaded when they are asked: a submission needs none, and why and site take 15 ms each.
+The modules are imported on use: a submission needs none, and why and site take 15 ms each.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
     command = "qsub"
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs import pending
         from launcher.schedulers.pbs.facts import Facts
 
         return pending.explain(waiting, Facts(PBS(timeout)))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs.history import history
 
         return history(PBS(timeout), job_id)
 
     def memory(self, plan: JobPlan) -> int | None:
-        return plan.mem and plan.mem * plan.nodes  # it tells the sum of all nodes
+        return plan.mem and plan.mem * plan.nodes  # PBS reports the sum of all nodes
 
     def notices(self) -> tuple[Form, ...]:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs.notices import FORMS
 
         return FORMS
@@ -57,13 +57,13 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
         return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
 
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs import doctor
 
         return doctor.check(cluster, PBS(timeout), detect().version)
 
     def survey(self, timeout: float) -> PBSSite:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs import site
 
         return site.survey(PBS(timeout), detect().version)

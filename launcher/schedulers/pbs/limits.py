@@ -88,7 +88,7 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
 
 
 def _refusal(plan: JobPlan, queue: Queue) -> str | None:
-    """Why the queue would not take the plan, with the fix; None when it would."""
+    """Returns why the queue would refuse the plan, with the fix; None: it would accept it."""
     where = f"queue {queue.name}"
     if not queue.accepts:
         return f"cluster.queue={queue.name}: {where} takes no jobs now: choose another"

@@ -15,10 +15,10 @@ from launcher.spec.plan import JobPlan
 
 
 def compare(plan: JobPlan) -> tuple[str, ...]:
-    """What the user should know.
+    """Checks a plan against the live queues and nodes, and returns notes for the user.
 
     Raises:
-        ConfigError: there is no room for the plan, or the nodes cannot see its directory.
+        ConfigError: the job could never start, or the nodes cannot see its directory.
     """
     try:
         queues = PBS(plan.cluster.submit_timeout).queues()

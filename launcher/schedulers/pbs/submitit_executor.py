@@ -255,7 +255,7 @@ class PBSExecutor(core.PicklingExecutor):
     def _submit_part(
         self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        """One qsub: an array, or a plain job for one element, for PBS has no arrays of one."""
+        """Submits an array, or a plain job for one element, because PBS has no arrays of one element."""
         uid = uuid.uuid4().hex
         parameters = Parameters.of(self.parameters)
         script, told = folder / f".{uid}.sh", folder / f".{uid}.job"

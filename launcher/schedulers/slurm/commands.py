@@ -1,4 +1,4 @@
-"""Questions to a live Slurm: one command each, bounded in time. Needs neither submitit nor accounting."""
+"""Runs the commands of Slurm, each with a timeout. Needs neither submitit nor accounting."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ STATES = {
     "OUT_OF_MEMORY": JobState.FAILED,
     "TIMEOUT": JobState.FAILED,
 }
-# Words of Slurm's commands (slurm_errno.c) when the controller was not reached,
+# Error messages of Slurm's commands (slurm_errno.c) if the controller was not reached,
 _UNREACHED = r"Unable to contact|Connection refused|standby mode|No route to host"
 UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
-# and when that is so or its answer was lost: the job may exist.
+# and if it was not reached or its answer was lost: the job may exist.
 NO_ANSWER = re.compile(
     rf"{_UNREACHED}|timed out|Connection reset|Zero Bytes|Transport endpoint|Unexpected message|communication"
     "|try again|temporarily unable",
@@ -68,15 +68,15 @@ class Slurm:
     timeout: float = 60
 
     def run(self, *command: str) -> str:
-        """Standard output of a command.
+        """Runs a command, and returns its standard output.
 
         Raises:
-            QueryError: it is not there, fails, or takes too long.
+            QueryError: it is not on PATH, fails, or exceeds the timeout.
         """
         return query(*command, timeout=self.timeout, environment=quiet_environment()).stdout
 
     def partitions(self) -> list[Partition]:
-        """All partitions that this user can see."""
+        """Returns all partitions that this user can see."""
         text = self.run(*SINFO)
         try:
             return parse_partitions(text)
@@ -84,14 +84,14 @@ class Slurm:
             raise QueryError(f"sinfo's answer could not be read: {error}") from None
 
     def jobs(self, ids: Sequence[str] | None = None) -> dict[str, SchedulerJob]:
-        """The jobs with these ids, or all of this user's, by id. A job that Slurm has forgotten is left out."""
+        """Returns the jobs with these ids (default: all of this user) by id, without those that Slurm has purged."""
         if ids is not None and not ids:
             return {}
         try:
             jobs = self._queue()
         except QueryTimeout:
             raise
-        except QueryError as error:  # a site may have put something else in its place, or have no --me (before 20.02)
+        except QueryError as error:  # the site may have replaced squeue, or its version has no --me (before 20.02)
             try:
                 found = self.run("scontrol", "--oneliner", "show", "job")
             except QueryError:
@@ -102,10 +102,10 @@ class Slurm:
         return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """What accounting remembers of these jobs; nothing where a site keeps none.
+        """Returns the records of these jobs in accounting; {} if the site has no accounting.
 
         Raises:
-            QueryTimeout: it may remember them, and is slow.
+            QueryTimeout: sacct exceeds the timeout, so the jobs may have records.
         """
         if not ids:
             return {}
@@ -119,54 +119,54 @@ class Slurm:
         return parse_accounting(text)
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """What accounting remembers of one job."""
+        """Returns the record of one job in accounting; None: there is none."""
         return self.accounting([job_id]).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """What accounting remembers of these jobs; one command for all that fit on its command line."""
+        """Returns the records of these jobs in accounting, with one command for each _MOST_IDS jobs."""
         parts = [job_ids[start : start + _MOST_IDS] for start in range(0, len(job_ids), _MOST_IDS)]
         return {job_id: job for part in parts for job_id, job in self.accounting(part).items()}
 
     def family(self, job_id: str) -> str:
-        """The array of an element, of which sacct tells all."""
+        """Returns the array of an element: one sacct returns all elements."""
         return array_of(job_id)
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """What accounting remembers of an array, or of one job."""
+        """Returns the records of an array, or of one job, in accounting."""
         return self.accounting([family])
 
     def key(self, job_id: str) -> str:
-        """What `jobs` calls the job."""
+        """Returns the key of the job in `jobs`."""
         return job_id
 
     def find(self, token: str, name: str) -> str | None:
-        """The id of the job or array that carries this token as its comment; its name is not looked at.
+        """Returns the id of the job or array with this token as its comment; `name` is not used.
 
         Raises:
-            QueryError: Slurm did not answer, so nobody can tell.
+            QueryError: Slurm did not answer, so it is unknown whether there is one.
         """
         return next((array_of(job.id) for job in self._queue().values() if job.comment == token), None)
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Where this user's jobs and arrays with these numbers come from; one command for all."""
+        """Returns script and token of this user's jobs and arrays with these numbers, with one command for all."""
         found = parse_origins(self.run("squeue", "--me", "--noheader", "--format=%F|%k|%o"))
         return {number: found[number] for number in numbers if number in found}
 
     def _queue(self) -> dict[str, SchedulerJob]:
-        """What squeue tells of all of this user's jobs: one unknown id makes `squeue --jobs` fail as a whole."""
+        """Returns all jobs of this user in squeue. Not `squeue --jobs`, which fails if one of the ids is unknown."""
         return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
-        """Hands a script to sbatch and returns the id of its job.
+        """Submits a script with sbatch, and returns the id of its job.
 
         Args:
             script: its path.
             environment: of sbatch, and of the job.
-            arguments: options, which count more than those in the script.
+            arguments: options, which override those in the script.
 
         Raises:
-            Refused: Slurm's own words.
-            NoAnswer: nobody heard whether it took the job.
+            Refused: Slurm refused the job; with its message.
+            NoAnswer: it is unknown whether Slurm accepted the job.
         """
         command = ["sbatch", "--parsable", *arguments, script]
         try:
@@ -182,15 +182,15 @@ class Slurm:
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if NO_ANSWER.search(words):
             raise NoAnswer(words)
-        # fatal: sbatch gave up before it asked anybody (no configuration, for one).
+        # fatal: sbatch ended before it sent the request (for instance without a configuration).
         raise Refused(f"sbatch refused the job: {words}", definite="sbatch: fatal:" in words)
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """The same for a job with this token that starts when all these have ended, however they did."""
+        """Submits a script as a job with this token that starts when all these jobs have ended, with any outcome."""
         return self.submit(script, environment, *dependency(jobs), f"--comment={token}")
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Has a job that has not begun wait for these, instead of those that it waited for.
+        """Replaces the dependencies of a job that has not started.
 
         Raises:
             QueryError: Slurm does not answer, or refuses.
@@ -199,12 +199,12 @@ class Slurm:
         self.run("scontrol", "update", f"JobId={job_id}", *options)
 
     def max_array_size(self, queue: str | None = None) -> int | None:
-        """Most elements of one array: their numbers are below MaxArraySize (man slurm.conf); None: unknown."""
+        """Returns the maximum size of an array: indices are below MaxArraySize (man slurm.conf); None: unknown."""
         match = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config"), re.MULTILINE)
         return int(match[1]) if match else None
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets how many elements of an array may run at once.
+        """Sets the maximum number of elements of an array that run at once.
 
         Raises:
             QueryError: Slurm does not answer, or refuses.
@@ -212,12 +212,12 @@ class Slurm:
         self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
 
     def state_and_reason(self, job_id: str) -> tuple[str, str]:
-        """State and reason of one job that is not over, in Slurm's words."""
+        """Returns state and reason of one job that is not over, as squeue prints them."""
         state, _, reason = self.run("squeue", "--noheader", "--jobs", job_id, "--format=%T|%r").strip().partition("|")
         return state, reason
 
     def preempted(self, job_id: str) -> float | None:
-        """When Slurm began to preempt a job that is not over, in seconds since the epoch; None: it has not."""
+        """Returns when Slurm began to preempt a job that is not over, in seconds since the epoch; None: it has not."""
         text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
         try:
             return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
@@ -225,19 +225,19 @@ class Slurm:
             return None
 
     def requeue(self, job_id: str) -> None:
-        """Has Slurm end a job and start it again, under the same id.
+        """Requeues a job, which keeps its id.
 
         Raises:
-            QueryError: it does not, in its words.
+            QueryError: Slurm refuses, with its message, or does not answer.
         """
         self.run("scontrol", "requeue", job_id)
 
     def cancel(self, job_id: str) -> None:
-        """Asks Slurm to end a job; one that has ended already is no error.
+        """Cancels a job; it is no error if the job has ended already.
 
         Raises:
-            AnswerLost: Slurm may have been asked.
-            QueryError: it was not, or refuses.
+            AnswerLost: Slurm may have received the request.
+            QueryError: Slurm did not receive it, or refuses.
         """
         try:
             self.run("scancel", job_id)
@@ -253,21 +253,21 @@ class Slurm:
 SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
 _SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256,TimeLeft:32"
 _SACCT = "JobID,End,State,Reason,Comment"
-_MOST_IDS = 2000  # of one sacct: Linux takes 128 KiB as one word
+_MOST_IDS = 2000  # of one sacct: Linux limits an argument to 128 KiB
 
 
 def array_of(job_id: str) -> str:
-    """The id of the array that an element belongs to, `17` for 17_3; a plain job's own."""
+    """Returns the id of the array of an element (`17` for 17_3), or the id itself for a plain job."""
     return job_id.partition("_")[0]
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Arguments of sbatch for a job that starts when all these have ended, however they did. Pure."""
+    """Returns the arguments of sbatch for a job that starts when all these have ended, with any outcome. Pure."""
     return [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
 
 
 def quiet_environment() -> dict[str, str]:
-    """The environment without variables that change what Slurm's commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT)."""
+    """Returns the environment without variables that change the output of Slurm's commands (SQUEUE_FORMAT, …)."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -276,7 +276,7 @@ def quiet_environment() -> dict[str, str]:
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """The output of `SINFO`: one line per partition and kind of node."""
+    """Parses the output of `SINFO`: one line per partition and kind of node."""
     rows: dict[str, list[list[str]]] = {}
     for line in text.splitlines():
         name, *fields = line.strip().split("|")
@@ -304,20 +304,20 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def _types(gres: str) -> tuple[str, ...]:
-    """The types of GPUs in a node's gres: `gpu:a100:4(S:0-3),gpu:2` -> a100."""
+    """Returns the types of GPUs in a node's gres: `gpu:a100:4(S:0-3),gpu:2` -> a100."""
     items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
     return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
 
 
 def _gpus(gres: str) -> int:
-    """GPUs in a node's gres: `gpu:a100:4(S:0-3),shard:16` -> 4."""
+    """Returns the number of GPUs in a node's gres: `gpu:a100:4(S:0-3),shard:16` -> 4."""
     plain = re.sub(r"\([^)]*\)", "", gres)
     counts = (item.split(":")[-1] for item in plain.split(",") if item.partition(":")[0] == "gpu")
     return sum(int(count) for count in counts if count.isdecimal())
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """The output of squeue in the fixed columns of `_SQUEUE`."""
+    """Parses the output of squeue in the fixed columns of `_SQUEUE`."""
     widths = [int(column.partition(":")[2]) for column in _SQUEUE.split(",")]
     jobs = {}
     for line in text.splitlines():
@@ -331,29 +331,29 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_origins(text: str) -> dict[str, JobOrigin]:
-    """The output of `squeue --format=%F|%k|%o`: a job's or array's number, its comment, and its script."""
+    """Parses the output of `squeue --format=%F|%k|%o`: a job's or array's number, its comment, and its script."""
     lines = (line.split("|", 2) for line in text.splitlines())
     return {each[0]: JobOrigin(each[0], _nothing(each[1]), each[2]) for each in lines if len(each) == 3}
 
 
 def parse_accounting(text: str) -> dict[str, SchedulerJob]:
-    """The output of `sacct --parsable2 --noheader` with the format `_SACCT`.
+    """Parses the output of `sacct --parsable2 --noheader` with the format `_SACCT`.
 
-    A job that has an end is over, also when its state is not known here.
+    A job that has an end is over, even if its state is not known here.
     """
     jobs = {}
     for line in text.splitlines():
         fields = line.split("|", 4)
         if len(fields) == 5 and "." not in fields[0]:
-            job_id, end, *told = fields
-            job = _job(job_id, *told)
+            job_id, end, *values = fields
+            job = _job(job_id, *values)
             over = job.state is JobState.UNKNOWN and end[:1].isdigit()
             jobs[job_id] = replace(job, state=JobState.GONE) if over else job
     return jobs
 
 
 def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
-    """The output of `scontrol --oneliner show job`: one user's jobs, by id. Elements that wait share a line."""
+    """Parses the output of `scontrol --oneliner show job` for one user. Pending elements of an array share a line."""
     jobs: dict[str, SchedulerJob] = {}
     for line in text.splitlines():
         fields = dict(re.findall(r"(?:^| )(JobId|ArrayJobId|ArrayTaskId|UserId|JobState|Reason)=(\S*)", line))
@@ -362,13 +362,13 @@ def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
         comment = re.search(r" Comment=(.*?)(?: [A-Z]\w+=| *$)", line)
         array, elements = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "").partition("%")[0]
         ids = [f"{array}_{element}" for element in _elements(elements)] if array else [fields.get("JobId", "")]
-        told = fields.get("JobState", ""), fields.get("Reason", ""), comment[1].strip() if comment else ""
-        jobs.update((job_id, _job(job_id, *told)) for job_id in ids)
+        values = fields.get("JobState", ""), fields.get("Reason", ""), comment[1].strip() if comment else ""
+        jobs.update((job_id, _job(job_id, *values)) for job_id in ids)
     return jobs
 
 
 def _elements(text: str) -> list[int]:
-    """The numbers in `0-2,7`, or `0-6:2`."""
+    """Returns the numbers in `0-2,7`, or `0-6:2`."""
     found: list[int] = []
     for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
         found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
@@ -385,7 +385,7 @@ def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> 
 
 
 def _seconds(text: str) -> int | None:
-    """What squeue's TimeLeft says, 1-02:03:04, 2:03:04 or 3:04; None for UNLIMITED, NOT_SET and INVALID."""
+    """Parses TimeLeft of squeue (1-02:03:04, 2:03:04 or 3:04) to seconds; None: UNLIMITED, NOT_SET or INVALID."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None
@@ -394,4 +394,5 @@ def _seconds(text: str) -> int | None:
 
 
 def _nothing(text: str) -> str:
+    """Returns a value of squeue or sacct; empty if it is one of their placeholders."""
     return "" if text in ("(null)", "N/A") else text

@@ -1,6 +1,6 @@
-"""What Slurm can tell of its jobs and of its site.
+"""Pending reasons, job history, notices and checks of Slurm.
 
-Its parts are loaded when they are asked: a submission needs none, and why and site take 15 ms each.
+The modules are imported on use: a submission needs none, and why and site take 15 ms each.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSit
     command = "sbatch"
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm import pending
         from launcher.schedulers.slurm.facts import Facts
 
         return pending.explain(waiting, Facts(timeout))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm.history import history
 
         return history(Slurm(timeout), job_id)
 
     def notices(self) -> tuple[Form, ...]:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm.notices import FORMS
 
         return FORMS
@@ -49,13 +49,13 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSit
         return f"Slurm (sbatch is {path})" if path else ""
 
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm import doctor
 
         return doctor.check(cluster, Slurm(timeout))
 
     def survey(self, timeout: float) -> SlurmSite:
-        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
+        # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm import site
 
         return site.survey(Slurm(timeout))

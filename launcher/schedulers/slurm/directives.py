@@ -1,4 +1,4 @@
-"""From a plan to #SBATCH options. Pure; option names are those of man sbatch."""
+"""Makes the #SBATCH options of a plan. Pure; option names are those of man sbatch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.formatting import format_time
 from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan
 
-# Options that say the same thing in different ways: a profile's extra one replaces all of ours of its family.
+# Equivalent options: an extra option of a profile replaces all of ours in its family.
 FAMILIES = (
     {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"},
     {"mem", "mem-per-cpu", "mem-per-gpu"},
@@ -20,7 +20,7 @@ FAMILIES = (
 )
 GPU_TYPE = re.compile(r"[\w.+-]+", re.ASCII)  # a colon or a comma would begin something else in a gres
 WARNED = 600  # seconds of wall time from which on Slurm's warning signal is asked for
-# Options that make the run what it is, and what to do instead of setting them behind the launcher's back.
+# Options that make the run what it is, and what to use instead.
 TAKEN = {
     "job-name": "use the key name",
     "nodes": "use the key nodes",
@@ -37,13 +37,13 @@ TAKEN = {
 
 
 def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
-    """Options of sbatch in the order of the script; True stands for an option without a value.
+    """Returns the options of sbatch in the order of the script; True stands for an option without a value.
 
     Args:
         plan: the run.
-        token: what the job is found by later; it becomes the job's comment.
+        token: by which the job is found later; it becomes the job's comment.
         array: indices and throttle of an array.
-        folder: where what it prints goes; None: the run's directory.
+        folder: of the job's output; None: the directory of the run.
 
     Raises:
         ConfigError: an extra option of the profile collides with a key of the launcher, or a value would be more
@@ -102,17 +102,17 @@ def _gpus(plan: JobPlan) -> dict[str, str]:
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """The options as they stand behind #SBATCH; see `directives`."""
+    """Returns the text behind #SBATCH of each line; see `directives`."""
     return [line(name, value) for name, value in directives(plan, token, array, folder).items()]
 
 
 def line(name: str, value: Any) -> str:
-    """An option as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts within quotes too."""
+    """Returns an option as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts in quotes too."""
     return f"--{name}" if value is True else f"--{name}=" + quote(value).replace("\\", "\\\\")
 
 
 def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Extra options of a profile, by their long names (`gpus_per_node` is `gpus-per-node`).
+    """Returns the extra options of a profile by their long names (`gpus_per_node` is `gpus-per-node`).
 
     Raises:
         ConfigError: one cannot be an option, or its value is neither text nor a number.

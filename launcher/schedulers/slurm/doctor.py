@@ -16,7 +16,7 @@ from launcher.schedulers.slurm.limits import Partition
 
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
-    """All of a Slurm that a profile is for, command by command."""
+    """Checks the Slurm of a profile, and the profile against it."""
     version = timed(lambda: slurm_version(slurm))
     answer = timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
     yield from reachable("Slurm", version.text, answer, "SLURM_CONF")
@@ -36,12 +36,12 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
 
 
 def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
-    """The names of the partitions that a profile uses. Pure."""
+    """Returns the names of the partitions that a profile uses. Pure."""
     return cluster.partition.split(",") if cluster.partition else [each.name for each in found if each.default]
 
 
 def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
-    """Each partition with its limits; those of the profile are marked. Pure."""
+    """Returns a line for each partition with its limits; those of the profile are marked. Pure."""
     rows = []
     for each in found:
         marks = (("default", each.default), ("this profile's", each.name in own))
@@ -50,7 +50,7 @@ def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
 
 
 def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
-    """A profile against the partitions that it uses. Pure."""
+    """Compares a profile with the partitions that it uses. Pure."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     for name in own:
         if name not in names:
@@ -76,7 +76,7 @@ def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
 
 
 def most_nodes(partition: Partition) -> int:
-    """Most nodes that one job may get. Pure."""
+    """Returns the maximum number of nodes of one job. Pure."""
     total = sum(group.nodes for group in partition.groups)
     return total if partition.max_nodes is None else min(total, partition.max_nodes)
 
@@ -94,7 +94,7 @@ def _limits(each: Partition) -> str:
 
 
 def accounting(answer: TimedOutput) -> Finding:
-    """Whether sacct works. The launcher does without, and knows less of jobs that ended badly."""
+    """Checks whether sacct works. Without it the launcher knows less about failed jobs."""
     if answer.error:
         return ok("accounting", f"not there, which the launcher does without ({_short(answer.error)})")
     return ok("accounting", f"sacct answered in {answer.took * 1000:.0f} ms")

@@ -18,7 +18,7 @@ from launcher.spec.plan import JobPlan
 
 
 class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
-    """States from squeue, from accounting where there is any, and never a job that stays `UNKNOWN` for ever."""
+    """Reads job states from squeue and accounting. A job that both have purged becomes FORGOTTEN, not `UNKNOWN`."""
 
     def __init__(self, delay_s: int = 60, slurm_commands: Slurm | None = None) -> None:
         super().__init__(delay_s)
@@ -26,7 +26,7 @@ class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
         self._misses: dict[str, int] = {}
 
     def update(self) -> None:
-        """One squeue for all jobs; sacct only for those that squeue has forgotten."""
+        """Queries all jobs with one squeue, and those that squeue has purged with sacct."""
         waiting = sorted(self._registered - self._finished)
         self._num_calls += 1
         self._last_status_check = time.time()
@@ -34,7 +34,7 @@ class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
             known = self._slurm.jobs(waiting)
             known |= self._slurm.accounting([job_id for job_id in waiting if job_id not in known])
         except QueryError:
-            return  # Slurm does not answer: nothing is known that was not known before
+            return  # the known states stay
         for job_id in waiting:
             if job_id in known:
                 state = NOT_OVER.get(known[job_id].state, known[job_id].raw_state)

@@ -1,6 +1,6 @@
-"""What Slurm tells about one job that waits and about where it could run: one command each, and pure parsers.
+"""Queries a pending job, and the partitions, nodes and limits that it depends on: one command each, and pure parsers.
 
-Only text that Slurm 20.11 to 24.11 print alike is read: scontrol's KEY=VALUE, sinfo and sacctmgr with a format of ours.
+Parsed is only output that Slurm 20.11 to 24.11 share: scontrol's KEY=VALUE, sinfo and sacctmgr with our format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEVER = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")
 
 @dataclass(frozen=True)
 class Pending:
-    """What `scontrol show job` says of a job (times in seconds since the epoch, wall time in seconds)."""
+    """A job in `scontrol show job` (times in seconds since the epoch, wall time in seconds)."""
 
     id: str
     state: str
@@ -45,7 +45,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """A partition as `scontrol show partition` has it (None: no limit; time in seconds)."""
+    """A partition in `scontrol show partition` (None: no limit; time in seconds)."""
 
     name: str
     default: bool
@@ -64,7 +64,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of a partition that are alike: how many, their state, features, names, and why they are out of use."""
+    """Nodes of a partition with the same state and features; `reason`: why they are out of service."""
 
     partition: str
     count: int
@@ -92,7 +92,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Trial:
-    """What `sbatch --test-only` says: when the job would start, or why it would not."""
+    """The result of `sbatch --test-only`: when the job would start, or the message why it would not."""
 
     starts: float | None
     words: str = ""
@@ -100,7 +100,7 @@ class Trial:
 
 @dataclass
 class Facts:
-    """Asks one Slurm. Each method raises QueryError when it is not answered; `asked` counts the commands."""
+    """Queries of one Slurm. Each method raises QueryError if it fails; `asked` is the number of commands so far."""
 
     timeout: float = 10
     environment: Mapping[str, str] = field(default_factory=quiet_environment)
@@ -123,7 +123,7 @@ class Facts:
         return parse_reservations(self._run("scontrol", "--oneliner", "show", "reservation"))
 
     def limit(self, scope: str, name: str, column: str) -> str:
-        """A limit of a QOS or of an account's associations, with where it is set; empty: none is to be seen."""
+        """Returns a limit of a QOS or of an account's associations, with where it is set; empty: none is visible."""
         if scope == "qos":
             text = self._run(
                 "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"name={name}", f"format=Name,{column}"
@@ -138,7 +138,7 @@ class Facts:
         return parse_limit("\n".join(rows), "account", column)
 
     def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> Trial:
-        """When a job with these options of sbatch would start. Nothing is submitted."""
+        """Returns when a job with these options of sbatch would start. Nothing is submitted."""
         self.asked += 1
         done = query(
             "sbatch", "--test-only", *options, "--wrap=true", timeout=self.timeout, environment=environment, good=(0, 1)
@@ -158,10 +158,10 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def parse_pending(text: str) -> Pending:
-    """The output of `scontrol show job ID`; of an array that of its first record.
+    """Parses the output of `scontrol show job ID`; of an array that of its first record.
 
     Raises:
-        QueryError: it is none.
+        QueryError: the output has no job.
     """
     values = pairs(text.split("\n\n")[0])
     if "JobId" not in values:
@@ -190,7 +190,7 @@ def parse_pending(text: str) -> Pending:
 
 
 def parse_partitions(text: str) -> list[PartitionFacts]:
-    """The output of `scontrol --oneliner show partition`."""
+    """Parses the output of `scontrol --oneliner show partition`."""
     found = []
     for line in text.splitlines():
         values = pairs(line)
@@ -218,7 +218,7 @@ def parse_partitions(text: str) -> list[PartitionFacts]:
 
 
 def parse_nodes(text: str) -> list[Nodes]:
-    """The output of `NODES`: a line per partition and state."""
+    """Parses the output of `NODES`: a line per partition and state."""
     found = []
     for line in text.splitlines():
         fields = line.strip().split("|", 5)
@@ -235,7 +235,7 @@ def parse_nodes(text: str) -> list[Nodes]:
 
 
 def parse_reservations(text: str) -> list[Reservation]:
-    """The output of `scontrol --oneliner show reservation`; none is told in words."""
+    """Parses the output of `scontrol --oneliner show reservation`. If there is none, it prints a sentence."""
     found = []
     for line in text.splitlines():
         values = pairs(line)
@@ -262,7 +262,7 @@ def parse_limit(text: str, what: str, column: str) -> str:
 
 
 def parse_trial(text: str) -> Trial:
-    """What sbatch --test-only prints, on stderr: when the job would start, or after `allocation failure` why not."""
+    """Parses the output of sbatch --test-only, on stderr: when the job would start, or why not."""
     if match := re.search(r"Job \S+ to start at (\S+)", text):
         return Trial(parse_local_time(match[1]))
     words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", _last_line(text))
@@ -275,7 +275,7 @@ def _last_line(text: str) -> str:
 
 
 def limit_of(text: str) -> int | None:
-    """Seconds of a wall time of scontrol's; None: no limit, or none that is told."""
+    """Returns a time limit of scontrol in seconds; None: there is no limit, or it is not known."""
     try:
         return parse_time(text)
     except ValueError:  # UNLIMITED, NONE, Partition_Limit
@@ -291,9 +291,9 @@ def _names(value: str) -> tuple[str, ...]:
 
 
 def slurm_version(slurm: Slurm) -> str:
-    """`22.05.8`.
+    """Returns the version of Slurm (`22.05.8`).
 
     Raises:
-        QueryError: sinfo is not there, or does not answer (this does not ask the controller).
+        QueryError: sinfo is not on PATH, or fails (this does not contact the controller).
     """
     return slurm.run("sinfo", "--version").split()[-1]

@@ -1,4 +1,4 @@
-"""What Slurm's accounting remembers of a job that is over: every time that it ran, and the memory it took."""
+"""Reads all executions of a job, with their peak memory, from Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _FIELDS = "JobID,State,Start,End,MaxRSS"
 
 
 def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
-    """All runs of the job, oldest first, with the most memory of one task of any step; none where a site keeps no
-    accounting."""
+    """Returns all executions of the job, oldest first; [] if the site has no accounting.
+
+    Their memory is the maximum of one task of any step.
+    """
     try:
         text = slurm.run("sacct", "--noheader", "--parsable2", "--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
     except QueryError:
@@ -24,7 +26,7 @@ def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
 
 
 def parse(text: str) -> list[JobExecution]:
-    """The output of that sacct: a line for each run of the job, and below it one for each of its steps."""
+    """Parses the output of sacct: a line for each execution of the job, followed by one for each of its steps."""
     lines = [line.split("|") for line in text.splitlines() if line.count("|") == _FIELDS.count(",")]
     groups: list[tuple[Sequence[str], list[int]]] = []
     for fields in lines:

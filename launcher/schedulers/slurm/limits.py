@@ -1,6 +1,7 @@
-"""A plan against Slurm's partitions, before Slurm sees it. Pure.
+"""Checks a plan against Slurm's partitions before submission. Pure.
 
-Slurm would accept some of these jobs and leave them pending for ever (a time limit over the partition's, for one).
+Slurm would accept some of the refused jobs and leave them pending for ever, for instance if they exceed the time limit
+of the partition.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Partition:
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
-    """A plan against the live partition it asks for (the default one if it names none).
+    """Checks a plan against its live partition (default: that of the site).
 
-    With several partitions (`cluster.partition=a,b`) one that can take the job is enough.
+    Of several partitions (`cluster.partition=a,b`) one that can start the job is enough.
 
     Raises:
         ConfigError: the partition is unknown, or could never start the job.
@@ -57,7 +58,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
 
 
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
-    """Why the partition could never start the job, with the fix; None when it could."""
+    """Returns why the partition could never start the job, with the fix; None: it could."""
     where = f"partition {partition.name}"
     total = sum(group.nodes for group in partition.groups)
     most = total if partition.max_nodes is None else min(total, partition.max_nodes)

@@ -14,10 +14,10 @@ from launcher.spec.plan import JobPlan
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What the user should know.
+    """Checks a plan against the live partitions, and returns notes for the user.
 
     Raises:
-        ConfigError: there is no room for the plan.
+        ConfigError: no partition could ever start the job.
     """
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(Slurm(plan.cluster.submit_timeout).partitions)
