@@ -50,7 +50,7 @@ def test_a_rank_is_debugged_while_the_others_wait(launcher: Launcher) -> None:
     assert "dist.all_reduce(total)" in stacks.stdout
 
     shell = attach(launcher, "--shell", "--rank", "1")
-    shell.expect("leaves the run alone")
+    shell.expect("does not affect the run")
     shell.type("echo rank=$RANK of $WORLD_SIZE in $PWD; exit 7\n")
     shell.expect(f"rank=1 of 2 in {ROOT}\n")
     assert shell.end() in (0, 7)
@@ -72,7 +72,7 @@ def test_a_rank_is_debugged_while_the_others_wait(launcher: Launcher) -> None:
     again.type("p factor\n")
     again.expect("10.0\n(Pdb) ")
     again.type("c\n")
-    again.expect("rank 0 goes on")
+    again.expect("rank 0 continues")
     again.type("\x03")
     assert again.end() == 0
 

@@ -12,12 +12,12 @@ from tests.processes.workload_ranks import run_ranks
 
 def in_events(config: Any, env: Any) -> dict[str, Any]:
     """Trains, and returns the names of the numbers that rank 0 told, by event."""
-    import launcher
+    from launcher.worker.reporter import Reporter
     from workloads import ddp, fsdp
 
     told: dict[str, list[str]] = {}
-    launcher.progress = lambda step, total, **values: told.update(progress=sorted(values))
-    launcher.evaluated = lambda step, **values: told.update(evaluated=sorted(values))
+    Reporter.progress = lambda self, step, total, **values: told.update(progress=sorted(values))  # type: ignore
+    Reporter.evaluated = lambda self, step, **values: told.update(evaluated=sorted(values))  # type: ignore
     (ddp if isinstance(config, DDPMnist) else fsdp).main(config, env)
     return told
 

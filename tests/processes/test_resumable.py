@@ -163,7 +163,7 @@ def test_strict_refuses_what_could_differ(tmp_path: Path) -> None:
     )
     (error,) = {result.error for result in results}
     assert "WorkloadError: resume.strict=true refuses" in error
-    assert "because of world size 3 -> 2, threads 1 -> 2. Go on as before" in error
+    assert "because of world size 3 -> 2, threads 1 -> 2. Continue as before" in error
     assert outcome(go(tmp_path, 3, run={"strict": True}))["steps"] == 22
 
 

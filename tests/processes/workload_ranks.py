@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 import traceback
@@ -119,13 +118,12 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    import launcher
     from launcher import Env
     from launcher.torch_compat import destroy_without_gil
+    from launcher.worker.reporter import Reporter
 
     calls: list[tuple[int, int]] = []
-    for module in (launcher, sys.modules[function.__module__]):  # which may have imported it by its name
-        module.progress = lambda step, total, **values: calls.append((step, total))  # type: ignore[attr-defined]
+    Reporter.progress = lambda self, step, total, **values: calls.append((step, total))  # type: ignore[assignment]
     per_node = world_size // nnodes
     env = Env(
         rank=rank,
