@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 # More for tests.gpu.check: --only NAME.
 GPU_CHECK_ARGS ?=
+# `make twins SITES="polaris gadi"`; empty: all.
+SITES ?=
 # More for pytest.
 PYTEST_ARGS ?=
 # `make test-torch`: each of these in an environment of its own. The oldest torch has no wheels for Python 3.13, so the
@@ -24,13 +26,14 @@ RUN := $(VENV)/bin/python
 # Tests of milliseconds each, which wait for nothing.
 UNIT_TESTS := tests/unit tests/golden
 
-.PHONY: help demo test test-slow test-torch golden gpu-check lint chaos bench docs clean
+.PHONY: help demo test test-slow test-torch twins golden gpu-check lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
+	@echo "make twins      each profile of a site against a scheduler that keeps the site's published rules, as a table"
 	@echo "make golden     write tests/golden/ anew: the job scripts, keys and options that tests compare with"
 	@echo "make gpu-check  what only a machine with GPUs can show, as a table; elsewhere it says so"
 	@echo "make lint       ruff, mypy, and which package may import which"
@@ -82,6 +85,10 @@ test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' $(CONCERNS_TORCH) tests/unit tests/processes) && \
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) -k local tests/contract || exit 1; \
 	done
+
+twins: $(READY)
+	@bash tests/setup_debian.sh
+	$(RUN) -m tests.twins $(SITES)
 
 golden: $(READY)
 	$(RUN) -m pytest --quiet tests/golden --golden-update

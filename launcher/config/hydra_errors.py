@@ -105,7 +105,8 @@ def no_workload() -> str:
 
 def _unknown_key(key: str, arguments: Sequence[str]) -> str:
     """Returns the text about an unknown key: similar keys, and other workloads that have this key."""
-    words = f"there is no key {key!r}.{near(key, [*GROUPS, *types_of_keys(arguments)])}"
+    known = types_of_keys(arguments)
+    words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known])}"
     if owners := workloads_with(key):
         words += f" There is one with workload={' or '.join(owners)}."
     if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):

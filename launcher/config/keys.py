@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 from launcher.config import schema
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
-OPEN_KEYS = ("cluster.directives", "cluster.environment", *OWN_ARGUMENTS)  # sections in which any key is allowed
+OPEN_KEYS = ("cluster.directives", "cluster.environment", "cluster.pools", *OWN_ARGUMENTS)  # any key is allowed in them
 WORKLOADS = {
     "p2p": schema.P2P,
     "collective": schema.Collective,

@@ -139,6 +139,22 @@ class Limits:
     cpus_per_node: int | None = None  # most CPUs on one node
     mem_per_node: str | None = None  # most memory on one node, with a unit (`250G`)
     time: str | None = None  # longest wall time, in any form that `time` takes
+    time_by_nodes: dict[int, str] = field(default_factory=dict)  # the same, from each number of nodes on ({1: 2h})
+    node_hours: float | None = None  # most nodes times hours
+    gpus: int | None = None  # most GPUs on all nodes together
+    min_nodes: int | None = None  # fewest nodes
+    min_gpus_per_node: int | None = None  # fewest GPUs on one node
+    min_time: str | None = None  # shortest wall time
+    cpus_per_gpu: int | None = None  # fewest CPUs with each GPU
+
+
+@dataclass
+class Pool:
+    """What a profile says for one partition, queue or QOS, on top of what it says for all."""
+
+    limits: Limits = field(default_factory=Limits)  # what one job may ask for there
+    environment: dict[str, Any] = field(default_factory=dict)  # variables, unless cluster.environment has them
+    interface: str | None = None  # network interface, unless cluster.interface is set
 
 
 @dataclass
@@ -146,7 +162,7 @@ class Cluster:
     """A site's profile: one file in conf/cluster/ or in your own config folder."""
 
     name: str = MISSING  # the profile's name, shown in tables
-    required: list[str] = field(default_factory=list)  # keys of cluster that the user must set (`account`)
+    required: list[str] = field(default_factory=list)  # keys of cluster that must be set (`account`, `chunk.mem=2G`)
     scheduler: str = MISSING  # local, slurm, pbs or allocation, or one that another package adds
     partition: str | None = None  # Slurm partition(s), comma-separated
     queue: str | None = None  # PBS queue
@@ -159,6 +175,7 @@ class Cluster:
     place: str | None = None  # PBS's place statement; empty: scatter for several nodes
     chunk: Flat = field(default_factory=dict)  # more resources of each PBS chunk (node); null drops ours
     resources: Flat = field(default_factory=dict)  # more resources of the whole PBS job, as -l NAME=VALUE
+    totals: bool = False  # ask PBS for CPUs, GPUs and memory of all nodes together, without a select statement
     gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node (Slurm), ngpus (PBS) or none
     gpu_type: str | None = None  # GPU model in the site's words, e.g. a100
     directives: dict[str, Any] = field(default_factory=dict)  # extra #SBATCH or #PBS options; null drops one of ours
@@ -169,6 +186,7 @@ class Cluster:
     environment: dict[str, Any] = field(default_factory=dict)  # variables exported to every rank; null unsets one
     trusted_folders: list[str] = field(default_factory=list)  # on the way to runs_dir, whose groups you trust; in files
     limits: Limits = field(default_factory=Limits)  # what one job may ask for
+    pools: dict[str, Pool] = field(default_factory=dict)  # more limits and variables by partition, queue or QOS
     check: bool = True  # compare a plan with the live partition or queue before it is submitted
     nics: list[str] = field(default_factory=list)  # network device of each GPU (without GPUs: of each rank), by number
     rank_environment: dict[str, Any] = field(default_factory=dict)  # variables of each rank; {nic} is its own of nics
@@ -182,7 +200,7 @@ class Cluster:
 # Keys of a cluster that only some schedulers know; each scheduler names its own.
 OF_SOME_SCHEDULERS = (
     "partition", "queue", "project", "qos", "constraint", "reservation", "exclude", "place", "chunk", "resources",
-    "gpu_type", "srun_args", "mpiexec",
+    "totals", "gpu_type", "srun_args", "mpiexec",
 )  # fmt: skip
 
 

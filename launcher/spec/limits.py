@@ -6,12 +6,13 @@ scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.config.schema import Limits
+from launcher.config.schema import Cluster, Limits
 from launcher.errors import ConfigError
 from launcher.formatting import format_size, format_time, plural
+from launcher.spec import pools
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_memory, parse_time
 
@@ -27,34 +28,79 @@ class NodeGroup:
     gpu_types: tuple[str, ...] = ()
 
 
-def check_limits(plan: JobPlan, limits: Limits) -> None:
-    """A plan against the limits that its profile states.
+def check_limits(plan: JobPlan, cluster: Cluster) -> None:
+    """A plan against the limits that its profile states, for all jobs and for the partition, queue or QOS of this one.
 
     Raises:
-        ConfigError: the plan asks for more, or the profile's own limits cannot be read.
+        ConfigError: the plan asks for more or for less, or the profile's own limits cannot be read.
     """
-    where = f"the profile of cluster={plan.cluster.name}"
-    _at_most("nodes", plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", "cluster.limits.nodes")
+    _check(plan, cluster.limits, f"the profile of cluster={plan.cluster.name}", "cluster.limits")
+    for name, pool in pools.of(cluster).items():
+        _check(plan, pool.limits, f"{name} of cluster={plan.cluster.name}", f"cluster.pools.{name}.limits")
+
+
+def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
+    _at_most("nodes", plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", f"{source}.nodes")
+    _at_least("nodes", plan.nodes, limits.min_nodes, where)
     _at_most(
         "gpus_per_node", plan.gpus_per_node, limits.gpus_per_node, f"{where} has {limits.gpus_per_node} on a node",
-        "cluster.limits.gpus_per_node",
+        f"{source}.gpus_per_node",
     )  # fmt: skip
-    if limits.cpus_per_node is not None and plan.cpus_per_node > limits.cpus_per_node:
+    _at_least("gpus_per_node", plan.gpus_per_node, limits.min_gpus_per_node, where)
+    gpus = plan.gpus_per_node * plan.nodes
+    if limits.gpus is not None and gpus > limits.gpus:
         raise ConfigError(
-            f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} is {plan.cpus_per_node} CPUs, "
-            f"and {where} has {limits.cpus_per_node} on a node: lower one of the two"
+            f"gpus_per_node={plan.gpus_per_node} x nodes={plan.nodes} is {gpus} GPUs, and {where} allows "
+            f"{limits.gpus}: lower one of the two"
+        )
+    cpus = f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} is {plan.cpus_per_node} CPUs"
+    if limits.cpus_per_node is not None and plan.cpus_per_node > limits.cpus_per_node:
+        raise ConfigError(f"{cpus}, and {where} has {limits.cpus_per_node} on a node: lower one of the two")
+    fewest = (limits.cpus_per_gpu or 0) * plan.gpus_per_node
+    if plan.cpus_per_node < fewest:
+        raise ConfigError(
+            f"{cpus}, and {where} wants {limits.cpus_per_gpu} with each GPU: use "
+            f"cpus_per_proc={-(-fewest // plan.procs_per_node)}"
         )
     try:
         mem = None if limits.mem_per_node is None else parse_memory(limits.mem_per_node)
-        time = None if limits.time is None else parse_time(limits.time)
+        longest = None if limits.time is None else parse_time(limits.time)
+        shortest = None if limits.min_time is None else parse_time(limits.min_time)
+        by_nodes = {least: parse_time(text) for least, text in limits.time_by_nodes.items()}
     except ValueError as error:
-        raise ConfigError(f"cluster.limits of {where}: {error}") from None
+        raise ConfigError(f"{source} of {where}: {error}") from None
     if mem is not None and plan.mem is not None and plan.mem > mem:
         raise ConfigError(f"mem={format_size(plan.mem)}: {where} has {format_size(mem)} on a node: ask for less")
-    if time is not None and plan.time > time:
+    time = f"time={format_time(plan.time)}"
+    if longest is not None and plan.time > longest:
+        raise ConfigError(f"{time}: {where} allows {format_time(longest)}: use time={format_time(longest)} or less")
+    if shortest is not None and plan.time < shortest:
+        raise ConfigError(f"{time}: {where} wants {format_time(shortest)} at least: use time={format_time(shortest)}")
+    if problem := _too_long_for_nodes(plan, by_nodes, where):
+        raise ConfigError(f"{time}: {problem}")
+    hours = plan.nodes * plan.time / 3600
+    if limits.node_hours is not None and hours > limits.node_hours:
         raise ConfigError(
-            f"time={format_time(plan.time)}: {where} allows {format_time(time)}: use time={format_time(time)} or less"
+            f"nodes={plan.nodes} x {time} is {hours:g} node-hours, and {where} allows {limits.node_hours:g}: "
+            "lower one of the two"
         )
+
+
+def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) -> str | None:
+    """Why a job of so many nodes may not take so long, with the fix; None when it may."""
+    steps = sorted(by_nodes)
+    step = next((least for least in reversed(steps) if plan.nodes >= least), None)
+    if step is None or plan.time <= by_nodes[step]:
+        return None
+    longest = format_time(by_nodes[step])
+    more = next((least for least in steps if by_nodes[least] >= plan.time), None)
+    to = f" to fewer than {next(least for least in steps if least > step)} nodes" if step != steps[-1] else ""
+    return f"{where} allows {longest}{to}: use time={longest} or less" + (f", or nodes={more}" if more else "")
+
+
+def _at_least(key: str, value: int, limit: int | None, where: str) -> None:
+    if limit is not None and value < limit:
+        raise ConfigError(f"{key}={value}: {where} wants {limit} at least: use {key}={limit}")
 
 
 def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -414,15 +415,23 @@ def _entry(value: str) -> str:
 
 
 def _require(cluster: schema.Cluster) -> None:
-    """Keys that a site wants from everybody, and that its profile cannot know."""
+    """Keys that a site wants from everybody, and that its profile cannot know (`account`, `resources.storage`)."""
     known = {field.name for field in dataclasses.fields(cluster)}
-    for key in cluster.required:
-        if key not in known:
-            raise ConfigError(f"cluster.required: there is no key cluster.{key}.{near(key, known)}")
-        if not getattr(cluster, key):
+    for wanted in cluster.required:
+        key, _, example = wanted.partition("=")
+        name, *parts = key.split(".")
+        if name not in known:
+            raise ConfigError(f"cluster.required: there is no key cluster.{name}.{near(name, known)}")
+        value, new = getattr(cluster, name), ""
+        for part in parts:
+            new = "" if isinstance(value, Mapping) and part in value else "+"
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not value:
+            word = f"{new}cluster.{key}={example or '...'}"
             raise ConfigError(
-                f"cluster.{key} is not set, and cluster={cluster.name} wants it: add cluster.{key}=..., or set it for "
-                "good in ~/.config/launcher/user.yaml"
+                f"cluster.{key} is not set, and cluster={cluster.name} wants it: add "
+                f"{shlex.quote(word)}, or set it for good in "
+                "~/.config/launcher/user.yaml"
             )
 
 

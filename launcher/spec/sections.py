@@ -36,6 +36,7 @@ class Cluster:
     place: str | None
     chunk: Mapping[str, Any]
     resources: Mapping[str, Any]
+    totals: bool
     gpu_directive: str
     gpu_type: str | None
     directives: Mapping[str, Any]

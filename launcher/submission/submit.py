@@ -44,7 +44,7 @@ from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
 from launcher.schedulers.successor import submit_after
 from launcher.script import lost_parts
-from launcher.spec import limits
+from launcher.spec import limits, pools
 from launcher.spec.plan import JobPlan, Site, check_name, keys_of
 from launcher.submission import dependencies as after
 from launcher.submission.inputs import Inputs
@@ -157,6 +157,7 @@ def planned(
         ConfigError: the config cannot be run; the text names the fix.
     """
     run = None if new_snapshot else Run(Path(site.run_dir))
+    config = dataclasses.replace(config, cluster=pools.into(config.cluster))
     config, notes = inputs.into(_with_baseline(config), run)
     config = inputs.with_template(config)
     config, told = inputs.with_environment(config)
@@ -164,7 +165,7 @@ def planned(
     site = inputs.with_code(config, site, new_snapshot=new_snapshot)
     plan = snapshot.into_plan(make_plan(config, site))
     notes += inputs.check(plan)
-    limits.check_limits(plan, config.cluster.limits)
+    limits.check_limits(plan, config.cluster)
     return plan, notes + snapshot.notes(plan) + trackers.check(plan)
 
 

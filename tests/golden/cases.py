@@ -146,6 +146,10 @@ CASES = [
          "cluster.account=me", ("aurora",)),
         ("profile", "workload=p2p nodes=2 gpus_per_node=8 cpus_per_proc=12 cluster.project=me", ("abci",)),
         ("profile", "workload=p2p nodes=2 gpus_per_node=8 cluster.project=11003281", ("aspire2a", "aspire2a-plus")),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=12 mem=380G cluster.project=me "
+         "+cluster.resources.storage=scratch/me", ("gadi",)),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=1 cpus_per_proc=72 '+cluster.directives.W=[\"group_list=me\"]'",
+         ("miyabi-g",)),
         # -- a profile and a template of the user's own
         ("profile", "workload=p2p nodes=2", ("mine",)),
         ("template", "workload=p2p nodes=2 cluster.template=../mine.sh.j2", (SLURM,)),

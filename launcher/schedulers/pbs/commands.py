@@ -420,18 +420,26 @@ def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
-    most = values.get("resources_max") or {}
+    most, least = values.get("resources_max") or {}, values.get("resources_min") or {}
     number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}
+    routes = values.get("queue_type") == "Route"
     return Queue(
         name,
         default,
         accepts=values.get("enabled") == "True",
-        routes=values.get("queue_type") == "Route",
+        routes=routes,
         time=parse_time(most["walltime"]) if "walltime" in most else None,
         nodes=number["nodect"],
         cpus=number["ncpus"],
         gpus=number["ngpus"],
         mem=parse_size(most["mem"]) if "mem" in most else None,
+        least_time=parse_time(least["walltime"]) if "walltime" in least else 0,
+        least_nodes=int(least.get("nodect", 0)),
+        least_gpus=int(least.get("ngpus", 0)),
+        destinations=tuple(
+            name.partition("@")[0] for name in values.get("route_destinations", "").split(",") if routes and name
+        ),
+        inner=values.get("from_route_only") == "True",
         started=values.get("started") != "False",
         only=tuple(f"{kind}s" for kind in ("user", "group", "host") if values.get(f"acl_{kind}_enable") == "True"),
     )

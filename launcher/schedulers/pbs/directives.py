@@ -23,6 +23,8 @@ VALUE = re.compile(r"""[^\s:+='",\\]+""")
 PLACE = re.compile(r"(^|:)(free|pack|scatter|vscatter|excl|shared|exclhost|group=[A-Za-z][\w-]*)(?=:|$)", re.ASCII)
 SELECT = re.compile(r"""[^\s'",\\]+""")  # a comma would begin another resource of the job
 
+VARIABLE = re.compile(r"""[A-Za-z_]\w*=[^\s,'"\\]*""", re.ASCII)
+
 # Options that make the job what it is, and what to do instead of setting them behind our back.
 TAKEN = {
     "N": "use name",
@@ -31,7 +33,6 @@ TAKEN = {
     "P": "use project",
     "A": "use account",
     **dict.fromkeys("oejk", "the output's place is the launcher's"),
-    "v": "set the variable in the environment",
     "V": "the environment is handed on anyway",
     "C": "the script's lines would not count",
     "I": "the job has a script",
@@ -55,7 +56,7 @@ class Request:
 
     Attributes:
         name: the job's name.
-        select: the select statement.
+        select: the select statement; None: `resources` has what is asked for on all nodes together.
         output: folder that gets the job's own output as `JOBID.OU`; may contain `^array_index^`.
         token: what the job is found by later.
         place: the place statement.
@@ -68,7 +69,7 @@ class Request:
     """
 
     name: str
-    select: str
+    select: str | None
     output: str
     token: str
     place: str | None = None
@@ -94,7 +95,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
             f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
         )
     check_folder(request.output)
-    if not SELECT.fullmatch(request.select):
+    if request.select is not None and not SELECT.fullmatch(request.select):
         raise ConfigError(f"select={request.select!r}: a select statement has no blanks, quotes, commas or backslashes")
     if request.place and PLACE.sub("", request.place):
         raise ConfigError(
@@ -106,7 +107,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         ("q", request.queue),
         ("P", request.project),
         ("A", request.account),
-        ("l", f"select={request.select}"),
+        ("l", request.select and f"select={request.select}"),
         ("l", request.place and f"place={request.place}"),
         ("l", None if request.walltime is None else f"walltime={format_hours(request.walltime)}"),
         *(("l", f"{name}={value}") for name, value in request.resources.items() if value is not None),
@@ -118,7 +119,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         ("k", "oed"),
         ("W", "umask=077"),
         ("W", "tolerate_node_failures=all" if request.shrinks else None),
-        ("v", f"{TOKEN}={request.token}"),
+        ("v", ",".join([f"{TOKEN}={request.token}", *_variables(request.directives)])),
         ("S", "/bin/bash"),
     ]
     for option in request.directives:
@@ -139,14 +140,34 @@ def options(request: Request) -> list[tuple[str, str | None]]:
                 "blanks, quotes, commas or backslashes"
             )
     # Options that may stand more than once are added to ours, the others replace them.
-    replaced = set(request.directives) - {"l", "W"}
+    replaced = set(request.directives) - {"l", "W", "v"}
     extra: list[tuple[str, str | None]] = []
     for option, value in request.directives.items():
+        if option == "v":
+            continue
         if value is True:
             extra.append((option, ""))
         elif value is not None and value is not False:
             extra += [(option, str(each)) for each in _values(value)]
     return [*((o, v) for o, v in ours if v and o not in replaced), *extra]
+
+
+def _variables(directives: Mapping[str, Any]) -> list[str]:
+    """What a site's own programs look for among a job's variables (`USE_SSH=1`).
+
+    Raises:
+        ConfigError: qsub would not take it as it is.
+    """
+    given = [str(each) for each in _values(directives.get("v")) if each is not None]
+    for each in given:
+        if each.startswith(f"{TOKEN}="):
+            raise ConfigError(f"directives: -v {each}: the launcher finds its jobs by it")
+        if not VARIABLE.fullmatch(each):
+            raise ConfigError(
+                f"directives: -v {each}: write NAME=VALUE, without blanks, quotes, commas or backslashes, and set any "
+                "other variable in the environment"
+            )
+    return given
 
 
 def _values(value: Any) -> Sequence[Any]:
@@ -179,17 +200,19 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
         ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
         ngpus=plan.gpus_per_node if plan.cluster.gpu_directive == GpuDirective.ngpus.value else 0, mem=plan.mem,
     )  # fmt: skip
+    if plan.cluster.totals and plan.cluster.chunk:
+        raise ConfigError("cluster.totals=true asks for no chunks: use cluster.resources instead of cluster.chunk")
     return Request(
         name=plan.name,
-        select=select(plan.nodes, {**ours, **plan.cluster.chunk}),
+        select=None if plan.cluster.totals else select(plan.nodes, {**ours, **plan.cluster.chunk}),
         output=f"{folder or plan.run_dir}/",
         token=token,
-        place=plan.cluster.place or place(plan.nodes),
+        place=plan.cluster.place or (None if plan.cluster.totals else place(plan.nodes)),
         walltime=plan.time,
         queue=plan.cluster.queue,
         project=plan.cluster.project,
         account=plan.cluster.account,
-        resources=plan.cluster.resources,
+        resources={**(totals(plan.nodes, ours) if plan.cluster.totals else {}), **plan.cluster.resources},
         array=array,
         rerunnable=plan.resume.how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
         shrinks=plan.min_nodes < plan.nodes,
@@ -234,6 +257,13 @@ def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | 
         "ngpus": ngpus or None,
         "mem": None if mem is None else size(mem),
     }
+
+
+def totals(nodes: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
+    """CPUs, GPUs and memory of all nodes together, of as many equal chunks."""
+    numbers = {name: nodes * chunk[name] for name in ("ncpus", "ngpus") if chunk[name]}
+    mem = chunk["mem"]
+    return numbers if mem is None else {**numbers, "mem": f"{nodes * int(mem.removesuffix('kb'))}kb"}
 
 
 def place(nodes: int) -> str | None:

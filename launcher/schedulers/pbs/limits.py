@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import ConfigError, near
@@ -16,7 +16,9 @@ from launcher.spec.plan import JobPlan
 class Queue:
     """A live PBS queue and what one job may get of it in all (None: no limit; time in seconds, memory in bytes).
 
-    `only` are the kinds of access lists that it has (`users`, `groups`, `hosts`): who is not on them is refused.
+    A job has to ask for `least_time`, `least_nodes` and `least_gpus`. `destinations` are the queues that one that
+    `routes` hands jobs on to, `inner` ones take no others. `only` are the kinds of
+    access lists that it has (`users`, `groups`, `hosts`): who is not on them is refused.
     """
 
     name: str
@@ -28,13 +30,18 @@ class Queue:
     cpus: int | None
     gpus: int | None
     mem: int | None
+    least_time: int = 0
+    least_nodes: int = 0
+    least_gpus: int = 0
+    destinations: tuple[str, ...] = ()
+    inner: bool = False
     started: bool = True  # else what it takes waits
     only: tuple[str, ...] = ()
 
     @property
     def open(self) -> bool:
         """Whether anybody's job may be submitted to it, and may start there."""
-        return self.accepts and self.started and not self.routes and not self.only
+        return self.accepts and self.started and not self.routes and not self.inner and not self.only
 
 
 def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
@@ -55,7 +62,13 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
         )
     if queue is None:
         return None  # the server has rules of its own for jobs that name no queue
-    if problem := _refusal(plan, queue):
+    if queue.inner:
+        routes = [each.name for each in queues if queue.name in each.destinations]
+        raise ConfigError(
+            f"cluster.queue={queue.name}: users cannot submit to it, it takes jobs of other queues: use "
+            f"cluster.queue={routes[0] if routes else '...'}"
+        )
+    if problem := _refusal(plan, queue) or _no_destination(plan, queue, known):
         others = [q.name for q in queues if q.open and _refusal(plan, q) is None]
         hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""
         raise ConfigError(f"{problem}{hint}")
@@ -87,23 +100,49 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
     return problem
 
 
+def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> str | None:
+    """Why no queue that this one hands jobs on to would take the plan; None when one would, or that is not known.
+
+    The reason is that of the queue that has least against it. For one that takes no jobs now, PBS lets a job wait.
+    """
+    queues = [known[name] for name in queue.destinations if name in known and known[name].accepts]
+    if not queues or len(queues) < len(queue.destinations):
+        return None
+    reasons = [_refusals(plan, each, f"queue {queue.name} (its {each.name})") for each in queues]
+    return min(reasons, key=len)[0] if all(reasons) else None
+
+
 def _refusal(plan: JobPlan, queue: Queue) -> str | None:
     """Returns why the queue would refuse the plan, with the fix; None: it would accept it."""
-    where = f"queue {queue.name}"
+    return next(iter(_refusals(plan, queue, f"queue {queue.name}")), None)
+
+
+def _refusals(plan: JobPlan, queue: Queue, where: str) -> list[str]:
+    """Returns all reasons why the queue would refuse the plan, each with the fix."""
+    found = []
     if not queue.accepts:
-        return f"cluster.queue={queue.name}: {where} takes no jobs now: choose another"
+        found.append(f"cluster.queue={queue.name}: {where} takes no jobs now: choose another")
+    time = f"time={format_hours(plan.time)}"
     if queue.time is not None and plan.time > queue.time:
         longest = format_hours(queue.time)
-        return f"time={format_hours(plan.time)}: {where} ends jobs after {longest}: use time={longest} or less"
+        found.append(f"{time}: {where} ends jobs after {longest}: use time={longest} or less")
+    if plan.time < queue.least_time:
+        shortest = format_hours(queue.least_time)
+        found.append(f"{time}: {where} wants {shortest} at least: use time={shortest}")
     gpus, cpus = plural(plan.gpus_per_node, "GPU"), plural(plan.cpus_per_node, "CPU")
-    for what, wanted, limit, unit in (
-        (f"nodes={plan.nodes}", plan.nodes, queue.nodes, "node"),
-        (f"{gpus} on nodes={plan.nodes}", plan.gpus_per_node * plan.nodes, queue.gpus, "GPU"),
-        (f"{cpus} on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, queue.cpus, "CPU"),
+    all_gpus = plan.gpus_per_node * plan.nodes
+    for what, wanted, least, limit, unit in (
+        (f"nodes={plan.nodes}", plan.nodes, queue.least_nodes, queue.nodes, "node"),
+        (f"{gpus} on nodes={plan.nodes}", all_gpus, queue.least_gpus, queue.gpus, "GPU"),
+        (f"{cpus} on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, 0, queue.cpus, "CPU"),
     ):
         if limit is not None and wanted > limit:
-            return f"{what}: {where} gives a job at most {plural(limit, unit)}: ask for less"
+            found.append(f"{what}: {where} gives a job at most {plural(limit, unit)}: ask for less")
+        if wanted < least:
+            found.append(f"{what}: {where} wants {plural(least, unit)} at least: ask for more")
     if queue.mem is not None and plan.mem is not None and plan.mem * plan.nodes > queue.mem:
         most = format_size(queue.mem)
-        return f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"
-    return None
+        found.append(
+            f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"
+        )
+    return found

@@ -38,7 +38,7 @@ class PBSScheduler(Queue, PBSDiagnosis):
         job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
         output="$PBS_JOBID.OU",
     )  # fmt: skip
-    keys = ("queue", "project", "place", "chunk", "resources", "mpiexec")
+    keys = ("queue", "project", "place", "chunk", "resources", "totals", "mpiexec")
     instead = MappingProxyType(
         {
             "partition": "use cluster.queue",

@@ -43,6 +43,7 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
             "place": "see cluster.directives",
             "chunk": "use cluster.constraint or cluster.directives",
             "resources": "use cluster.directives",
+            "totals": "it counts by node",
             "mpiexec": "srun starts the tasks; see cluster.srun_args",
         }
     )

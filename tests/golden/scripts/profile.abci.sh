@@ -10,7 +10,7 @@
 #PBS -j oe
 #PBS -k oed
 #PBS -W umask=077
-#PBS -v LAUNCHER_TOKEN=launcher-3ed46d16d9a6ed28f4b4
+#PBS -v LAUNCHER_TOKEN=launcher-3ed46d16d9a6ed28f4b4,USE_SSH=1
 #PBS -S /bin/bash
 
 # Made by launcher VERSION for run profile.

@@ -43,8 +43,9 @@ class Daemon:
 
     def serve(self) -> None:
         listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(self.folder / "socket"))
+        listening.bind(str(self.folder / "socket.new"))
         listening.listen(256)
+        os.rename(self.folder / "socket.new", self.folder / "socket")  # who finds it there is answered
         while not self.stopped.is_set():
             connection, _ = listening.accept()
             threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
@@ -113,7 +114,7 @@ class Daemon:
             array = qsub.indices_of(wishes.values["J"]) if "J" in wishes.values else None
             if "max_run_subjobs" in wishes.attributes and array is None:
                 raise errors.only_for_arrays()
-            server.require(wishes.values)
+            server.require(wishes.values, wishes.attributes)
             queue, request = server.admit(queue or None, wishes.resources, array=array)
             made = qsub.submission(draft, queue, request, server.user)
             return server.submit(number, made, qsub.dependencies(wishes.attributes.get("depend", "")))

@@ -222,7 +222,8 @@ def server_attributes(server: Server) -> list[Attribute]:
     settings = server.settings
     rest = {
         "default_queue": settings.default_queue, "log_events": "511", "mailer": "/usr/sbin/sendmail",
-        "mail_from": "adm", "query_other_jobs": "True", "resources_default.ncpus": "1", "default_chunk.ncpus": "1",
+        "mail_from": "adm",
+        "query_other_jobs": "True", "resources_default.ncpus": "1", "default_chunk.ncpus": "1",
         "scheduler_iteration": "10", "flatuid": "True", "resv_enable": "True", "node_fail_requeue": "310",
         "max_array_size": str(settings.max_array_size), "pbs_license_min": "0", "pbs_license_max": "2147483647",
         "pbs_license_linger_time": "31536000",

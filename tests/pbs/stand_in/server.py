@@ -74,7 +74,7 @@ class Settings:
         delivery_delay: seconds that a job is in state E before its output is delivered.
         default_queue: where jobs go that name none.
         node: what each node has; mem in kb.
-        required: what a submission hook of the site wants every job to have: resources, project, Account_Name.
+        required: what a submission hook wants every job to have: resources, project, Account_Name, group_list.
         totals: the hook makes a select statement of whole nodes from `ncpus`, `ngpus` and `mem` of all nodes together.
         next_number: of the next job; reset() leaves it, so that no id is given twice.
     """
@@ -210,7 +210,7 @@ class Server:
             PbsError: one that must be asked for is not.
         """
         for name in self.settings.required:
-            if name not in ("project", "Account_Name") and name not in asked:
+            if name not in ("project", "Account_Name", "group_list") and name not in asked:
                 raise errors.required(f"Resource: {name}")
         if not self.settings.totals or "select" in asked:
             return asked
@@ -222,7 +222,7 @@ class Server:
         rest = {name: text for name, text in asked.items() if name not in ("ncpus", "ngpus", "mem")}
         return {**rest, "select": f"{nodes}:{chunk}", "place": "scatter" if nodes > 1 else "free"}
 
-    def require(self, wishes: Mapping[str, str]) -> None:
+    def require(self, wishes: Mapping[str, str], attributes: Mapping[str, str]) -> None:
         """The site's submission hook, on options by their letter.
 
         Raises:
@@ -231,6 +231,8 @@ class Server:
         for name, letter in (("project", "P"), ("Account_Name", "A")):
             if name in self.settings.required and not wishes.get(letter):
                 raise errors.required(name)
+        if "group_list" in self.settings.required and "group_list" not in attributes:
+            raise errors.required("group_list")
 
     def _route(self, queue: Queue, request: resources.Request) -> str:
         for name in queue.routes:

@@ -74,7 +74,7 @@ RUNS = ["latest", "bench-20261121-120000-bbbb", "mnist-20261120-120000-aaaa"]
         (["workload=p2p", "workload.mom"], []),
         (["workload.mom"], ["workload.momentum="]),
         (["cluster.lim"], ["cluster.limits."]),
-        (["cluster.limits.no"], ["cluster.limits.nodes="]),
+        (["cluster.limits.nodes"], ["cluster.limits.nodes="]),
         (["+nod"], ["+nodes="]),
         (["baseline=b"], ["baseline=bench-20261121-120000-bbbb"]),
         (["--cfg", ""], ["job", "hydra", "all"]),

@@ -29,6 +29,9 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         ("- slurm\n", "mine.yaml: it must have lines of the form KEY: VALUE"),
         (BASE + "x: [\n", "mine.yaml, line 4: this is no YAML:"),
         (BASE + "required: [account]\n", "cluster.account is not set, and cluster=mine wants it: add cluster.account="),
+        (BASE + "required: ['directives.W=[\"group_list=ME\"]']\n",
+         "wants it: add '+cluster.directives.W=[\"group_list=ME\"]', or set"),
+        (BASE + "required: [environment.A]\nenvironment: {A: null}\n", "wants it: add cluster.environment.A=..., or"),
         (BASE + "queue: gpu\n", "cluster.queue is a key for pbs, and cluster=mine is slurm: use cluster.partition"),
     ],
 )  # fmt: skip
@@ -75,5 +78,5 @@ def test_a_wrong_line_for_all_runs_is_told_with_its_file(
 
 def test_a_profile_that_there_is_not_is_told_with_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
-    words = "there is no cluster=perlmuter. Did you mean perlmutter? Known: abci, allocation"
+    words = "there is no cluster=perlmuter. Did you mean perlmutter? Known: abci, allocation, alps"
     refused(["workload=collective", "cluster=perlmuter"], words)

@@ -18,6 +18,7 @@ from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.schedulers import job_script
+from launcher.spec import pools
 from launcher.spec.plan import Site
 from launcher.submission import configs
 from launcher.submission.inputs import Inputs
@@ -32,7 +33,7 @@ NODE = {
     "juwels-booster": (4, 12), "jupiter": (4, 72), "leonardo": (4, 8), "alps": (4, 72), "snellius": (4, 16),
     "marenostrum5": (4, 20),
     "polaris": (4, 16), "derecho": (4, 16), "casper": (4, 1), "aurora": (12, 8), "abci": (8, 12), "aspire2a": (8, 1),
-    "aspire2a-plus": (8, 1),
+    "aspire2a-plus": (8, 1), "gadi": (4, 12), "miyabi-g": (1, 72),
 }  # fmt: skip
 
 
@@ -49,7 +50,12 @@ def script_of(name: str, *, required: bool = True, launch: str = "agent", **keys
     config = copy.deepcopy(profile(name))
     config.launch.mode = LaunchMode(launch)
     for key in config.cluster.required if required else ():
-        setattr(config.cluster, key, "abc123")
+        if "." not in key:
+            setattr(config.cluster, key, "abc123")
+    if required and name == "gadi":
+        config.cluster.resources["storage"] = "scratch/abc123"
+    if required and name == "miyabi-g":
+        config.cluster.directives["W"] = ["group_list=abc123"]
     plan, _ = planned(replace(config, **keys), Site("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
     return job_script.script(plan, token="t").splitlines()
 
@@ -72,8 +78,14 @@ def test_a_profile_renders_for_whole_nodes(name: str, nodes: int, mode: str) -> 
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_a_profile_renders_without_gpus(name: str) -> None:
-    assert script_of(name)
+def test_a_profile_renders_without_gpus_unless_the_site_wants_some(name: str) -> None:
+    cluster = profile(name).cluster
+    limits = [cluster.limits, *(pool.limits for pool in pools.of(cluster).values())]
+    if any(limit.min_gpus_per_node for limit in limits):
+        with pytest.raises(ConfigError, match=r"gpus_per_node=0: .* wants 1 at least: use gpus_per_node=1"):
+            script_of(name)
+    else:
+        assert script_of(name)
 
 
 # What an example in the site's own documentation asks for, with our way to ask for the same.
@@ -143,7 +155,14 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["-l select=2", "-l place=scatter", "-l walltime=00:10:00", "-l filesystems=home:flare", "-q debug",
          "-A abc123"],
     ),
-    "abci": ({}, ["-q rt_HF", "-l select=2", "-l walltime=01:00:00", "-P abc123"]),
+    "gadi": (
+        {"mem": "128G", "time": "200s"},
+        ["-l ncpus=96", "-l ngpus=8", f"-l mem={256 << 20}kb", "-q gpuvolta", "-P abc123", "-l storage=scratch/abc123"],
+    ),
+    "miyabi-g": (
+        {"time": "30m"}, ["-q debug-g", "-l select=2:mpiprocs=1", "-W group_list=abc123", "-l walltime=00:30:00"],
+    ),
+    "abci": ({}, ["-v LAUNCHER_TOKEN=t,USE_SSH=1", "-q rt_HF", "-l select=2", "-l walltime=01:00:00", "-P abc123"]),
     "aspire2a": ({"time": "24h"}, ["-l select=2:ngpus=8", "-l walltime=24:00:00", "-q ai", "-P abc123"]),
     "aspire2a-plus": ({"time": "24h"}, ["-l select=2:ngpus=8", "-l walltime=24:00:00", "-q normal", "-P abc123"]),
 }  # fmt: skip
@@ -184,8 +203,8 @@ def test_a_profile_sets_the_variables_that_the_site_advises(name: str, variable:
 
 @pytest.mark.parametrize("name", [name for name in SITES if profile(name).cluster.required])
 def test_a_profile_tells_what_is_wanted_of_each_user(name: str) -> None:
-    first = profile(name).cluster.required[0]
-    with pytest.raises(ConfigError, match=rf"cluster.{first} is not set, and cluster={name} wants it: add cluster."):
+    first = re.escape(profile(name).cluster.required[0].partition("=")[0])
+    with pytest.raises(ConfigError, match=rf"cluster.{first} is not set, and cluster={name} wants it: add ."):
         script_of(name, required=False)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Limits
+from launcher.config.schema import Cluster, Limits, Pool
 from launcher.errors import ConfigError
 from launcher.spec.limits import check_limits
 from tests.unit.plans import plan_of
@@ -23,11 +23,11 @@ LIMITS = Limits(nodes=4, gpus_per_node=2, cpus_per_node=8, mem_per_node="16G", t
     ],
 )
 def test_what_the_profile_allows_passes(keys: dict[str, Any]) -> None:
-    check_limits(plan_of(**keys), LIMITS)
+    check_limits(plan_of(**keys), Cluster(limits=LIMITS))
 
 
 def test_a_profile_without_limits_allows_everything() -> None:
-    check_limits(plan_of(nodes=9999, gpus_per_node=99, mem="9P", time="99d"), Limits())
+    check_limits(plan_of(nodes=9999, gpus_per_node=99, mem="9P", time="99d"), Cluster())
 
 
 HERE = "the profile of cluster=here"
@@ -47,16 +47,72 @@ HERE = "the profile of cluster=here"
 )  # fmt: skip
 def test_more_than_the_profile_allows_is_refused(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        check_limits(plan_of(**keys), LIMITS)
+        check_limits(plan_of(**keys), Cluster(limits=LIMITS))
     assert str(refusal.value) == words
 
 
 @pytest.mark.parametrize("limits", [Limits(time="soon"), Limits(mem_per_node="lots")])
 def test_limits_that_cannot_be_read_are_blamed_on_the_profile(limits: Limits) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.limits of the profile of cluster=here: '(soon|lots)' is not"):
-        check_limits(plan_of(), limits)
+        check_limits(plan_of(), Cluster(limits=limits))
 
 
 def test_a_limit_of_memory_without_a_unit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.limits of .*: '16' has no unit: write 16G, or 16M"):
-        check_limits(plan_of(), Limits(mem_per_node="16"))
+        check_limits(plan_of(), Cluster(limits=Limits(mem_per_node="16")))
+
+
+# What a site asks for in other ways than as the most of something.
+@pytest.mark.parametrize(
+    ("limits", "keys", "words"),
+    [
+        (Limits(min_nodes=10), {"nodes": 2}, f"nodes=2: {HERE} wants 10 at least: use nodes=10"),
+        (Limits(min_gpus_per_node=1), {}, f"gpus_per_node=0: {HERE} wants 1 at least: use gpus_per_node=1"),
+        (Limits(min_time="5m"), {"time": "3m"}, f"time=00:03:00: {HERE} wants 00:05:00 at least: use time=00:05:00"),
+        (
+            Limits(gpus=32), {"nodes": 5, "gpus_per_node": 8},
+            f"gpus_per_node=8 x nodes=5 is 40 GPUs, and {HERE} allows 32: lower one of the two",
+        ),
+        (
+            Limits(cpus_per_gpu=20), {"gpus_per_node": 4, "cpus_per_proc": 14},
+            f"procs_per_node=4 x cpus_per_proc=14 is 56 CPUs, and {HERE} wants 20 with each GPU: use cpus_per_proc=20",
+        ),
+        (
+            Limits(node_hours=1.5), {"nodes": 4, "time": "30m"},
+            f"nodes=4 x time=00:30:00 is 2 node-hours, and {HERE} allows 1.5: lower one of the two",
+        ),
+        (
+            Limits(time_by_nodes={1: "2h", 92: "6h", 184: "12h"}), {"nodes": 2, "time": "3h"},
+            f"time=03:00:00: {HERE} allows 02:00:00 to fewer than 92 nodes: use time=02:00:00 or less, or nodes=92",
+        ),
+        (
+            Limits(time_by_nodes={1: "2h", 92: "6h"}), {"nodes": 92, "time": "7h"},
+            f"time=07:00:00: {HERE} allows 06:00:00: use time=06:00:00 or less",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_site_wants_besides_is_compared_too(limits: Limits, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_limits(plan_of(**keys), Cluster(limits=limits))
+    assert str(refusal.value) == words
+
+
+@pytest.mark.parametrize(
+    ("limits", "keys"),
+    [
+        (Limits(time_by_nodes={1: "2h", 92: "6h"}), {"nodes": 92, "time": "6h"}),
+        (Limits(time_by_nodes={10: "3h"}), {"nodes": 2, "time": "9h"}),  # min_nodes is another limit
+        (Limits(cpus_per_gpu=20), {"procs_per_node": 1}),
+        (Limits(node_hours=1.5), {"nodes": 2, "time": "45m"}),
+    ],
+)
+def test_what_is_just_enough_passes(limits: Limits, keys: dict[str, Any]) -> None:
+    check_limits(plan_of(**keys), Cluster(limits=limits))
+
+
+@pytest.mark.parametrize("key", ["partition", "queue", "qos"])
+def test_the_limits_of_a_pool_count_for_its_jobs_alone(key: str) -> None:
+    pools = {"short": Pool(limits=Limits(time="30m"))}
+    check_limits(plan_of(), Cluster(pools=pools))
+    with pytest.raises(ConfigError, match="time=01:00:00: short of cluster=here allows 00:30:00: use time=00:30:00"):
+        check_limits(plan_of(), Cluster(pools=pools, **{key: "short"}))

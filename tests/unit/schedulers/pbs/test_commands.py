@@ -972,7 +972,7 @@ def test_queues_are_read(site: Path) -> None:
             mem=10 * 1024**3,
             started=False,
         ),
-        Queue("inf", False, accepts=True, routes=True, **NO_LIMITS),
+        Queue("inf", False, accepts=True, routes=True, **NO_LIMITS, destinations=("debug", "workq")),
         Queue("closed", False, accepts=False, routes=False, **{**NO_LIMITS, "time": 600}),
     ]
 

@@ -91,6 +91,9 @@ def test_each_key_is_one_option(fields: dict[str, Any], expected: list[tuple[str
         ({"select": "2:ncpus=4"}, ("l", "select=2:ncpus=4")),
         ({"output": "/a b/^array_index^/"}, ("o", "/a b/^array_index^/")),
         ({"token": "other"}, ("v", "LAUNCHER_TOKEN=other")),
+        ({"directives": {"v": "USE_SSH=1"}}, ("v", "LAUNCHER_TOKEN=token,USE_SSH=1")),
+        ({"directives": {"v": ["A=", "B=x:y/z"]}}, ("v", "LAUNCHER_TOKEN=token,A=,B=x:y/z")),
+        ({"directives": {"v": None}}, ("v", "LAUNCHER_TOKEN=token")),
         ({"rerunnable": False}, ("r", "n")),
         ({"directives": {"r": "n"}}, ("r", "n")),
         ({"directives": {"S": "/bin/zsh"}}, ("S", "/bin/zsh")),
@@ -125,6 +128,10 @@ def test_what_makes_the_run_what_it_is_cannot_be_replaced(option: str, value: An
     ({"directives": {"W": "umask=000"}}, "-W umask=000: umask cannot be set: what the job prints is for nobody else"),
     ({"directives": {"W": ["block=true", "group_list=a, umask = 0"]}}, "umask cannot be set"),
     ({"directives": {"W": "tolerate_node_failures=none"}}, "use min_nodes"),
+    ({"directives": {"v": "A=1,B=2"}}, "-v A=1,B=2: write NAME=VALUE, without blanks, quotes, commas"),
+    ({"directives": {"v": "HOME"}}, "-v HOME: write NAME=VALUE"),
+    ({"directives": {"v": True}}, "-v True: write NAME=VALUE"),
+    ({"directives": {"v": "LAUNCHER_TOKEN=mine"}}, "-v LAUNCHER_TOKEN=mine: the launcher finds its jobs by it"),
     ({"directives": {"l": "walltime=999:00:00"}}, "walltime cannot be set: use time"),
     ({"directives": {"l": "mem=1gb,select=9"}}, "select cannot be set: use nodes"),
     ({"resources": {"walltime": "999:00:00"}}, "walltime=999:00:00 cannot be among the resources of the job: use time"),
@@ -311,11 +318,22 @@ def test_a_plan_is_asked_for_as_it_says() -> None:
         ({"cluster": {"resources": {"filesystems": "home", "x": None}}},
          {"resources": {"filesystems": "home", "x": None}}),
         ({"cluster": {"directives": {"m": "abe"}}}, {"directives": {"m": "abe"}}),
+        ({"cluster": {"totals": True}}, {"select": None, "resources": {"ncpus": 1}}),
+        ({"nodes": 2, "gpus_per_node": 4, "cpus_per_proc": 12, "mem": "1025B", "cluster": {
+            "totals": True, "gpu_directive": GpuDirective.ngpus, "resources": {"storage": "scratch/a+gdata/b"}}},
+         {"select": None, "resources": {"ncpus": 96, "ngpus": 8, "mem": "4kb", "storage": "scratch/a+gdata/b"}}),
+        ({"nodes": 2, "cluster": {"totals": True, "place": "excl", "resources": {"ncpus": None}}},
+         {"select": None, "place": "excl", "resources": {"ncpus": None}}),
     ],
 )  # fmt: skip
 def test_each_key_of_a_plan_has_its_place(keys: dict[str, Any], fields: dict[str, Any]) -> None:
     plain = of_plan(pbs_plan(), "token")
     assert of_plan(pbs_plan(**keys), "token") == Request(**{**vars(plain), **fields})
+
+
+def test_who_asks_for_totals_asks_for_no_chunk() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.totals=true asks for no chunks: use cluster\.resources"):
+        of_plan(pbs_plan(cluster={"totals": True, "chunk": {"mem": "2gb"}}), "token")
 
 
 def test_an_array_prints_to_a_folder_of_its_own() -> None:

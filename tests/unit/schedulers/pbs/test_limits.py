@@ -15,7 +15,7 @@ from tests.unit.plans import plan_of
 GIB = 1024**3
 
 
-def queue(name: str, *, default: bool = False, accepts: bool = True, routes: bool = False, **limits: int) -> Queue:
+def queue(name: str, *, default: bool = False, accepts: bool = True, routes: bool = False, **limits: Any) -> Queue:
     none = dict.fromkeys(("time", "nodes", "cpus", "gpus", "mem"))
     return Queue(name, default, accepts, routes, **{**none, **limits})
 
@@ -168,4 +168,56 @@ def test_a_server_without_a_default_queue_has_rules_of_its_own(queues: list[Queu
 def test_what_a_queue_would_not_take_is_refused(name: str | None, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         check_pbs(name, keys, PBS_SITE)
+    assert str(refusal.value) == words
+
+
+# As of a system that hands jobs on by their size.
+BY_SIZE = [
+    queue("prod", routes=True, destinations=("small", "large", "long")),
+    queue("small", time=10800, least_nodes=10, nodes=24, least_time=300, inner=True),
+    queue("large", time=86400, least_nodes=25, inner=True),
+    queue("long", time=864000, least_gpus=1, gpus=4, inner=True),
+    queue("far", routes=True, destinations=("small", "elsewhere@other")),
+    queue("paused", routes=True, destinations=("stopped",)),
+    queue("stopped", accepts=False, nodes=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("prod", {"nodes": 10, "time": "3h"}),
+        ("prod", {"nodes": 25, "time": "24h"}),
+        ("prod", {"nodes": 1, "gpus_per_node": 4, "time": "99h"}),
+        ("far", {"nodes": 1}),  # what another server has is not known
+        ("paused", {"nodes": 9}),
+    ],
+)
+def test_what_one_of_the_queues_behind_a_queue_takes_passes(name: str, keys: dict[str, Any]) -> None:
+    check_pbs(name, keys, BY_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "words"),
+    [
+        ("prod", {"nodes": 2}, "nodes=2: queue prod (its small) wants 10 nodes at least: ask for more"),
+        (
+            "prod", {"nodes": 12, "time": "4h"},
+            "time=04:00:00: queue prod (its small) ends jobs after 03:00:00: use time=03:00:00 or less",
+        ),
+        (
+            "prod", {"nodes": 10, "time": "4m"},
+            "time=00:04:00: queue prod (its small) wants 00:05:00 at least: use time=00:05:00",
+        ),
+        (
+            "prod", {"nodes": 1, "gpus_per_node": 5, "time": "99h"},
+            "5 GPUs on nodes=1: queue prod (its long) gives a job at most 4 GPUs: ask for less",
+        ),
+        ("small", {"nodes": 10}, "cluster.queue=small: users cannot submit to it, it takes jobs of other queues: use "
+                                 "cluster.queue=prod"),
+    ],
+)  # fmt: skip
+def test_what_none_of_the_queues_behind_a_queue_takes_is_refused(name: str, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_pbs(name, keys, BY_SIZE)
     assert str(refusal.value) == words

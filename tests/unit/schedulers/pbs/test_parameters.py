@@ -71,7 +71,7 @@ def test_parameters_are_read_in_the_users_words(given: dict[str, Any], fields: d
         ({"chunk": {"a b": 1}}, "cannot be a resource of a chunk"),
         ({"chunk": {"host": "a:b"}}, "cannot be a resource of a chunk"),
         ({"directives": {"J": "0-9"}}, "the qsub option -J cannot be among the directives: the array is"),
-        ({"directives": {"v": "A=1"}}, "the qsub option -v cannot be among the directives: set the variable"),
+        ({"directives": {"v": "A=1,B=2"}}, "-v A=1,B=2: write NAME=VALUE, without blanks"),
         ({"queue": "a\n#PBS -I"}, "refusing to write the control character '\\n'"),
         ({"directives": {"M": ["a", "b\r"]}}, "refusing to write the control character '\\r'"),
         ({"resources": {"a": "\x1b"}}, "refusing to write the control character '\\x1b'"),

@@ -1,0 +1,46 @@
+"""What a profile says for the partition, queue or QOS of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.config.schema import Cluster, Pool
+from launcher.spec import pools
+
+POOLS = {
+    "a": Pool(environment={"A": 1, "BOTH": "a"}, interface="ib0"),
+    "b": Pool(environment={"B": 2, "BOTH": "b"}, interface="ib1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({}, []),
+        ({"partition": "a"}, ["a"]),
+        ({"partition": "a,b"}, []),
+        ({"partition": "c"}, []),
+        ({"queue": "b@server"}, ["b"]),
+        ({"partition": "a", "qos": "b"}, ["a", "b"]),
+    ],
+)
+def test_a_pool_is_found_by_what_the_job_asks_for(keys: dict[str, Any], found: list[str]) -> None:
+    assert list(pools.of(Cluster(pools=POOLS, **keys))) == found
+
+
+@pytest.mark.parametrize(
+    ("keys", "environment", "interface"),
+    [
+        ({}, {"BOTH": "mine"}, None),
+        ({"partition": "a"}, {"A": 1, "BOTH": "mine"}, "ib0"),
+        ({"partition": "a", "qos": "b"}, {"A": 1, "B": 2, "BOTH": "mine"}, "ib0"),
+        ({"partition": "b", "interface": "lo"}, {"B": 2, "BOTH": "mine"}, "lo"),
+    ],
+)
+def test_what_the_cluster_itself_has_counts_more(
+    keys: dict[str, Any], environment: dict[str, Any], interface: str | None
+) -> None:
+    merged = pools.into(Cluster(pools=POOLS, environment={"BOTH": "mine"}, **keys))
+    assert (merged.environment, merged.interface) == (environment, interface)
