@@ -61,6 +61,6 @@ def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: py
         pace = kinds.Pace(round=number, rank=0, host="node1", seconds=(0.1,))
         event_file.append(attempt.path / "pace" / "member-0.jsonl", pace)
     assert len(attempt.paces()) == 100
-    monkeypatch.setattr(directory, "_END", 1000)
+    monkeypatch.setattr(directory, "_PACE_TAIL", 1000)
     numbers = [event["round"] for event in attempt.paces()]
     assert 0 < len(numbers) < 20 and numbers == list(range(100 - len(numbers), 100))

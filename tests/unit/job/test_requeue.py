@@ -132,7 +132,7 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
     before, now = plan_of(nodes=2), plan_of(nodes=4)
     run.write_record(before, {}, {"token": "token", "overrides": ["nodes=2"]})
     monkeypatch.setattr(submit, "require_commands", lambda plan: None)
-    monkeypatch.setattr(submit, "look", lambda *_: SimpleNamespace(state=RunState.STOPPED))
+    monkeypatch.setattr(submit, "status_of", lambda *_: SimpleNamespace(state=RunState.STOPPED))
     monkeypatch.setattr(submit, "start", refuse)
     for _ in range(2):
         with pytest.raises(Refused, match="invalid account"):
