@@ -10,5 +10,5 @@ from launcher.script import render
 LOST_AFTER = 5  # seconds
 
 if __name__ == "__main__":
-    render.LEASE_PATIENCE, render.LEASE_BEAT, render.LEASE_LOOK = LOST_AFTER, 1, 1
+    render.LEASE_TIMEOUT, render.LEASE_HEARTBEAT, render.LEASE_POLL = LOST_AFTER, 1, 1
     sys.exit(main())
