@@ -15,8 +15,8 @@ from launcher.binding.wanted import Wanted
 from launcher.errors import NO_RETRY, LauncherError
 from launcher.formatting import plural, ranges
 
-# The fewest cores that `auto` gives to a rank alone. A rank has several threads (gloo's, say): with one core each, small
-# steps were slower than unbound (`python -m benchmarks.binding` compares).
+# The fewest cores that `auto` gives to a rank alone. A rank has several threads (gloo's, say): with one core each,
+# small steps were slower than unbound (`python -m benchmarks.binding` compares).
 LONE = 2
 SNAP = 8  # a cut moves to the nearest border of a NUMA node or a cache, by up to this part of a share
 
