@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.measure import ROOT, Result, environment, interleaved, median_ratio, medians, python, report
+from benchmarks.measure import ROOT, Result, environment, interleaved, median_ratio, medians, python, report, stand_ins
 
 COMMAND = ("-m", "launcher", "workload=ddp_mnist", "cluster=slurm", "nodes=2")
 HELD = "cluster:\n  directives:\n    hold: true\n"
@@ -45,10 +45,7 @@ def results(repeats: int = 15) -> list[Result]:
         env = environment(LAUNCHER_RUNS_DIR=f"{folder}/runs", LAUNCHER_CONFIG_DIR=scratch)
         real = slurm_answers()
         if not real:
-            for name, answer in STAND_INS.items():
-                (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
-                (folder / name).chmod(0o755)
-            env["PATH"] = f"{folder}:{env['PATH']}"
+            env["PATH"] = stand_ins(folder / "bin", STAND_INS)
 
         def submit(*flags: str) -> tuple[float, str]:
             seconds, output, errors = python(*flags, *COMMAND, env=env)

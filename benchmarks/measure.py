@@ -85,6 +85,15 @@ def environment(**variables: str) -> dict[str, str]:
     return {**ours, **variables}
 
 
+def stand_ins(folder: Path, answers: Mapping[str, str]) -> str:
+    """Writes commands that execute these lines of shell into `folder`, by name; returns a PATH that begins with it."""
+    folder.mkdir(exist_ok=True)
+    for name, answer in answers.items():
+        (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 def python(*arguments: str | Path, env: Mapping[str, str], cwd: Path = ROOT) -> tuple[float, str, str]:
     """Seconds from the start of an interpreter to its exit, its output, and its errors.
 

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ROOT, Result, environment, interleaved, python, report
+from benchmarks.measure import ROOT, Result, environment, interleaved, python, report, stand_ins
 from launcher.files.run_files import write
 from launcher.runs import event_file
 from launcher.runs import events as kinds
@@ -70,13 +70,9 @@ def results(live: int = 1000, finished: int = 10000, repeats: int = 5) -> list[R
 
 def _stand_ins(folder: Path) -> dict[str, str]:
     """The environment in which all commands of Slurm are stand-ins."""
-    (folder / "bin").mkdir()
-    for name, answer in STAND_INS.items():
-        (folder / "bin" / name).write_text(f"#!/bin/sh\n{answer}\n")
-        (folder / "bin" / name).chmod(0o755)
     (folder / "jobs").touch()
     return environment(
-        PATH=f"{folder}/bin:{os.environ['PATH']}", JOBS=f"{folder}/jobs", ASKED=f"{folder}/asked",
+        PATH=stand_ins(folder / "bin", STAND_INS), JOBS=f"{folder}/jobs", ASKED=f"{folder}/asked",
         LAUNCHER_CONFIG_DIR=f"{folder}/config", LAUNCHER_CACHE_DIR=f"{folder}/cache",
         LAUNCHER_RUNS_DIR=f"{folder}/runs",
     )  # fmt: skip

@@ -30,7 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure import ROOT, Result, environment, report
+from benchmarks.measure import ROOT, Result, environment, report, stand_ins
 from tests.cluster.slurm_cluster import SlurmCluster
 
 THEIRS = "hydra-submitit-launcher==1.2.0"
@@ -90,11 +90,7 @@ def submitting(points: int, repeats: int) -> list[Result]:
 
 def _stand_ins(folder: Path) -> dict[str, str]:
     """The environment in which all commands of Slurm are stand-ins."""
-    (folder / "bin").mkdir()
-    for name, answer in STAND_INS.items():
-        (folder / "bin" / name).write_text(f"#!/bin/sh\n{answer}\n")
-        (folder / "bin" / name).chmod(0o755)
-    path = f"{folder}/bin:{os.environ['PATH']}"
+    path = stand_ins(folder / "bin", STAND_INS)
     return environment(PATH=path, STAMP=f"{folder}/stamp", LAUNCHER_CONFIG_DIR=f"{folder}/config")
 
 
