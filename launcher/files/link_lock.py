@@ -1,0 +1,155 @@
+"""A lock between processes of several nodes, on any shared file system: a file made by link(2), by exactly one.
+
+`locks.py` needs flock, which some shared file systems do not have, and some keep to one node without saying so. Nobody
+releases a link for a process that was killed, so each waiting process decides whether the holder is still there:
+
+| the holder | the lock is taken over |
+|---|---|
+| is a process of this machine that has ended | at once |
+| is on another machine, and the file has not changed for `timeout` seconds | then |
+| is a process of this machine that exists, even if it is suspended | never |
+
+Times are those of the waiting process's own monotonic clock, so clocks of nodes need not agree. A holder on another
+machine that was cut off for longer than `timeout` may return and believe that it holds the lock. What the lock protects
+must bear two appends at once; see `launcher.sweeps.search.journal`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.files import run_files
+from launcher.files.shared_files import read_text, unwrap
+
+TIMEOUT = 60.0  # seconds without a change after which a holder on another machine counts as dead
+POLL = (0.002, 0.2)  # seconds between two looks: the first, and the longest
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a lock, or wants to.
+
+    Attributes:
+        token: different each time a lock is taken.
+        machine: boot id and PID namespace; processes with the same one see each other's PIDs.
+        pid: its process id.
+        started: when it started, in clock ticks since the boot.
+    """
+
+    token: str
+    machine: str
+    pid: int
+    started: int
+
+    @classmethod
+    def here(cls) -> Holder:
+        """Returns this process, with a new token."""
+        return cls(secrets.token_hex(8), _machine(), os.getpid(), _started(os.getpid()) or 0)
+
+    @classmethod
+    def parse(cls, text: str) -> Holder | None:
+        """Returns the holder that a lock's file names; None: it names none (it is damaged)."""
+        words = text.split()
+        if len(words) != 4 or not (words[2].isdecimal() and words[3].isdecimal()):
+            return None
+        return cls(words[0], words[1], int(words[2]), int(words[3]))
+
+    def __str__(self) -> str:
+        return f"{self.token} {self.machine} {self.pid} {self.started}"
+
+
+def dead(holder: Holder | None, machine: str, started: int | None, unchanged: float, timeout: float = TIMEOUT) -> bool:
+    """Returns whether a lock may be taken over, by the table above. Pure.
+
+    Args:
+        holder: who holds it; None: its file is damaged.
+        machine: the machine of the waiting process.
+        started: when the process with the holder's PID on this machine started; None: there is none.
+        unchanged: seconds for which the waiting process has seen the same holder.
+        timeout: seconds after which a holder on another machine counts as dead.
+    """
+    if holder is not None and holder.machine == machine:
+        return started != holder.started
+    return unchanged >= timeout
+
+
+@contextlib.contextmanager
+def hold(path: Path, timeout: float = TIMEOUT) -> Iterator[None]:
+    """Holds the lock while the block runs; waits for it first if another process has it.
+
+    Args:
+        path: the lock's file; its folder must exist.
+        timeout: see `dead`.
+
+    Raises:
+        UnavailableError: the file cannot be read now.
+        OSError: the file cannot be made.
+    """
+    mine = Holder.here()
+    _take(path, mine, timeout)
+    try:
+        yield
+    finally:
+        if _holder(path) == str(mine):  # else it was taken over
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path, mine: Holder, timeout: float) -> None:
+    seen, since, pause = "", time.monotonic(), POLL[0]
+    while True:
+        try:
+            run_files.create(path, str(mine).encode())
+            return
+        except FileExistsError:
+            text = _holder(path)
+        now = time.monotonic()
+        if text is None:  # released meanwhile
+            continue
+        if text != seen:
+            seen, since = text, now
+        holder = Holder.parse(text)
+        if dead(holder, mine.machine, _started(holder.pid) if holder else None, now - since, timeout):
+            _take_away(path, text)
+            continue
+        time.sleep(pause)
+        pause = min(2 * pause, POLL[1])
+
+
+def _take_away(path: Path, text: str) -> None:
+    """Removes the lock of a dead holder, unless another process has done so; its own holder keeps the lock then.
+
+    A rename takes whichever file is there by now. A file that turns out to be a living holder's is put back.
+    """
+    if _holder(path) != text:
+        return
+    aside = path.with_name(run_files.temporary_name(path.name))
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        if _holder(aside) != text:
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
+
+
+def _holder(path: Path) -> str | None:
+    return unwrap(read_text(path))
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _started(pid: int) -> int | None:
+    """Returns when a process started, in clock ticks since the boot; None: it does not exist, or has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,10 @@
+"""Searches that the jobs of a sweep decide: which point is next, and which one is pruned.
+
+    search = Search(sweep.path)
+    trial = search.ask()                          # None: no more points; else trial.number, trial.overrides
+    if search.report(trial.number, step, value, total): ...   # True: the point is to be stopped, as pruned
+    search.finish(trial.number, Outcome.DONE, value, seconds)
+
+Processes of any number of nodes may do so at the same time; there is no server, and no process on the login node. It
+may import runs and config. Optuna is imported here, and nowhere else but in `launcher.cli.optuna_search`.
+"""

@@ -1,0 +1,306 @@
+"""Chooses the points of a sweep, and decides which of them are pruned, with Optuna's samplers and pruner.
+
+Every decision is made by the process that asks, under the journal's lock, from what the journal says. So it does not
+matter which process asks, and a killed one leaves nothing undecided. The sampler is seeded for each trial anew, by the
+search's seed and the trial's number: of the same journal it makes the same next point, whoever asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from launcher.config import search_space
+from launcher.config.search_space import Dimension
+from launcher.runs.search_record import (
+    CAUSE,
+    MIN_STEPS,
+    OVERRIDES,
+    PRUNED_AT,
+    RUNG,
+    SECONDS,
+    STEPS,
+    STOPPED,
+    Method,
+    SearchRecord,
+)
+from launcher.sweeps.search.budget import Cost, min_steps_of, permutation, spent
+from launcher.sweeps.search.journal import JournalBackend
+
+NAME = "search"  # of Optuna's study
+RUNGS = 3  # rungs below all steps, unless sweep.min_steps is given
+
+
+class Outcome(Enum):
+    """How a point ended."""
+
+    DONE = "done"
+    PRUNED = "pruned"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point that was chosen.
+
+    Attributes:
+        number: its number in the sweep.
+        overrides: all its overrides.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+
+
+class Search:
+    """The search of a sweep, for one process. A process that was forked makes another one."""
+
+    def __init__(self, sweep: Path) -> None:
+        """
+        Args:
+            sweep: the sweep's directory.
+
+        Raises:
+            UnavailableError: the settings cannot be read now.
+            RunError: there are none, or they are damaged.
+        """
+        self._record = SearchRecord(sweep)
+        self.settings = self._record.settings()
+        self._distributions = {key: distribution(each) for key, each in self.settings.space.items()}
+        self._size = search_space.size(self.settings.space)
+        self._next_rung: dict[int, float] = {}  # of each trial, the step at which its next report is decided
+        self._opened: tuple[JournalBackend, optuna.Study] | None = None
+
+    def ask(self) -> Trial | None:
+        """Chooses the next point; None: there will be no more, for the budget is spent or every combination is taken.
+
+        Raises:
+            UnavailableError: the file server does not answer.
+            OSError: the journal cannot be written.
+        """
+        with self._operation() as study:
+            trials = study.get_trials(deepcopy=False)
+            if STOPPED in study.user_attrs or not self._affordable(trials):
+                return None
+            params = self._choose(study, trials)
+            if params is None:
+                return None
+            values = {key: text(self.settings.space[key], value) for key, value in params.items()}
+            overrides = search_space.overrides(values, self.settings.fixed)
+            study.add_trial(
+                create_trial(
+                    state=TrialState.RUNNING, params=params, distributions=self._distributions,
+                    user_attrs={OVERRIDES: overrides},
+                )
+            )  # fmt: skip
+            return Trial(len(trials), overrides)
+
+    def report(self, number: int, step: int, value: float, total: int = 0) -> bool:
+        """Returns whether a point is to be pruned, by its objective after some steps. Most reports need no file.
+
+        Args:
+            number: the point.
+            step: steps that it has done.
+            value: the objective after these steps. NaN is worse than any number.
+            total: all steps that it has to do; 0: unknown.
+
+        Raises:
+            UnavailableError, OSError: as for `ask`; the report may be repeated.
+        """
+        if self.settings.method is not Method.asha or step < self._next_rung.get(number, 0):
+            return False
+        with self._operation() as study:
+            trial = self._trial(study, number)
+            if trial is None or trial.state.is_finished() or PRUNED_AT in trial.user_attrs:
+                return trial is not None and (trial.state is TrialState.PRUNED or PRUNED_AT in trial.user_attrs)
+            minimum = self._min_steps(study, total)
+            if minimum is None:
+                return False
+            pruner = SuccessiveHalvingPruner(minimum, self.settings.reduction_factor)
+            storage = study._storage
+            pruned = False
+            if step >= self._rung_of(trial, minimum):
+                storage.set_trial_intermediate_value(trial._trial_id, step, value)
+                trial = study.get_trials(deepcopy=False)[number]
+                pruned = pruner.prune(study, trial)
+                if pruned:
+                    storage.set_trial_user_attr(trial._trial_id, PRUNED_AT, step)
+            self._next_rung[number] = self._rung_of(study.get_trials(deepcopy=False)[number], minimum)
+            return pruned
+
+    def finish(
+        self, number: int, outcome: Outcome, value: float | None = None, seconds: float | None = None,
+        steps: int | None = None, cause: str | None = None,
+    ) -> None:  # fmt: skip
+        """Records the end of a point; a second end of the same point is ignored.
+
+        Args:
+            number: the point.
+            outcome: how it ended.
+            value: its objective; without one, or NaN, a point that is done counts as failed.
+            seconds: how long it has run, in all its attempts; None: since it was chosen.
+            steps: steps that it has done; None: unknown.
+            cause: why it failed, for people.
+
+        Raises:
+            UnavailableError, OSError: as for `ask`; it may be repeated.
+        """
+        with self._operation() as study:
+            trial = self._trial(study, number)
+            if trial is None or trial.state.is_finished():
+                return
+            state = {Outcome.DONE: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}.get(outcome, TrialState.FAIL)
+            if state is TrialState.COMPLETE and (value is None or math.isnan(value)):
+                state, cause = TrialState.FAIL, cause or f"{self.settings.objective} is no number"
+            for key, each in ((SECONDS, seconds), (STEPS, steps), (CAUSE, cause)):
+                if each is not None:
+                    study._storage.set_trial_user_attr(trial._trial_id, key, each)
+            study.tell(number, value if state is TrialState.COMPLETE else None, state)
+
+    def stop(self, why: str) -> None:
+        """Ends the search: `ask` chooses no more points.
+
+        Args:
+            why: for people, with the fix.
+
+        Raises:
+            UnavailableError, OSError: as for `ask`.
+        """
+        with self._operation() as study:
+            if STOPPED not in study.user_attrs:
+                study.set_user_attr(STOPPED, why)
+
+    # -- within an operation
+
+    def _affordable(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Whether the budget has room for another point."""
+        settings = self.settings
+        if settings.points is not None and len(trials) >= settings.points:
+            return False
+        if settings.gpu_hours is None:
+            return True
+        now = time.time()
+        return spent((_cost(each, now) for each in trials), settings.devices) < settings.gpu_hours
+
+    def _choose(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, Any] | None:
+        """The next point's values; None: every combination is taken."""
+        settings, number = self.settings, len(trials)
+        if self._size is not None and number >= self._size:
+            return None
+        seed = seed_of(settings.seed, number)
+        if settings.method is Method.grid and self._size is not None:
+            return self._combination(number)
+        if settings.method is not Method.tpe:
+            if self._size is not None:
+                return self._combination(permutation(self._size, number, settings.seed))
+            return self._sampled(study, RandomSampler(seed), number)
+        params = self._sampled(study, TPESampler(constant_liar=True, seed=seed), number)
+        if self._size is not None:
+            taken = {self._index(each.params) for each in trials}
+            index = self._index(params)
+            while index in taken:  # at the earliest one that is free, from a place that the seed chooses
+                index = (seed if index is None else index + 1) % self._size
+            assert index is not None
+            return self._combination(index)
+        return params
+
+    def _sampled(self, study: optuna.Study, sampler: BaseSampler, number: int) -> dict[str, Any]:
+        trial = create_trial(state=TrialState.RUNNING)
+        trial.number = number
+        relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
+        return {
+            key: relative[key] if key in relative else sampler.sample_independent(study, trial, key, each)
+            for key, each in self._distributions.items()
+        }
+
+    def _combination(self, index: int) -> dict[str, Any]:
+        values = search_space.combination(self.settings.space, index)
+        return {key: param(self.settings.space[key], each) for key, each in values.items()}
+
+    def _index(self, params: dict[str, Any]) -> int | None:
+        values = {key: text(each, params[key]) for key, each in self.settings.space.items()}
+        return search_space.index_of(self.settings.space, values)
+
+    def _min_steps(self, study: optuna.Study, total: int) -> int | None:
+        """Steps of the first rung, the same for all points; None: nobody has reported how many steps there are."""
+        found = study.user_attrs.get(MIN_STEPS)
+        if found is None:
+            found = self.settings.min_steps or min_steps_of(total, self.settings.reduction_factor, RUNGS)
+            if found is not None:
+                study.set_user_attr(MIN_STEPS, found)
+        return found
+
+    def _rung_of(self, trial: FrozenTrial, minimum: int) -> float:
+        """The step of the next rung of a trial."""
+        reached = sum(key.startswith(RUNG) for key in trial.system_attrs)
+        return minimum * float(self.settings.reduction_factor**reached)
+
+    def _trial(self, study: optuna.Study, number: int) -> FrozenTrial | None:
+        trials = study.get_trials(deepcopy=False)
+        return trials[number] if number < len(trials) else None
+
+    @contextlib.contextmanager
+    def _operation(self) -> Iterator[optuna.Study]:
+        """The study, with the journal's lock held; what is done to it is written at the end."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of constant_liar
+            backend, study = self._opened or (JournalBackend(self._record), None)
+            self._opened = None  # after an error the study has read what was not written
+            with backend.operation():
+                study = study or self._study(backend)
+                yield study
+            self._opened = backend, study
+
+    def _study(self, backend: JournalBackend) -> optuna.Study:
+        storage, goal = JournalStorage(backend), self.settings.goal.value
+        return optuna.create_study(storage=storage, study_name=NAME, load_if_exists=True, direction=goal)
+
+
+def distribution(dimension: Dimension) -> BaseDistribution:
+    """Returns a dimension as Optuna's distribution."""
+    if dimension.choices:
+        return CategoricalDistribution(dimension.choices)
+    if dimension.whole:
+        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
+        return IntDistribution(low, high, log=dimension.log, step=step)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
+def text(dimension: Dimension, value: Any) -> str:
+    """Returns a value of Optuna's as it is written in an override."""
+    return value if dimension.choices else dimension.text(value)
+
+
+def param(dimension: Dimension, written: str) -> Any:
+    """Returns a value of Optuna's, the inverse of `text`."""
+    return written if dimension.choices else int(written) if dimension.whole else float(written)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Returns the seed of a trial's sampler, from 0 to 2**32 - 1."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
+
+
+def _cost(trial: FrozenTrial, now: float) -> Cost:
+    known = trial.user_attrs.get(SECONDS)
+    if known is None and trial.datetime_start is not None:
+        end = trial.datetime_complete.timestamp() if trial.datetime_complete else now
+        known = max(0.0, end - trial.datetime_start.timestamp())
+    return Cost(known or 0.0)
