@@ -74,7 +74,7 @@ def _list(data_dir: Path | None) -> int:
     return code
 
 
-def _fetch(source: workload_hook.Source, mirrors: list[str] | None, data_dir: Path | None) -> int:
+def _fetch(source: workload_hook.KnownDataSet, mirrors: list[str] | None, data_dir: Path | None) -> int:
     try:
         with _shown() as progress:
             found = source.fetch(data_dir, mirrors, progress)

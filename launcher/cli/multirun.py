@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from launcher.config.schema import Config
-    from launcher.sweeps.submit import PreparedSweep, SubmittedSweep, Wanted
+    from launcher.sweeps.submit import PreparedSweep, RequestedPoint, SubmittedSweep
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results of points
 
@@ -84,9 +84,9 @@ class Multirun:
         # Lazily: only a sweep that is submitted needs it
         from launcher.sweeps.submit import prepare_sweep, submit_sweep
 
-        wanted = [self._wanted(point, first + n, batch) for n, point in enumerate(batch)]
-        prepared = prepare_sweep(wanted, self._command.words)
-        config = next(iter(prepared.wanted.values())).config
+        points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
+        prepared = prepare_sweep(points, self._command.words)
+        config = next(iter(prepared.points.values())).config
         for note in prepared.notes if not first else ():
             print(f"note: {note}", file=sys.stderr)
         if config.dry_run:
@@ -95,14 +95,14 @@ class Multirun:
         if not first:
             self._ask(prepared, config.confirm_above)
         submitted = submit_sweep(prepared)
-        if self._search and submitted.left[0]:
+        if self._search and submitted.not_accepted:
             raise SubmissionError(
-                f"the scheduler does not accept as many jobs as the search submits at once: {submitted.left[1]}\n"
+                f"the scheduler does not accept as many jobs as the search submits at once: {submitted.limit}\n"
                 "Repeat the command with fewer: hydra.sweeper.n_jobs"
             )
         if not first:
             print_submitted(prepared, submitted, self._search.trials if self._search else None)
-        if submitted.left[0] and not first:
+        if submitted.not_accepted and not first:
             self._command.codes.append(FAILED)
         wait = bool(submitted.local) if config.wait is None else config.wait
         if not (wait or self._search):
@@ -110,7 +110,7 @@ class Multirun:
         # Lazily: only a sweep that is submitted needs it
         from launcher.cli.sweep_follow import follow_to_end
 
-        code = follow_to_end(submitted.sweep, points=set(prepared.asked), foreground=bool(submitted.local))
+        code = follow_to_end(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
         if not self._search:
             self._command.codes.append(code)
         elif code == INTERRUPTED:
@@ -122,11 +122,11 @@ class Multirun:
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
         """Calls `confirm` with the resources of all points that have no job yet; for a search, of all trials."""
         sweep = Sweep(prepared.path)
-        there = prepared.before is not None
+        exists = prepared.existing is not None
         new = [
             plan for index, plan in prepared.plans.items()
             if plan.queued
-            and not (there and sweep.run(index).recorded() and read_history(sweep.run(index)).job_id is not None)
+            and not (exists and sweep.run(index).recorded() and read_history(sweep.run(index)).job_id is not None)
         ]  # fmt: skip
         if new:
             trials = self._search.trials if self._search else None
@@ -148,13 +148,13 @@ class Multirun:
         # Lazily: only a sweep that is submitted needs it
         from launcher.sweeps.submit import prepare_sweep
 
-        prepared = prepare_sweep([self._wanted(overrides, 0, [overrides])], self._command.words)
+        prepared = prepare_sweep([self._requested(overrides, 0, [overrides])], self._command.words)
         self._id = prepared.path.name
-        return Sweep(prepared.path), prepared.wanted[prepared.asked[0]].overrides
+        return Sweep(prepared.path), prepared.points[prepared.order[0]].overrides
 
-    def _wanted(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> Wanted:
+    def _requested(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> RequestedPoint:
         # Lazily: only a sweep that is submitted needs it
-        from launcher.sweeps.submit import Wanted
+        from launcher.sweeps.submit import RequestedPoint
 
         try:
             with in_our_words(overrides):
@@ -162,7 +162,7 @@ class Multirun:
         except LauncherError as error:
             label = sweep_directory.label(overrides, sweep_directory.differing(batch))
             raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {error}") from None
-        return Wanted(tuple(overrides), self._settled(composed.config), composed.resolved)
+        return RequestedPoint(tuple(overrides), self._settled(composed.config), composed.resolved)
 
     def _settled(self, config: Config) -> Config:
         return self._search.settle(config, self._command.words, self._id) if self._search else config
@@ -172,15 +172,15 @@ class Multirun:
         # Lazily: only a sweep that is submitted needs it
         from hydra.core.utils import JobReturn, JobStatus
 
-        overrides = {index: list(prepared.wanted[index].overrides) for index in prepared.asked}
+        overrides = {index: list(prepared.points[index].overrides) for index in prepared.order}
         if not (self._search and submitted):
-            return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.asked]
+            return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.order]
         # Lazily: only a sweep that is submitted needs it
         from launcher.cli.search import returned
 
         self._id, live = submitted.sweep.id, JobMonitor()
         seen = {index: status_of(submitted.sweep.run(index), live) for index in overrides}
-        return [returned(seen[index], overrides[index], prepared.manifest.objective) for index in prepared.asked]
+        return [returned(seen[index], overrides[index], prepared.manifest.objective) for index in prepared.order]
 
 
 def show(prepared: PreparedSweep) -> None:
@@ -191,7 +191,7 @@ def show(prepared: PreparedSweep) -> None:
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
-    print(f"sweep      {prepared.path.name}: {plural(len(prepared.wanted), 'point')}")
+    print(f"sweep      {prepared.path.name}: {plural(len(prepared.points), 'point')}")
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in prepared.plans.values() if plan.queued]:
         for number, line in enumerate(cost.lines_of_all(asking)):
@@ -200,9 +200,9 @@ def show(prepared: PreparedSweep) -> None:
         most = next(throttles) if plan.queued else None
         print(f"\n# {plural(len(members), 'point')} on {plan.cluster.name}: {ranges(members)}")
         for index in members[:3]:
-            print(f"#   {index}: {sweep_directory.label(prepared.wanted[index].overrides, keys)}")
+            print(f"#   {index}: {sweep_directory.label(prepared.points[index].overrides, keys)}")
         if len(members) > 3:
-            print(f"#   ... {members[-1]}: {sweep_directory.label(prepared.wanted[members[-1]].overrides, keys)}")
+            print(f"#   ... {members[-1]}: {sweep_directory.label(prepared.points[members[-1]].overrides, keys)}")
         if len(members) == 1 or not plan.queued:
             alone = prepared.plans[members[0]]
             print(job_script.script(alone, token=token_of(alone.run_dir)), end="")
@@ -221,22 +221,21 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
         trials: the number of trials of a search, whose later points are not known yet; None: it is no search.
     """
     sweep = submitted.sweep
-    print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.wanted), 'point')}")
+    print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.points), 'point')}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster.name
         print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")
     if submitted.local:
         most = prepared.parallelism or 1
         print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
-    if submitted.there:
+    if submitted.already_submitted:
         print(f"           {_submitted_before(submitted)}")
     print(f"directory  {sweep.path}")
-    for number, words in enumerate(("status", "results", "cancel")):
-        print(f"{'' if number else 'next':<11}{program()} sweep {words} {sweep.id}")
-    left, words = submitted.left
-    if left:
+    for number, action in enumerate(("status", "results", "cancel")):
+        print(f"{'' if number else 'next':<11}{program()} sweep {action} {sweep.id}")
+    if submitted.not_accepted:
         print(
-            f"launcher: {plural(len(left), 'point')} could not be submitted yet: {words}\n"
+            f"launcher: {plural(len(submitted.not_accepted), 'point')} could not be submitted yet: {submitted.limit}\n"
             "Repeat the command when some of the others are over: it submits the rest",
             file=sys.stderr,
         )
@@ -244,7 +243,7 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
 
 def _submitted_before(submitted: SubmittedSweep) -> str:
     """Returns a line about the points that had been submitted before, with the numbers in each state."""
-    there = set(submitted.there)
-    states = Counter(seen.state for seen in point_statuses(submitted.sweep) if seen.point.index in there)
+    before = set(submitted.already_submitted)
+    states = Counter(seen.state for seen in point_statuses(submitted.sweep) if seen.point.index in before)
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return f"{plural(len(submitted.there), 'point')} had been submitted before: {shown}"
+    return f"{plural(len(before), 'point')} had been submitted before: {shown}"

@@ -37,7 +37,7 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
     for line in lines_of(submitted):
         print(line)
     print(f"next     {program()} sweep wait {sweep.id}")
-    return 1 if submitted.left[0] else 0
+    return 1 if submitted.not_accepted else 0
 
 
 def lines_of(submitted: SubmittedSweep) -> list[str]:
@@ -45,9 +45,8 @@ def lines_of(submitted: SubmittedSweep) -> list[str]:
     lines = [f"job      {job}: {_points(points)}" for job, points in submitted.jobs]
     if submitted.local:
         lines.append(f"here     {_points(submitted.local)}")
-    points, words = submitted.left
-    if points:
-        lines.append(f"left     {_points(points)}: {words}")
+    if submitted.not_accepted:
+        lines.append(f"left     {_points(submitted.not_accepted)}: {submitted.limit}")
         lines.append(f"         later: {program()} sweep rerun {submitted.sweep.id}")
     return lines
 

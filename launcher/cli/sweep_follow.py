@@ -160,9 +160,9 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
         if starters >= MAX_STARTERS:
             return f"points {ranges(here)} do not start: see {sweep.path}/points.log"
         # Lazily: loads what submits
-        from launcher.sweeps.submit import start_here
+        from launcher.sweeps.submit import start_local_runner
 
-        start_here(sweep)
+        start_local_runner(sweep)
         return None
     return (
         f"points {ranges(waiting)} were never submitted: repeat the command that makes the sweep, or\n"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config import hydra_text
 from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
-from launcher.spec.arguments import options, runs_as_it_is, with_options, words
+from launcher.spec.arguments import is_executable, options, with_options, words
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -140,7 +140,7 @@ def _check_script(program: Program, place: Place) -> None:
         raise ConfigError(f"{key} is no ordinary file")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{key} cannot be read: chmod u+r {path}")
-    if runs_as_it_is(path):
+    if is_executable(path):
         _check_executable(program, path, key)
         return
     if path.suffix != ".py" and not _is_text(path):

@@ -297,11 +297,11 @@ class Run:
             RunError: the record cannot be read, or another version wrote it.
         """
         # Lazily: the schema takes 8 ms, and `logs` reads no plan
-        from launcher.spec.plan import from_dict, wrong_in
+        from launcher.spec.plan import from_dict, plan_misfit
 
         record = self.record(name)
         version = record.get("launcher", "unknown")
-        if wrong := wrong_in(record.get("plan")):
+        if wrong := plan_misfit(record.get("plan")):
             raise RunError(f"{self.path}/{name} was written by another version ({version}): {wrong}")
         return from_dict(record["plan"])
 

@@ -3,8 +3,8 @@
     SWEEP/                  0700, files 0600
       sweep.json            its points, each with its overrides; written by the submitter
       journal.jsonl         which points were submitted in which array
-      arrays/TOKEN          the points of an array, one a line: element N is line N + 1
-      arrays/TOKEN.sh       its script; the outputs of its elements are in the same folder, linked from their points
+      arrays/TOKEN          the points of an array, one per line: element N is line N + 1
+      arrays/TOKEN.sh       the array's script; outputs of its elements are beside it, and points link to them
       environment.sh        on PBS: the submitter's environment that the jobs inherit
       code/                 with env.snapshot: the code that its points run
       points                requests to run points on this machine (launcher/sweeps/local_points.py)
@@ -43,7 +43,7 @@ MOST_POINTS = 1_000_000
 # Keys that belong to a single command: they do not make another sweep or another point.
 COMMAND_KEYS = (
     "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
-    "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra.sweeper.max_failure_rate",  # a search goes on with others
+    "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra.sweeper.max_failure_rate",  # may change in a search
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def element_id(array_id: str, index: int) -> str:
 
 @dataclass(frozen=True)
 class Submission:
-    """Points that were submitted as one array; `job` is the array's id, None while it is unknown."""
+    """The points of one array; `job` is the array's id, None while it is unknown."""
 
     token: str
     points: tuple[int, ...]
@@ -207,10 +207,10 @@ class Sweep:
                     found[before.token] = Submission(before.token, before.points, event.time, event.job)
         return list(found.values())
 
-    def request_local(self, points: Sequence[int], *, again: bool) -> None:
-        """Adds a request to run points on this machine; with `again`, also points that have run before."""
+    def request_local(self, points: Sequence[int], *, restart: bool) -> None:
+        """Adds a request to run points on this machine; with `restart`, also points that have run before."""
         live_index.add(self.path)
-        since = time.time() if again else 0.0
+        since = time.time() if restart else 0.0
         with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
             file.write(f"{since} {ranges(points)}\n")
 
@@ -237,9 +237,9 @@ class Sweep:
         """
         return unwrap(exists(self.path / "cancelled"))
 
-    def mark_cancelled(self, wanted: bool) -> None:
+    def mark_cancelled(self, cancelled: bool) -> None:
         """Makes or removes the mark `cancelled`: points that have not started must not start."""
-        if wanted:
+        if cancelled:
             (self.path / "cancelled").touch(mode=0o600)
         else:
             (self.path / "cancelled").unlink(missing_ok=True)

@@ -40,7 +40,7 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
 
 @dataclass(frozen=True)
 class _Rules:
-    """The rules of one scheduler for a config; see `launcher.spec.plan.Rules`."""
+    """The rules of one scheduler for a config; see `launcher.spec.plan.SchedulerRules`."""
 
     scheduler: Scheduler
 

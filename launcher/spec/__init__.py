@@ -1,4 +1,4 @@
-"""From a config to a plan: what is submitted, as one frozen object. Pure.
+"""Makes the plan of a run from its config: one frozen object, which is submitted. Pure.
 
 It may import config.schema, errors and units.
 """

@@ -1,4 +1,4 @@
-"""A program's arguments and what its file is: the login node asks the same as the rank. Without torch."""
+"""Arguments and file of the user's program, as the login node checks them and ranks use them. Without torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Any
 
 
 def words(given: str | Sequence[Any]) -> list[str]:
-    """The program's arguments, each as text. Pure.
+    """Returns the arguments of a program as strings. Pure.
+
+    Args:
+        given: a list of values, or a string as in a shell.
 
     Raises:
-        ValueError: one is a list or nothing, or a text has an open quote.
+        ValueError: an argument is null or a list, or a quote in the string is not closed.
     """
     if isinstance(given, str):
         return shlex.split(given)
     found = []
     for number, each in enumerate(given, 1):
         if each is None:
-            raise ValueError(f"argument {number} is null, which is no text: leave it out, or quote the word ('null')")
+            raise ValueError(f"argument {number} is null, which is no text: leave it out, or quote it ('null')")
         if not isinstance(each, (str, int, float)):
             raise ValueError(f"argument {number}, {each!r}, is neither text nor a number")
         found.append(str(each).lower() if isinstance(each, bool) else str(each))
@@ -28,9 +31,9 @@ def words(given: str | Sequence[Any]) -> list[str]:
 
 
 def options(flags: Mapping[str, Any]) -> list[str]:
-    """Named arguments as a program's options. Pure.
+    """Returns named arguments as options of a program. Pure.
 
-    | value | words |
+    | value | arguments |
     |---|---|
     | `lr: 0.1` | `--lr 0.1` |
     | `b: 32` (a name of one letter) | `-b 32` |
@@ -39,7 +42,7 @@ def options(flags: Mapping[str, Any]) -> list[str]:
     | `sizes: [1, 2]` | `--sizes 1 2` |
 
     Raises:
-        ValueError: a value is none of these.
+        ValueError: a value has another type.
     """
     found = []
     for name, value in flags.items():
@@ -54,11 +57,11 @@ def options(flags: Mapping[str, Any]) -> list[str]:
 
 
 def with_options(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Arguments with options behind them, where the last one of a name counts; in front of a `--` among them. Pure."""
+    """Returns arguments followed by options, so that these override earlier ones; options come before a `--`. Pure."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [*arguments[:end], *flags, *arguments[end:]]
 
 
-def runs_as_it_is(path: Path) -> bool:
-    """Whether a file is a program itself, and not a script for an interpreter that is not named in it."""
+def is_executable(path: Path) -> bool:
+    """Whether a file can be executed itself, without the launcher's Python."""
     return path.suffix != ".py" and os.access(path, os.X_OK)

@@ -1,4 +1,4 @@
-"""The keys of a container, and what of them goes together. Pure."""
+"""Checks the keys about containers. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from launcher.errors import ConfigError
 
 
 def check(env: Env, starter: str | None) -> None:
-    """
+    """Checks that the keys about environments and containers can be used together.
+
+    Args:
+        env: the section `env`.
+        starter: the command that starts tasks, such as srun; None: tasks are processes of this machine.
+
     Raises:
-        ConfigError: the keys do not go together.
+        ConfigError: they cannot.
     """
     given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
     if len(given) > 1:
         raise ConfigError(
-            f"{' and '.join(given)}: ranks run in one of them, so leave the other out (env.python names an interpreter "
-            "within a container)"
+            f"{' and '.join(given)}: ranks run in only one of them: leave the others out (env.python names an "
+            "interpreter in a container)"
         )
     if env.container is None:
         for key in ("container_args", "binds", "container_runtime", "python"):

@@ -1,6 +1,6 @@
-"""What a submission asks its site for: node-hours, GPU-hours, core-hours. Pure.
+"""Computes the cost of a submission in node-hours, GPU-hours and core-hours. Pure.
 
-Hours are those of the wall time that is asked for: the most that may be charged, not what will be used.
+Hours are those of the requested wall time: the most that may be charged, not what will be used.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What jobs ask for together, in hours.
+    """The cost of one or more jobs.
 
     Attributes:
-        node_hours, gpu_hours, core_hours: nodes, GPUs and CPUs, each times the wall time.
+        node_hours, gpu_hours, core_hours: the number of nodes, GPUs and CPUs, each times the wall time in hours.
     """
 
     node_hours: float = 0.0
@@ -39,38 +39,38 @@ class Cost:
 
     @property
     def counted(self) -> tuple[float, str]:
-        """What `confirm_above` is compared with: GPU-hours, or node-hours where there are no GPUs."""
+        """The number that `confirm_above` limits, and its unit: GPU-hours or, without GPUs, node-hours."""
         return (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.node_hours, "node-hours")
 
     def __str__(self) -> str:
-        """`24 node-hours, 96 GPU-hours`; core-hours where there are no GPUs."""
+        """`24 node-hours, 96 GPU-hours`; with core-hours if there are no GPUs."""
         second = _hours_of(self.gpu_hours, "GPU") if self.gpu_hours else _hours_of(self.core_hours, "core")
         return f"{_hours_of(self.node_hours, 'node')}, {second}"
 
 
 def of_plan(plan: JobPlan) -> Cost:
-    """What one attempt of a run asks for; of a chain, whose jobs are all submitted at first, what all of them do."""
+    """Returns the cost of one attempt; for resume.how=chain, which submits all jobs at once, that of all attempts."""
     hours = plan.time / 3600 * (plan.resume.max_attempts if plan.resume.how == ResumeHow.chain.value else 1)
     return Cost(plan.nodes * hours, plan.nodes * plan.gpus_per_node * hours, plan.nodes * plan.cpus_per_node * hours)
 
 
 def of_plans(plans: Iterable[JobPlan]) -> Cost:
-    """What runs ask for together."""
+    """Returns the cost of several runs together."""
     return sum((of_plan(plan) for plan in plans), Cost())
 
 
 def lines(plan: JobPlan) -> list[str]:
-    """`2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`, and how often."""
+    """`2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`, and a line about further attempts."""
     jobs = f"{plan.resume.max_attempts} jobs x " if plan.resume.how == ResumeHow.chain.value else ""
     return [f"{jobs}{_shape(plan)} = {of_plan(plan)}", *_attempts([plan])]
 
 
 def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str]:
-    """`15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`, for the points of a sweep; and how often.
+    """`15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours` for a sweep, and a line about further attempts.
 
     Args:
-        plans: those of its points, at least one.
-        count: points that there will be, if these are but the first.
+        plans: the plans of its points, at least one.
+        count: the number of points, if more will be made later; None: these are all.
     """
     each = list(plans)
     total = of_plans(each).times(1 if count is None else count / len(each))
@@ -81,7 +81,7 @@ def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str
 
 
 def _attempts(plans: Iterable[JobPlan]) -> list[str]:
-    """That an attempt which stops early may be followed by another one, which asks for as much."""
+    """Returns a line with the most attempts that a run may have, if there may be several. Each costs as much."""
     most = max(
         (
             plan.resume.max_attempts

@@ -1,7 +1,7 @@
-"""A plan against what the site allows, before the scheduler sees it. Pure.
+"""Compares a plan with the limits in the cluster's profile, before it is submitted. Pure.
 
-Every refusal names the key, the limit, and what to write instead. A live partition or queue is compared by its
-scheduler.
+Each error names the key, the limit and a value to use instead. Limits of partitions and queues that a scheduler reports
+are compared in launcher/schedulers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launcher.units import parse_memory, parse_time
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind in a partition: how many, and what each has (memory in bytes, GPUs in the site's words too)."""
+    """Nodes of one kind: their number, and what each has (`mem` in bytes; `gpu_types`: the site's names of models)."""
 
     nodes: int
     cpus: int
@@ -29,10 +29,10 @@ class NodeGroup:
 
 
 def check_limits(plan: JobPlan, cluster: Cluster) -> None:
-    """A plan against the limits that its profile states, for all jobs and for the partition, queue or QOS of this one.
+    """Checks a plan against the limits in the profile: those of the cluster, and of the job's partition, queue or QOS.
 
     Raises:
-        ConfigError: the plan asks for more or for less, or the profile's own limits cannot be read.
+        ConfigError: the plan exceeds a limit or is below a minimum, or the profile's limits are not valid.
     """
     _check(plan, cluster.limits, f"the profile of cluster={plan.cluster.name}", "cluster.limits")
     for name, pool in pools.of(cluster).items():
@@ -75,7 +75,8 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
     if longest is not None and plan.time > longest:
         raise ConfigError(f"{time}: {where} allows {format_time(longest)}: use time={format_time(longest)} or less")
     if shortest is not None and plan.time < shortest:
-        raise ConfigError(f"{time}: {where} wants {format_time(shortest)} at least: use time={format_time(shortest)}")
+        least = format_time(shortest)
+        raise ConfigError(f"{time}: {where} wants {least} at least: use time={least}")
     if problem := _too_long_for_nodes(plan, by_nodes, where):
         raise ConfigError(f"{time}: {problem}")
     hours = plan.nodes * plan.time / 3600
@@ -87,7 +88,7 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
 
 
 def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) -> str | None:
-    """Why a job of so many nodes may not take so long, with the fix; None when it may."""
+    """Returns why a job with this number of nodes may not take this time, with the fix; None: it may."""
     steps = sorted(by_nodes)
     step = next((least for least in reversed(steps) if plan.nodes >= least), None)
     if step is None or plan.time <= by_nodes[step]:
@@ -109,12 +110,12 @@ def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) 
 
 
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
-    """Why these nodes could never hold the plan, whatever runs on them, with the fix; None when they could. Pure.
+    """Returns why the plan does not fit on these nodes even if all are idle, with the fix; None: it fits. Pure.
 
     Args:
-        plan: what each of its nodes must have.
-        groups: the nodes.
-        where: what to call all of them together.
+        plan: the plan of the run.
+        groups: the nodes of a partition, queue or cluster.
+        where: its name, for the text.
     """
     for key, wanted, best, fitting, fix in (
         (

@@ -1,4 +1,4 @@
-"""From a config to a plan: one frozen object that a dry run shows and that submission uses. Pure."""
+"""Makes the plan of a run from its config: one frozen object, which a dry run prints and submission uses. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from launcher.config import schema
 from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow
 from launcher.errors import ConfigError, near
 from launcher.files.json_types import as_json, from_json, misfit
+from launcher.formatting import plural
 from launcher.spec import containers, tracking
 from launcher.spec.sections import (
     Archive,
@@ -36,49 +37,49 @@ from launcher.spec.sections import (
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # everything but a tab; all kinds of line breaks
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # control characters but the tab; line breaks
 LONGEST_NAME = 64
-NIC = "{nic}"  # in cluster.rank_environment: the rank's own of cluster.nics
-EXPECTED = ("net", "plugin", "provider")  # of NCCL's report
-LONGEST_CHAIN = 50  # jobs that one command submits
+NIC = "{nic}"  # in cluster.rank_environment it stands for the rank's network device of cluster.nics
+EXPECTED = ("net", "plugin", "provider")  # keys of cluster.expects, compared with what NCCL reports
+LONGEST_CHAIN = 50  # most jobs that one command submits with resume.how=chain
 
 
-class Rules(Protocol):
-    """What the scheduler of a run says to its config; each but the first raises ConfigError."""
+class SchedulerRules(Protocol):
+    """How a scheduler checks and completes the config of a run. All methods raise ConfigError."""
 
     @property
     def queued(self) -> bool:
-        """Whether it takes jobs, which wait, rather than starting them at once."""
+        """Whether jobs wait in a queue; otherwise they start at once, on this machine."""
 
     def starter(self, cluster: schema.Cluster) -> str | None:
-        """What starts tasks on the nodes of a job; None: they are processes of this machine."""
+        """Returns the command that starts tasks on the job's nodes; None: tasks are processes of this machine."""
 
     def directives(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Extra options of a job, as a plan keeps them."""
+        """Returns `cluster.directives`, checked, as the plan keeps them."""
 
     def check_resume(self, how: ResumeHow) -> None:
-        """Refuses a way to go on that it has not."""
+        """Refuses a value of `resume.how` that the scheduler does not support."""
 
     def check_keys(self, cluster: schema.Cluster, gpus: int) -> None:
-        """Refuses keys of other schedulers, which would be ignored without a word."""
+        """Refuses keys of other schedulers, which would have no effect. `gpus` is the number per node."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """What the submitting machine adds to a config.
+    """What a plan contains besides the config: facts about the run and the submitting machine.
 
     Attributes:
-        run_id: id of the run.
-        run_dir: its directory, absolute.
-        python: interpreter that the job uses.
-        code_root: folder to put on PYTHONPATH, or None when the launcher is installed.
-        workdir: folder that the job starts in.
-        umask: umask for what the user's own code writes.
-        starter: what starts tasks in the allocation that the user's shell is in: srun or pbsdsh.
-        after: what it waits for (`ok:/runs/prepare`); see launcher/submission/dependencies.py.
-        code: its snapshot; see launcher/environment/snapshot.py.
-        archive: about env.archive; see launcher/environment/archives.py.
-        secrets_dir: on PBS, where the file with its secrets is; see launcher/environment/secrets.py.
+        run_id: the run's id.
+        run_dir: the run directory, an absolute path.
+        python: the interpreter that the job uses.
+        code_root: a folder to put on PYTHONPATH; None: the launcher is installed.
+        workdir: the folder that the job starts in.
+        umask: the umask for files that the user's own code writes.
+        starter: srun or pbsdsh, if the user's shell is in an allocation: it starts the tasks there.
+        after: the dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py.
+        code: the snapshot of the code; see launcher/environment/snapshot.py.
+        archive: facts about env.archive; see launcher/environment/archives.py.
+        secrets_dir: on PBS, the folder with the run's file of secrets; see launcher/environment/secrets.py.
     """
 
     run_id: str
@@ -96,15 +97,16 @@ class Site:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Everything about one run that is decided before it starts. JSON-able; the run directory keeps it.
+    """Everything that is decided about a run before it starts. It is saved as JSON in the run directory.
 
-    It has the names and sections of the config. What is no key of it:
+    Names and sections are those of the config. These attributes are not in the config:
 
     Attributes:
         run_dir, python, code_root, workdir, umask, secrets_dir, code, archive: see `Site`.
-        starter: what starts tasks: srun, pbsdsh, mpiexec, or None (they are processes of this machine).
-        queued: it is handed to a scheduler, rather than started here and now.
-        secret_variables: variables of cluster.environment that come with the job's environment, and not in its script.
+        starter: the command that starts tasks: srun, pbsdsh, mpiexec; None: tasks are processes of this machine.
+        queued: whether the run is a job that waits in a queue; otherwise it starts at once on this machine.
+        secret_variables: names of variables of cluster.environment whose values are secret: the job inherits them from
+            the submitter, and its script does not contain them.
     """
 
     run_id: str
@@ -119,7 +121,7 @@ class JobPlan:
     time: int  # seconds
     seed: int
     preflight: bool
-    after: tuple[str, ...]  # what it waits for: condition and directory (`ok:/runs/prepare`)
+    after: tuple[str, ...]  # dependencies: condition and run directory (`ok:/runs/prepare`)
     track: tuple[str, ...]  # trackers: tensorboard, mlflow, wandb
     workload: Workload
     cluster: Cluster
@@ -143,34 +145,34 @@ class JobPlan:
 
     @property
     def no_workdir(self) -> str:
-        """What is told of a node where the job cannot start in its folder."""
+        """The error of a node on which the job's working folder does not exist."""
         return f"its working folder {self.workdir} cannot be entered there: submit in a folder that all nodes share"
 
     @property
     def debugs(self) -> bool:
-        """Whether ranks may stop for a debugger, so that nobody is impatient with one that does nothing."""
+        """Whether ranks may stop at a breakpoint; then no rank is considered as hung."""
         return bool(self.debug.ranks)
 
     @property
     def node_python(self) -> str:
-        """The interpreter of the agents; the rest of the script uses `python`, the launcher's own."""
+        """The interpreter of agents and ranks. Other commands in the script use `python`, that of the launcher."""
         return self.python if self.env.activate is None else python_of(self.env.activate)
 
     @property
     def submitted_in(self) -> str:
-        """The folder that its user was in, in which relative paths of overrides begin."""
+        """The folder in which the user gave the command. Relative paths in overrides refer to it."""
         if self.code.snapshot is None or self.code.repository is None:
             return self.workdir
         return os.path.normpath(os.path.join(self.code.repository, os.path.relpath(self.workdir, self.code.snapshot)))
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole run, when it gets all its nodes."""
+        """The number of ranks if the run gets all its nodes."""
         return self.nodes * self.procs_per_node
 
     @property
     def tasks_per_node(self) -> int:
-        """What the scheduler starts on a node: one agent, or every rank."""
+        """The number of processes that the scheduler starts on a node: one agent, or all ranks."""
         return self.procs_per_node if self.launch.mode == LaunchMode.tasks.value else 1
 
     @property
@@ -179,27 +181,27 @@ class JobPlan:
 
     @property
     def cpus_per_task(self) -> int:
-        """An agent gets the CPUs of all its ranks."""
+        """CPUs of a task. A task that is an agent gets the CPUs of all its ranks."""
         return self.cpus_per_node // self.tasks_per_node
 
     @property
     def own_code(self) -> bool:
-        """Whether the ranks run a program or a function of the user's own, which may save in its own way."""
+        """Whether the ranks run a program or a function of the user. It may save checkpoints without `Checkpointer`."""
         return self.workload.kind in ("Program", "Function")
 
     @property
     def goes_on(self) -> bool:
-        """Whether the ranks are a program that is told to stop in time and goes on when it is started again."""
+        """Whether the ranks run a program that saves after a stop signal and continues when it is restarted."""
         return self.workload.kind == "Program" and bool(self.workload.params["resumable"])
 
 
 def as_dict(plan: JobPlan) -> dict[str, Any]:
-    """The plan as plain JSON types, which it shares with the plan."""
+    """Returns the plan as plain JSON types. Mutable values in it are shared with the plan."""
     return as_json(plan)
 
 
 def keys_of(plan: JobPlan) -> dict[str, Any]:
-    """The plan's values by the names of their keys (`checkpoint.keep`, `workload.lr`); what no key says has its own."""
+    """Returns the plan's values by config key (`checkpoint.keep`, `workload.lr`) or, if there is none, by attribute."""
     found: dict[str, Any] = {}
     for name, value in as_dict(plan).items():
         found.update({f"{name}.{key}": each for key, each in value.items()} if name in _SECTIONS else {name: value})
@@ -211,8 +213,8 @@ _SECTIONS = (
 )  # fmt: skip
 
 
-def wrong_in(values: Any) -> str | None:
-    """What keeps values that were read from being those of a plan, in words; None: they are. Pure."""
+def plan_misfit(values: Any) -> str | None:
+    """Returns why values that were read from a file are not those of a plan, as text; None: they are. Pure."""
     if wrong := misfit(values, JobPlan, "plan"):
         return wrong
     for prefix, section in (("plan", values), *((f"plan.{name}", values[name]) for name in _SECTIONS)):
@@ -223,7 +225,7 @@ def wrong_in(values: Any) -> str | None:
 
 
 def _no_text(text: str) -> str | None:
-    """Why a text can be neither a file's name nor a word of a command."""
+    """Returns why a text cannot be a path or an argument of a command; None: it can be one."""
     try:
         return "has a NUL byte" if b"\0" in os.fsencode(text) else None
     except UnicodeEncodeError:
@@ -231,29 +233,37 @@ def _no_text(text: str) -> str | None:
 
 
 def from_dict(values: Mapping[str, Any]) -> JobPlan:
-    """The inverse of `as_dict`, after a round trip through JSON; `wrong_in` has nothing to say of the values."""
+    """Returns the plan that `as_dict` has converted, also after a round trip through JSON.
+
+    The caller has checked the values with `plan_misfit`.
+    """
     plan: JobPlan = from_json(values, JobPlan)
     return plan
 
 
 def python_of(folder: str) -> str:
-    """The interpreter of an environment."""
+    """Returns the interpreter of a Python environment in a folder."""
     return f"{folder}/bin/python"
 
 
-def build(config: Config, site: Site, rules: Rules) -> JobPlan:
-    """The plan of a config; see `launcher.schedulers.planning.make_plan`.
+def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
+    """Makes the plan of a config. `launcher.schedulers.planning.make_plan` also checks it against the cluster's limits.
+
+    Args:
+        config: the config of the run.
+        site: facts about the run and the submitting machine.
+        rules: the checks of the run's scheduler.
 
     Raises:
-        ConfigError: a value cannot be used whatever the cluster; it names the key, the value and the fix.
+        ConfigError: a value cannot be used on any cluster; the text names the key, the value and the fix.
     """
     cluster, launch, workload = config.cluster, config.launch, config.workload
     nodes = resolved_value(config, "nodes")
     min_nodes = resolved_value(config, "min_nodes") or nodes
     if min_nodes > nodes:
         raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
-    enough = config.gpus_per_node or -(-workload.min_ranks // nodes)  # without GPUs as few as the workload works with
-    procs = resolved_value(config, "procs_per_node") or enough
+    fewest = -(-workload.min_ranks // nodes)  # ranks per node that the workload needs
+    procs = resolved_value(config, "procs_per_node") or config.gpus_per_node or fewest
     environment = _environment(cluster.environment)
     secret_names = redaction.all_patterns(config.env.secrets)
     secrets = redaction.secrets_in(environment, secret_names)
@@ -295,7 +305,7 @@ def build(config: Config, site: Site, rules: Rules) -> JobPlan:
         secret_variables=tuple(secrets),
     )
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
-        raise ConfigError("workload.backend=mpi: MPI wants every rank started by the scheduler: add launch=tasks")
+        raise ConfigError("workload.backend=mpi: with MPI the scheduler must start every rank: add launch=tasks")
     _require(cluster)
     _refuse_negative("", config)
     _refuse_control_characters("", keys_of(plan))
@@ -312,9 +322,9 @@ def _rank_environment(cluster: schema.Cluster) -> dict[str, str]:
     values = _environment(cluster.rank_environment, "rank_environment")
     for name, value in values.items():
         if value is None:
-            raise ConfigError(f"cluster.rank_environment.{name} is empty: give a value, or null it in environment")
+            raise ConfigError(f"cluster.rank_environment.{name} is empty: give it a value")
         if NIC in value and not cluster.nics:
-            raise ConfigError(f"cluster.rank_environment.{name}={value}: {NIC} is one of cluster.nics, which is empty")
+            raise ConfigError(f"cluster.rank_environment.{name}={value}: {NIC} needs cluster.nics, which is empty")
     return {name: str(value) for name, value in values.items()}
 
 
@@ -333,7 +343,8 @@ def _expects(values: Mapping[str, Any]) -> dict[str, list[str]]:
 def _bind(text: str, procs: int) -> str:
     wanted = binding.parse(text)
     if wanted.lists and len(wanted.lists) < procs:
-        raise ConfigError(f"launch.bind={text!r} has lists for {len(wanted.lists)} of procs_per_node={procs} ranks")
+        lists = plural(len(wanted.lists), "rank")
+        raise ConfigError(f"launch.bind={text!r} has lists for {lists}, and procs_per_node={procs}")
     return text
 
 
@@ -344,28 +355,28 @@ def _checkpoint(config: Config, run_dir: str) -> Checkpoint:
     return resolved(Checkpoint, checkpoint, "checkpoint.", dir=checkpoint.dir or f"{run_dir}/checkpoints")
 
 
-def _resume(config: Config, rules: Rules) -> Resume:
+def _resume(config: Config, rules: SchedulerRules) -> Resume:
     resume, seconds = config.resume, resolved_value(config, "time")
     lead = resolved_value(resume, "lead", "resume.") or min(max(seconds // 20, 10), 120)
     if lead >= seconds:
-        told = f"resume.lead={resume.lead} is" if resume.lead else "attempts stop 10 s before their limit, which is"
+        given = f"resume.lead={resume.lead} is" if resume.lead else "attempts stop 10 s before their limit, which is"
         raise ConfigError(
-            f"{told} not less than time={config.time}: no time would be left to work in; raise it, or set resume.lead"
+            f"{given} not less than time={config.time}: ranks would have no time to run; raise time, or set resume.lead"
         )
     rules.check_resume(resume.how)
     if resume.how is ResumeHow.chain and resume.max_attempts > LONGEST_CHAIN:
         raise ConfigError(
             f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: set resume.max_attempts "
-            f"to what the run may need (at most {LONGEST_CHAIN})"
+            f"to the number that the run may need (at most {LONGEST_CHAIN})"
         )
     return resolved(Resume, resume, "resume.", lead=lead)
 
 
 def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
-    """The ranks that stop for a debugger: those named; with post_mortem alone, all.
+    """Returns the ranks that stop for a debugger: those of debug.rank, or all if only debug.post_mortem is set.
 
     Raises:
-        ConfigError: they are no ranks of this run.
+        ConfigError: the run has no such rank.
     """
     wanted = debug.rank
     if (wanted is None and debug.post_mortem) or wanted == "all":
@@ -380,25 +391,29 @@ def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
 
 
 def _refuse_negative(prefix: str, section: Any) -> None:
-    """Numbers of the schema are amounts, times and parts, none of which is less than 0."""
+    """Refuses negative numbers: no number of the schema may be less than 0."""
     for each in dataclasses.fields(section):
         key, value = f"{prefix}{each.name}", getattr(section, each.name)
         if dataclasses.is_dataclass(value):
             _refuse_negative(f"{key}.", value)
-        elif isinstance(value, (int, float)) and not value >= 0:  # which nan is not, either
+        elif isinstance(value, (int, float)) and not value >= 0:  # nan is refused too
             raise ConfigError(f"{key}={value:g}: it must be 0 or more")
 
 
 def check_name(key: str, value: str) -> str:
-    """The value, if it can name a job, a directory and a file on every system.
+    """Returns a value that can be the name of a job, a folder and a file on every system.
+
+    Args:
+        key: the config key, for the error.
+        value: its value.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the value cannot be such a name.
     """
     if key == "run_id" and value == "latest":
-        raise ConfigError("run_id=latest is the launcher's name for the newest run: choose another")
+        raise ConfigError("run_id=latest: `latest` means the newest run: choose another id")
     if key in ("run_id", "sweep.id") and value.isdecimal():
-        raise ConfigError(f"{key}={value}: numbers are the names of points of a sweep: begin it with a letter")
+        raise ConfigError(f"{key}={value}: numbers are the ids of points of a sweep: begin it with a letter")
     if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:
         raise ConfigError(
             f"{key}={value!r} cannot be a job's name: use up to {LONGEST_NAME} letters, digits and _ - + . "
@@ -415,10 +430,10 @@ def _entry(value: str) -> str:
 
 
 def _require(cluster: schema.Cluster) -> None:
-    """Keys that a site wants from everybody, and that its profile cannot know (`account`, `resources.storage`)."""
+    """Refuses a config without a key of cluster.required: each user of the site must set it (`account`)."""
     known = {field.name for field in dataclasses.fields(cluster)}
-    for wanted in cluster.required:
-        key, _, example = wanted.partition("=")
+    for required in cluster.required:
+        key, _, example = required.partition("=")
         name, *parts = key.split(".")
         if name not in known:
             raise ConfigError(f"cluster.required: there is no key cluster.{name}.{near(name, known)}")
@@ -427,11 +442,10 @@ def _require(cluster: schema.Cluster) -> None:
             new = "" if isinstance(value, Mapping) and part in value else "+"
             value = value.get(part) if isinstance(value, Mapping) else None
         if not value:
-            word = f"{new}cluster.{key}={example or '...'}"
+            override = f"{new}cluster.{key}={example or '...'}"
             raise ConfigError(
-                f"cluster.{key} is not set, and cluster={cluster.name} wants it: add "
-                f"{shlex.quote(word)}, or set it for good in "
-                "~/.config/launcher/user.yaml"
+                f"cluster.{key} is not set, and cluster={cluster.name} wants it: add {shlex.quote(override)}, or "
+                "set it for good in ~/.config/launcher/user.yaml"
             )
 
 
@@ -451,7 +465,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse_control_characters(path: str, value: Any) -> None:
-    """A line break in a value would end a directive or a command early. Set-up lines alone may have several lines."""
+    """Refuses control characters: a line break would end a directive or a command. Only set-up lines may have them."""
     if isinstance(value, str):
         text = value.replace("\n", "") if path in ("cluster.setup", "env.setup") else value
         if match := CONTROL.search(text):

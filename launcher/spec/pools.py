@@ -1,4 +1,4 @@
-"""What a profile says for the partition, queue or QOS that a job asks for (`cluster.pools`). Pure."""
+"""Applies the profile's settings for a partition, queue or QOS (`cluster.pools`) to a job that uses it. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from launcher.config.schema import Cluster, Pool
 
 
 def of(cluster: Cluster) -> dict[str, Pool]:
-    """The pools that count for a job, by name.
+    """Returns the pools that apply to a job, by name.
 
-    | the job asks for | counts |
+    | the job requests | pools that apply |
     |---|---|
-    | one partition, a queue (`queue@server` too), a QOS | the pool of each |
-    | several partitions | none of them: the job may start in any |
+    | one partition, a queue (also `queue@server`), a QOS | the pool of each |
+    | several partitions | no pool of a partition: the job may start in any of them |
     """
     partition = cluster.partition if "," not in (cluster.partition or "") else None
     names = (partition, (cluster.queue or "").partition("@")[0], cluster.qos)
     return {name: cluster.pools[name] for name in names if name in cluster.pools}
 
 
-def into(cluster: Cluster) -> Cluster:
-    """The cluster with the variables and the interface of its pools; its own count more."""
+def merged(cluster: Cluster) -> Cluster:
+    """Returns the cluster with variables and interface of the pools that apply. The cluster's own take precedence."""
     environment, interface = dict(cluster.environment), cluster.interface
     for pool in of(cluster).values():
         environment = {**pool.environment, **environment}

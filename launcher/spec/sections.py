@@ -1,7 +1,7 @@
-"""The sections of a plan, which are those of the config, and how a config's values become a plan's. Pure.
+"""The sections of a plan, and the conversion of config values to plan values. Pure.
 
-A field has the name of its key, and the type that the key's value has when it is resolved: seconds, bytes, tuples,
-texts of enums. `resolved` reads out of the schema how; what no single key says is computed where the plan is built.
+Sections and fields have the names of the config's. Values are converted as the types of the schema say: times to
+seconds, sizes to bytes, lists to tuples, enums to strings. Values that depend on several keys are computed in plan.py.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Cluster:
     setup: tuple[str, ...]
     template: str | None
     environment: Mapping[str, str | None]  # without secrets
-    nics: tuple[str, ...]  # by GPU, else by local rank
-    rank_environment: Mapping[str, str]  # in which {nic} stands for the rank's own
-    expects: Mapping[str, list[str]]  # of NCCL's report; see launcher/worker/nccl_report.py
+    nics: tuple[str, ...]  # one for each GPU or, without GPUs, for each local rank
+    rank_environment: Mapping[str, str]  # {nic} in a value stands for the rank's network device
+    expects: Mapping[str, list[str]]  # compared with what NCCL reports; see launcher/worker/nccl_report.py
     interface: str | None
     host_suffix: str
     port_range: tuple[int, int]
@@ -85,7 +85,7 @@ class Env:
     binds: tuple[str, ...]
     python: str
     snapshot_limit: int  # bytes
-    secrets: tuple[str, ...]  # all patterns of names of secrets, with those that always count
+    secrets: tuple[str, ...]  # patterns of names of secret variables: the user's and the built-in ones
 
 
 @dataclass(frozen=True)
@@ -149,24 +149,24 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Workload:
-    """Keys of `workload`: those that every workload has, and all of them in `params`."""
+    """Keys of `workload`: those that all workloads have as fields, and all keys in `params`."""
 
     name: str
     entry: str  # module:function
     backend: str
     device: str
-    kind: str  # class of its schema in launcher.config.schema
-    params: Mapping[str, Any]  # all of its keys, as plain values
+    kind: str  # name of its class in launcher.config.schema
+    params: Mapping[str, Any]  # all keys, as plain values
 
 
 @dataclass(frozen=True)
 class Code:
-    """Where a snapshot is; without one the code is where it was when the run was submitted.
+    """The snapshot of the user's code. Without one, ranks use the code in place.
 
     Attributes:
-        snapshot: a copy of the code, of which the plan's workdir and `path` are folders.
-        repository: what it is a copy of.
-        path: folders of it that Python searches.
+        snapshot: the folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot.
+        repository: the folder that was copied.
+        path: folders of the copy that Python searches for modules.
     """
 
     snapshot: str | None = None
@@ -176,12 +176,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Archive:
-    """What is known of env.archive.
+    """Facts about the file of env.archive.
 
     Attributes:
-        digest: its sha256.
-        of: the environment that it was made of.
-        import_time: seconds that importing torch from there took.
+        digest: its SHA-256.
+        of: the folder of the environment that was packed.
+        import_time: seconds that the import of torch took from this folder.
     """
 
     digest: str = ""
@@ -190,23 +190,23 @@ class Archive:
 
 
 def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:
-    """A part of a plan: for each of its fields the value of the key of this name.
+    """Makes a section of a plan. The value of a field comes from the config key of the same name.
 
     Args:
-        part: its class.
-        config: the part of the config that it mirrors, an object of a class of the schema.
-        prefix: of its keys (`launch.`), for errors.
-        own: values of fields that need more than their key.
+        part: the class of the section.
+        config: the same section of the config, an object of a class of the schema.
+        prefix: the prefix of its keys (`launch.`), for errors.
+        own: values of fields that are not just the converted value of their key.
 
     Raises:
-        ConfigError: a value cannot be used; it names the key, the value and the fix.
+        ConfigError: a value cannot be used; the text names the key, the value and the fix.
     """
     names = [each.name for each in fields(part) if each.name not in own]  # type: ignore[arg-type]
     return part(**{name: resolved_value(config, name, prefix) for name in names}, **own)
 
 
 def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
-    """A key's value as a plan has it.
+    """Returns the value of a key, converted for the plan.
 
     Raises:
         ConfigError: as for `resolved`.
@@ -219,7 +219,7 @@ def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The texts of enums, tuples for lists; sections have names."""
+    """Converts an enum to its string and a list to a tuple; other values are returned unchanged."""
     if isinstance(value, Enum):
         return value.value
     return tuple(value) if isinstance(value, list) else value
@@ -227,11 +227,11 @@ def plain(value: Any) -> Any:
 
 @cache
 def _forms(kind: Any) -> dict[str, Form]:
-    """The form of each key that has one."""
+    """Returns the form of each key of a section that has one."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Form] = {}
     for name, hint in hints.items():
-        for each in (hint, *get_args(hint)):  # of `Time | None` too
+        for each in (hint, *get_args(hint)):  # also for `Time | None`
             for form in getattr(each, "__metadata__", ()):
                 found[name] = form
     return found

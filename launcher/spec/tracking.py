@@ -1,4 +1,4 @@
-"""The keys about trackers. Pure."""
+"""Checks and resolves the keys about experiment trackers. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, near
 
-KNOWN = ("tensorboard", "mlflow", "wandb")  # each is also the name of its package, and of our extra that installs it
+KNOWN = ("tensorboard", "mlflow", "wandb")  # also the names of the packages, and of our extras
 
 
 def trackers(track: Any) -> tuple[str, ...]:
-    """Those that the key `track` names, each once. Pure.
+    """Returns the trackers that the key `track` names, without repetitions. Pure.
 
     Raises:
-        ConfigError: there is no such tracker.
+        ConfigError: there is no tracker of this name.
     """
-    wanted = track if isinstance(track, list) else [] if track is None else [track]
-    for name in wanted:
+    names = track if isinstance(track, list) else [] if track is None else [track]
+    for name in names:
         if name not in KNOWN:
             raise ConfigError(
                 f"track={name}: there is no such tracker.{near(str(name), KNOWN)} Use {', '.join(KNOWN)} or a list of "
                 f"them: 'track=[{','.join(KNOWN)}]'"
             )
-    return tuple(dict.fromkeys(wanted))
+    return tuple(dict.fromkeys(names))
 
 
 def experiment(config: Config, run_id: str) -> str:
-    """The experiment of a run; the points of a sweep, whose ids are SWEEP/N, share one. Pure."""
+    """Returns the name of a run's experiment. All points of a sweep (ids SWEEP/N) have the same one. Pure."""
     sweep, point, _ = run_id.partition("/")
     return config.tracking.experiment or (sweep if point else config.name)

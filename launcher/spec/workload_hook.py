@@ -1,7 +1,7 @@
-"""What a workload brings to its submission: a class that the key `workload.hook` names, asked on the login node.
+"""Hooks of workloads: classes that take part in submission on the login node. The key `workload.hook` names the class.
 
-It finds what the workload needs, refuses what could not run, and knows the workload's data sets. Of a single workload
-the launcher knows nothing else.
+A hook finds the files that a workload needs, refuses configs that could not run, and lists the workload's data sets.
+The launcher has no other code for a particular workload.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from launcher.config.schema import Config, Workload
     from launcher.spec.plan import JobPlan
 
-# The line of a workload's file; a YAML parser takes longer to load than everything else that `launcher data` needs.
+# The line in the workload's file. A YAML parser would take longer to load than all else that `launcher data` needs.
 _HOOK = re.compile(r"""^hook:[ \t]*(["']?)([^\s"'#]+:[^\s"'#]+)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
 
-Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in all
+Progress = Callable[[str, int, int], None]  # file name, bytes so far, total bytes
 
 
-class Place(Protocol):
-    """Where a data set is on this machine, and in words how it got there."""
+class Location(Protocol):
+    """A folder of this machine with a data set, and a text that says how it got there."""
 
     @property
     def dir(self) -> Path: ...
@@ -44,33 +44,33 @@ class DataSet(Protocol):
     @property
     def name(self) -> str: ...
 
-    def find(self, data_dir: Path | None) -> Place | None:
-        """Where it is, verified, below `data_dir` or (None) where it belongs; None: it is not there.
+    def find(self, data_dir: Path | None) -> Location | None:
+        """Finds the data set below `data_dir`, or in its usual folders, and verifies it; None: it is not there.
 
         Raises:
-            ConfigError: it is damaged.
+            ConfigError: its files are damaged.
         """
 
-    def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Place:
-        """Gets it from the internet: from the base URLs `mirrors`, or (None) from its own.
+    def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Location:
+        """Downloads the data set from the base URLs `mirrors` or, if they are None, from its usual ones.
 
         Raises:
-            ConfigError: none of them had it.
+            ConfigError: no URL had it.
         """
 
 
 class WorkloadHook:
-    """What a workload brings to its submission; each method may be left out.
+    """Base class of hooks. A subclass overrides the methods that it needs.
 
-    One object answers for a whole submission, so it may keep what it has found for the other points of a sweep. Its
-    module is imported on the login node: without torch, if a submission is to stay fast.
+    One object serves all points of a sweep, so it may cache what it finds. Its module is imported on the login node;
+    it should not import torch, because that would slow down submission.
     """
 
     def prepare(self, config: Config) -> tuple[Workload, Sequence[str]]:
-        """The workload's keys, with what was found on this machine in them, and notes for whoever submits.
+        """Returns the workload's section of the config, completed with paths on this machine, and notes for the user.
 
         Raises:
-            ConfigError: something is not there, or the keys do not go together; the text names the key and the fix.
+            ConfigError: a file is missing, or keys contradict each other; the text names the key and the fix.
         """
         return config.workload, ()
 
@@ -80,40 +80,40 @@ class WorkloadHook:
         The workload's keys are `plan.workload.params`, its ranks `plan.world_size`.
 
         Raises:
-            ConfigError: it could not; the text names the key and the fix.
+            ConfigError: it cannot; the text names the key and the fix.
         """
 
     def data_sets(self) -> Sequence[DataSet]:
-        """What `launcher data` lists for this workload."""
+        """Returns the data sets of this workload, for `launcher data`."""
         return ()
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A workload's hook under its name, which is blamed for what goes wrong in it."""
+    """A workload's hook with its name. Exceptions in the hook become ConfigErrors that contain the name."""
 
     name: str
     own: WorkloadHook
 
     def prepare(self, config: Config) -> tuple[Workload, tuple[str, ...]]:
-        with _blamed(self.name):
+        with _hook_errors(self.name):
             workload, notes = self.own.prepare(config)
             if type(workload) is not type(config.workload):
-                raise TypeError(f"prepare() returned {workload!r:.80}, and no {type(config.workload).__name__}")
+                raise TypeError(f"prepare() returned {workload!r:.80} instead of a {type(config.workload).__name__}")
             return workload, tuple(notes)
 
     def check(self, plan: JobPlan) -> tuple[str, ...]:
-        with _blamed(self.name):
+        with _hook_errors(self.name):
             return tuple(self.own.check(plan) or ())
 
-    def data_sets(self) -> tuple[Source, ...]:
-        with _blamed(self.name):
-            return tuple(Source(self.name, each) for each in self.own.data_sets())
+    def data_sets(self) -> tuple[KnownDataSet, ...]:
+        with _hook_errors(self.name):
+            return tuple(KnownDataSet(self.name, each) for each in self.own.data_sets())
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set, and the hook that is blamed for it."""
+class KnownDataSet:
+    """A data set with the name of its hook. Exceptions in it become ConfigErrors that contain the name."""
 
     hook: str
     own: DataSet
@@ -122,36 +122,39 @@ class Source:
     def name(self) -> str:
         return self.own.name
 
-    def find(self, data_dir: Path | None) -> Place | None:
-        with _blamed(self.hook):
+    def find(self, data_dir: Path | None) -> Location | None:
+        with _hook_errors(self.hook):
             return self.own.find(data_dir)
 
-    def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Place:
-        with _blamed(self.hook):
+    def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Location:
+        with _hook_errors(self.hook):
             return self.own.fetch(data_dir, mirrors, progress)
 
 
 def load(name: str | None) -> Hook:
-    """The hook that `workload.hook` names as `module:class`; None: one that asks nothing.
+    """Imports the hook with this name (`module:class`); for None, returns one that does nothing.
 
     Raises:
-        ConfigError: there is none, or it cannot be imported.
+        ConfigError: there is no such class, or it cannot be imported.
     """
     if name is None:
         return Hook("", WorkloadHook())
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigError(f"workload.hook={name}: write it as package.module:Class")
-    with _blamed(name):
+    with _hook_errors(name):
         kind = getattr(importlib.import_module(module), attribute)
         if not (isinstance(kind, type) and issubclass(kind, WorkloadHook)):
             raise TypeError(f"{attribute} is no subclass of launcher.WorkloadHook")
         return Hook(name, kind())
 
 
-def data_sets() -> tuple[dict[str, Source], tuple[str, ...]]:
-    """The data sets of all workloads by name, ours first, and what is wrong with hooks that could not be asked."""
-    known: dict[str, Source] = {}
+def data_sets() -> tuple[dict[str, KnownDataSet], tuple[str, ...]]:
+    """Returns the data sets of all workloads by name, and errors of hooks that could not be used.
+
+    Of two data sets with the same name that of the launcher's own workloads is returned.
+    """
+    known: dict[str, KnownDataSet] = {}
     problems = []
     for path in (path for folder in (resource("conf"), user_config_dir()) for path in _files(folder / "workload")):
         try:
@@ -167,10 +170,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _hook_in(path: Path) -> str | None:
-    """The hook in a workload's file; what such a file inherits is listed for the workload that it is from.
+    """Returns the name of the hook in a workload's file. An inherited hook is found in the file that sets it.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         found = _HOOK.search(path.read_text())
@@ -180,11 +183,11 @@ def _hook_in(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _blamed(name: str) -> Iterator[None]:
-    """Inside, Python finds the modules of the working folder too, after all others, as it does in the job.
+def _hook_errors(name: str) -> Iterator[None]:
+    """Runs code of a hook. Python also finds modules in the working folder, after all others, as in the job.
 
     Raises:
-        ConfigError: what was raised inside, with the key and the place.
+        ConfigError: the code raised an exception; the text names the hook, the exception and its line.
     """
     folder = os.getcwd()
     added = folder not in sys.path

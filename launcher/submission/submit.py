@@ -157,7 +157,7 @@ def planned(
         ConfigError: the config cannot be run; the text names the fix.
     """
     run = None if new_snapshot else Run(Path(site.run_dir))
-    config = dataclasses.replace(config, cluster=pools.into(config.cluster))
+    config = dataclasses.replace(config, cluster=pools.merged(config.cluster))
     config, notes = inputs.into(_with_baseline(config), run)
     config = inputs.with_template(config)
     config, told = inputs.with_environment(config)

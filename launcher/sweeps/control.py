@@ -1,6 +1,6 @@
-"""Changes to a sweep that is under way: ending points, starting points again, how many run at once.
+"""Changes a sweep that was submitted: cancels points, restarts points, sets how many run at once.
 
-Each takes the submitter's lock, so that nobody hands points over meanwhile.
+Each function takes the submitter's lock, so that no other command submits points of the sweep meanwhile.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from launcher.sweeps.grouping import shares
 if TYPE_CHECKING:
     from launcher.sweeps.submit import SubmittedSweep
 
-BEGUN = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points that their array has started
+STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points that the scheduler has started
 
 
 @dataclass(frozen=True)
 class LiveArray:
-    """An array some of whose points are not over.
+    """A job array with points that are not over.
 
     Attributes:
-        job: its id, as its scheduler wants it.
-        plan: of one of its points.
-        points: those that are not over.
-        pending: how many of them have not begun.
+        job: the array's id, in the form that scheduler commands take.
+        plan: the plan of one of its points.
+        points: the numbers of the points that are not over.
+        pending: how many of these points have not started.
     """
 
     job: str
@@ -50,7 +50,7 @@ class LiveArray:
 def live_arrays(
     seen: Sequence[PointStatus], submissions: Sequence[Submission]
 ) -> tuple[list[LiveArray], list[PointStatus]]:
-    """The arrays that are not over, and points that are not over and whose jobs are their own. Pure."""
+    """Returns the arrays that are not over, and the points that are not over and have a job each. Pure."""
     by_job = {
         element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
     }
@@ -71,28 +71,28 @@ def _array(members: Sequence[PointStatus]) -> LiveArray:
     first = members[0].seen
     assert first is not None and first.history.job_id is not None
     job = registry.queue(first.plan.cluster.scheduler).array_of(first.history.job_id)
-    pending = sum(each.state not in BEGUN for each in members)
+    pending = sum(each.state not in STARTED for each in members)
     return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
 
 
 def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = False) -> dict[int, str]:
-    """Ends points, and keeps those from beginning that have not begun.
+    """Cancels points: those that run end, the others do not start.
 
     Args:
         sweep: the sweep.
-        points: which; None: all of them.
-        kill: at once, where they run on this machine.
+        points: their numbers; None: all points.
+        kill: whether points that run on this machine are killed instead of asked to stop.
 
     Returns:
-        What each was before; those that were over already stay as they are.
+        The former state of each point that was not over, by the point's number.
 
     Raises:
-        RunError: one runs on another machine.
-        QueryError: a scheduler does not answer. Points whose end it was not asked for are what they were before.
+        RunError: a point runs on another machine.
+        QueryError: a scheduler does not answer. Points for which no request was sent keep their state.
     """
     before = sweep.cancelled()
     if points is None:
-        sweep.mark_cancelled(True)  # first: whoever starts points on this machine looks for it
+        sweep.mark_cancelled(True)  # first, because the process that starts points on this machine reads it
     try:
         with only_submitter(sweep.path):
             return _cancel(sweep, points, kill)
@@ -103,68 +103,72 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
 
 
 def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[int, str]:
-    """See `cancel`; the lock is held."""
+    """Does what `cancel` says; the caller holds the lock."""
     live = SweepMonitor()
-    _settle(sweep)
-    seen = point_statuses(sweep, live, cancelled=False)  # each point gets a mark of its own
-    meant = [each for each in seen if not each.over and (points is None or each.point.index in points)]
-    wanted = {each.point.index: each for each in meant}
-    # For one that has never been made the sweep's own mark is enough.
-    runs = {index: each.point.run for index, each in wanted.items() if each.point.run.recorded()}
-    for run in runs.values():  # first, or they would go on in another attempt
+    _recover_unconfirmed(sweep)
+    statuses = point_statuses(sweep, live, cancelled=False)  # each point is marked as cancelled below
+    chosen = {
+        each.point.index: each for each in statuses if not each.over and (points is None or each.point.index in points)
+    }
+    # A point without a run directory cannot be marked; for it the mark of the sweep is enough.
+    runs = {index: each.point.run for index, each in chosen.items() if each.point.run.recorded()}
+    for run in runs.values():  # before their jobs end, because otherwise another attempt would be submitted
         run.journal(cancelled(), sync=False)
         run.mark("cancelled")
-    asked: set[int] = set()
+    requested: set[int] = set()  # points for which the scheduler has been asked to end the job
     try:
-        arrays, alone = live_arrays(seen, sweep.submissions())
-        jobs: dict[int, str] = {each.point.index: each.seen.history.job_id or "" for each in seen if each.seen}
-        for begun in (False, True):  # those first that wait for another to end
+        arrays, alone = live_arrays(statuses, sweep.submissions())
+        jobs: dict[int, str] = {each.point.index: each.seen.history.job_id or "" for each in statuses if each.seen}
+        for started in (False, True):  # pending jobs first: one of them may start when another job ends
             for array in arrays:
-                if begun != (array.pending < len(array.points)):
+                if started != (array.pending < len(array.points)):
                     continue
-                own = [index for index in array.points if index in wanted]
+                own = [index for index in array.points if index in chosen]
                 whole = len(own) == len(array.points)
                 try:
                     for job, members in [(array.job, own)] if whole else [(jobs[index], [index]) for index in own]:
-                        _end(array.plan, job, members, asked)
+                        _cancel_job(array.plan, job, members, requested)
                 finally:
                     forget(array.plan)
             for each in alone:
-                if each.point.index in wanted and begun == (each.state in BEGUN):
-                    asked.add(each.point.index)  # `cancel` of a run takes its own mark back
+                if each.point.index in chosen and started == (each.state in STARTED):
+                    requested.add(each.point.index)  # if it fails, `JobMonitor.cancel` itself removes the mark
                     live.cancel(each.point.run, kill=kill)
     except LauncherError as error:
-        for index in runs.keys() - asked:
+        for index in runs.keys() - requested:
             runs[index].unmark("cancelled")
             runs[index].journal(CancelFailed(error=str(error)), sync=False)
         raise
     for index, run in runs.items():
-        if (point := wanted[index].seen) is not None:
+        if (point := chosen[index].seen) is not None:
             secret.forget(str(run.path), point.plan.secrets_dir)
-    return {index: each.state for index, each in wanted.items()}
+    return {index: each.state for index, each in chosen.items()}
 
 
-def _end(plan: JobPlan, job: str, members: Collection[int], asked: set[int]) -> None:
-    """Asks for the end of a job, and adds its points to `asked` unless it is known that the request did not arrive."""
+def _cancel_job(plan: JobPlan, job: str, members: Collection[int], requested: set[int]) -> None:
+    """Cancels a job, and adds its points to `requested` unless it is certain that the scheduler got no request."""
     try:
         queries(plan).cancel(job)
     except AnswerLost:
-        asked.update(members)
+        requested.update(members)
         raise
-    asked.update(members)
+    requested.update(members)
 
 
-def _settle(sweep: Sweep) -> None:
-    """Finds out what became of arrays whose submitter was killed before it knew; the lock is held."""
+def _recover_unconfirmed(sweep: Sweep) -> None:
+    """Finds the jobs of arrays that a killed command may have submitted; the caller holds the lock."""
     if any(each.job is None for each in sweep.submissions()):
-        # Lazily: submitit takes 45 ms, and whoever cancels needs none of it
+        # Lazily: submitit takes 45 ms, and most cancellations do not need it
         from launcher.sweeps.submit import recover
 
         recover(sweep, {})
 
 
 def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
-    """Sets how many points may run at once; what each array got. On this machine it is the manifest that counts.
+    """Sets how many points of a sweep may run at once. Points on this machine follow the number in the manifest.
+
+    Returns:
+        The id of each array that was changed, and the number of its points that may run at once.
 
     Raises:
         QueryError: a scheduler does not answer.
@@ -172,62 +176,69 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
         arrays, alone = live_arrays(point_statuses(sweep), sweep.submissions())
-        queued = [each for each in alone if each.seen and each.seen.plan.queued]  # they cannot be kept back
+        queued = [each for each in alone if each.seen and each.seen.plan.queued]  # a single job has no throttle
         parts = shares(most, [len(array.points) for array in arrays] + [1] * len(queued))
-        given = [(array, part) for array, part in zip(arrays, parts, strict=False) if array.pending and part]
-        for array, part in given:
+        changed = [(array, part) for array, part in zip(arrays, parts, strict=False) if array.pending and part]
+        for array, part in changed:
             queries(array.plan).throttle(array.job, part)
-    return [(array.job, part) for array, part in given]
+    return [(array.job, part) for array, part in changed]
 
 
-def again(seen: Sequence[PointStatus], wanted: Collection[int] | None) -> list[int]:
-    """The points that are to be started again: the wanted ones, or all that are over and not done, or wait. Pure.
+def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:
+    """Returns the numbers of the points to restart: those that were named or, by default, all that need it. Pure.
 
-    | the point | is meant by default | may be named |
+    | state of the point | restarted by default | may be named |
     |---|---|---|
     | failed, stopped, cancelled, lost | yes | yes |
-    | waiting: never handed over, or its turn has not come | yes | yes |
-    | unconfirmed: whoever submits it looks for its job first | yes | yes |
+    | waiting: not submitted, or not yet started on this machine | yes | yes |
+    | unconfirmed: submission looks for its job first | yes | yes |
     | done | no | no |
     | queued, running, suspended, unknown | no | no |
 
+    Args:
+        statuses: of all points.
+        points: the numbers of the points that were named; None: none were.
+
     Raises:
-        RunError: a wanted one may not be started again.
+        RunError: a point was named that may not be restarted.
     """
-    fixed = (RunState.DONE.value, RunState.QUEUED.value, *BEGUN, RunState.UNKNOWN.value)
-    meant = [each for each in seen if wanted is None or each.point.index in wanted]
-    refused = {each.point.index: each.state for each in meant if wanted is not None and each.state in fixed}
+    fixed = (RunState.DONE.value, RunState.QUEUED.value, *STARTED, RunState.UNKNOWN.value)
+    considered = [each for each in statuses if points is None or each.point.index in points]
+    refused = {each.point.index: each.state for each in considered if points is not None and each.state in fixed}
     if refused:
         states: Mapping[str, list[int]] = {state: [] for state in refused.values()}
         for index, state in refused.items():
             states[state].append(index)
-        told = ", ".join(f"{ranges(indices)} {state}" for state, indices in states.items())
-        raise RunError(f"nothing was submitted: only what is over and not done is started again ({told})")
-    return [each.point.index for each in meant if each.state not in fixed]
+        shown = ", ".join(f"{ranges(indices)} {state}" for state, indices in states.items())
+        raise RunError(f"nothing was submitted: only points that are over and not done can be restarted ({shown})")
+    return [each.point.index for each in considered if each.state not in fixed]
 
 
 def rerun(
-    sweep: Sweep, wanted: Collection[int] | None, ask: Callable[[Sequence[int]], None] = lambda _: None,
+    sweep: Sweep, points: Collection[int] | None, confirm: Callable[[Sequence[int]], None] = lambda _: None,
     secrets: Callable[[Run], Mapping[str, str]] = lambda _: {},
 ) -> SubmittedSweep | None:  # fmt: skip
-    """Starts points again, see `again`; None: there are none.
+    """Restarts points (`points_to_restart`). They continue from their checkpoints.
 
     Args:
         sweep: the sweep.
-        wanted: these points; None: all that need it.
-        ask: is called with the points before they are submitted, and raises if they are not to be.
-        secrets: composes those that a point's config sets; see `launcher.sweeps.submit.resubmit`.
+        points: the numbers of the points; None: all that need it.
+        confirm: is called with the numbers before submission, and raises an error if the user declines.
+        secrets: returns the secrets that the config of a point sets; see `launcher.sweeps.submit.resubmit`.
+
+    Returns:
+        What was submitted; None: there is no point to restart.
 
     Raises:
-        RunError: a wanted one is done, or not over.
+        RunError: a point was named that may not be restarted, or a point has no run directory.
         SubmissionError: the scheduler refused, or did not answer.
     """
-    # Lazily: submitit takes 45 ms, and whoever cancels needs none of it
+    # Lazily: submitit takes 45 ms, and most cancellations do not need it
     from launcher.sweeps.submit import resubmit
 
     with only_submitter(sweep.path):
-        _settle(sweep)
-        chosen = again(point_statuses(sweep), wanted)
+        _recover_unconfirmed(sweep)
+        chosen = points_to_restart(point_statuses(sweep), points)
         if missing := [index for index in chosen if not sweep.run(index).recorded()]:
             raise RunError(
                 f"nothing was submitted: points {ranges(missing)} have not been made: repeat the command that makes "
@@ -235,5 +246,5 @@ def rerun(
             )
         if not chosen:
             return None
-        ask(chosen)
+        confirm(chosen)
         return resubmit(sweep, chosen, secrets)

@@ -1,4 +1,4 @@
-"""Which points of a sweep share an array: those whose scripts are equal but for the run. Pure."""
+"""Decides which points of a sweep share an array: those with the same job script, apart from the run's id. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from launcher.environment import containers
 from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan, keys_of
 
-# Keys and sections of a plan that only ranks look at. What is not here may be in the script.
-FOR_RANKS = (
+# Keys and sections of a plan that only ranks read. Any other key may appear in the job script.
+RANK_KEYS = (
     "workload", "train", "seed", "preflight", "resume.strict", "checkpoint.every", "checkpoint.every_steps",
     "checkpoint.keep", "checkpoint.best", "checkpoint.best_is", "checkpoint.background", "checkpoint.verify",
 )  # fmt: skip
 
 
 def array_plan(plan: JobPlan, sweep_id: str, folder: Path) -> JobPlan:
-    """The plan of the array that a point with this plan is in; its directory is the sweep's."""
+    """Returns the plan of the array that a point with this plan belongs to; its run directory is the sweep's."""
     own = plan.checkpoint.dir == f"{plan.run_dir}/checkpoints"
     checkpoints = f"{folder}/checkpoints" if own else plan.checkpoint.dir
     return dataclasses.replace(
@@ -31,13 +31,13 @@ def groups(
     plans: Mapping[int, JobPlan], sweep_id: str, folder: Path,
     naming: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[JobPlan, tuple[int, ...]]]:  # fmt: skip
-    """The plan of each array and the points in it, in their order.
+    """Returns the plan of each array with the numbers of its points, both in the order of `plans`.
 
     Args:
-        plans: of the points, by their numbers.
-        sweep_id: of their sweep.
-        folder: its directory.
-        naming: makes errors inside tell whose they are.
+        plans: the plan of each point, by the point's number.
+        sweep_id: the id of the sweep.
+        folder: the directory of the sweep.
+        naming: returns a context manager that adds a point, given by its number, to errors raised inside.
 
     Raises:
         ConfigError: a plan cannot be written as a script (extra options that collide with keys).
@@ -45,28 +45,35 @@ def groups(
     texts: dict[tuple[object, ...], str] = {}
     found: dict[str, tuple[JobPlan, list[int]]] = {}
     for index, plan in plans.items():
-        whole = array_plan(plan, sweep_id, folder)
-        key = _key(whole)
+        shared = array_plan(plan, sweep_id, folder)
+        key = _key(shared)
         if key not in texts:
             with naming(index):
-                texts[key] = job_script.script(whole, token="", array="0-1", elements=folder / "arrays" / "0")
-        found.setdefault(texts[key], (whole, []))[1].append(index)
-    return [(whole, tuple(members)) for whole, members in found.values()]
+                texts[key] = job_script.script(shared, token="", array="0-1", elements=folder / "arrays" / "0")
+        found.setdefault(texts[key], (shared, []))[1].append(index)
+    return [(shared, tuple(members)) for shared, members in found.values()]
 
 
 def _key(plan: JobPlan) -> tuple[object, ...]:
     own = (
         repr(value) if isinstance(value, Mapping) else value
         for name, value in keys_of(plan).items()
-        if name not in FOR_RANKS and name.partition(".")[0] not in FOR_RANKS
+        if name not in RANK_KEYS and name.partition(".")[0] not in RANK_KEYS
     )
-    return (*own, *containers.srun_options(plan))  # which have folders of keys for ranks
+    return (*own, *containers.srun_options(plan))  # these name folders that are set by keys for ranks
 
 
 def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
-    """How many elements of each array may run at once, so that it is `parallelism` in all.
+    """Divides `parallelism` among arrays. Pure.
 
-    Each gets one at least, or an array would never end; the rest goes by size.
+    Each array gets at least one, because otherwise it would never end; the rest is divided in proportion to size.
+
+    Args:
+        parallelism: the number of points that may run at once; None: no limit.
+        sizes: the number of points in each array.
+
+    Returns:
+        For each array the number of its elements that may run at once; None: no limit.
     """
     if parallelism is None:
         return [None] * len(sizes)

@@ -1,8 +1,8 @@
 """Runs points of a sweep on this machine, a few at a time: `python -m launcher.sweeps.local_points SWEEP`.
 
-Whoever wants points run appends a line to the sweep's file `points` (`Sweep.ask`) and starts this process, which goes
-on without it. Of several such processes one works. It keeps nothing in mind that is not on disk: killed at any moment,
-it can be started again, and finds the points that run already.
+A command that wants points to run appends a line to the sweep's file `points` (`Sweep.request_local`) and starts this
+process in the background. If several such processes are started, one works and the others exit. All state is on disk:
+if the process is killed, another one can be started, and it finds the points that already run.
 """
 
 from __future__ import annotations
@@ -20,40 +20,43 @@ from launcher.runs.journal import journal_events, process_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.submission.submit import start
 
-LOCK = ".points"  # the file that the one at work has locked
-LOOK = 0.1  # seconds between two looks
-PATIENCE = 3600.0  # seconds for which a sweep that cannot be read is waited for
+LOCK = ".points"  # the file that the working process has locked
+POLL_INTERVAL = 0.1  # seconds between two reads of the requests
+READ_TIMEOUT = 3600.0  # seconds to wait for a sweep that cannot be read
 
 
 def main(path: str) -> int:
-    """Runs what waits; what cannot be read now is waited for, since nobody else would start these points."""
+    """Runs all requested points; returns an exit code.
+
+    While the sweep cannot be read it waits, up to READ_TIMEOUT, because no other process would start these points.
+    """
     sweep, failed, since = Sweep(Path(path)), set[int](), time.monotonic()
     while True:
         try:
             return _run(sweep, failed)
         except UnavailableError as error:
             print(f"launcher: {error}", file=sys.stderr, flush=True)
-            if time.monotonic() - since > PATIENCE:
+            if time.monotonic() - since > READ_TIMEOUT:
                 return FAILED
             time.sleep(LONGEST)
 
 
 def _run(sweep: Sweep, failed: set[int]) -> int:
-    while set(_look(sweep)[0]) - failed:
-        with locks.try_acquire(sweep.path / LOCK) as ours:
-            if not ours:
-                return DONE  # another one is at work, and will see what is new
-            _work(sweep, failed)
+    while set(_waiting_and_running(sweep)[0]) - failed:
+        with locks.try_acquire(sweep.path / LOCK) as locked:
+            if not locked:
+                return DONE  # another process works, and reads new requests too
+            _start_points(sweep, failed)
     return DONE
 
 
-def _work(sweep: Sweep, failed: set[int]) -> None:
-    """Starts points until none waits but those that have failed to start."""
+def _start_points(sweep: Sweep, failed: set[int]) -> None:
+    """Starts points until all have been started, except for those that could not be started."""
     while True:
         began = time.monotonic()
-        found, running = _look(sweep)
+        requested, running = _waiting_and_running(sweep)
         took = time.monotonic() - began
-        waiting = [index for index in found if index not in failed]
+        waiting = [index for index in requested if index not in failed]
         if not waiting:
             return
         room = (sweep.manifest().parallelism or 1) - running
@@ -61,11 +64,11 @@ def _work(sweep: Sweep, failed: set[int]) -> None:
             try:
                 _start(sweep, index)
             except UnavailableError:
-                raise  # it is started when it can be read
+                raise  # `main` tries it later
             except (LauncherError, OSError) as error:
                 failed.add(index)
                 print(f"point {index}: {error}", file=sys.stderr, flush=True)
-        time.sleep(max(LOOK, 4 * took))  # many points take long to look at
+        time.sleep(max(POLL_INTERVAL, 4 * took))  # with many points a read takes long
 
 
 def _start(sweep: Sweep, index: int) -> None:
@@ -75,8 +78,8 @@ def _start(sweep: Sweep, index: int) -> None:
     run.journal(Submitted(job=job.job_id))
 
 
-def _look(sweep: Sweep) -> tuple[list[int], int]:
-    """Points that have not been started since they were asked for, and how many of all that were asked for run."""
+def _waiting_and_running(sweep: Sweep) -> tuple[list[int], int]:
+    """Returns the points that have not been started since their last request, and how many requested points run."""
     waiting, running, cancelled = [], 0, sweep.cancelled()
     for index, since in sweep.local_requests().items():
         run = sweep.run(index)

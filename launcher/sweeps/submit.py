@@ -1,7 +1,7 @@
-"""From the points of a sweep to jobs: one array for all points that ask for the same, each point handed over once.
+"""Submits the points of a sweep: points with the same job script as one array, and each point only once.
 
-A sweep is made once. Whoever submits it again gets the points that are there, and completes a submission that was cut
-short; points that it did not have are added.
+A sweep is made once. The same command, given a second time, finds the existing sweep and submits those points that are
+not submitted yet: new points, and those that an interrupted submission left out.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from launcher.submission.submit import (
 )
 from launcher.sweeps import grouping
 
-# What Slurm and PBS say when a user has as many jobs as one may have; later they take more.
-LIMIT = re.compile(
+# Messages of Slurm and PBS when a user has as many jobs as are allowed; they accept more when some have ended.
+JOB_LIMIT = re.compile(
     r"submit limit|MaxSubmit|MaxJobCount|max_queued|Maximum number of jobs|would exceed|exceeds .*limit on",
     re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A point as it was asked for: its overrides, its config, and the config resolved."""
+class RequestedPoint:
+    """A point of the command: its overrides, its config, and the config with all references resolved."""
 
     overrides: tuple[str, ...]
     config: Config
@@ -76,26 +76,26 @@ class Wanted:
 
 @dataclass(frozen=True)
 class PreparedSweep:
-    """A sweep all of whose points have passed every check.
+    """A sweep that has passed every check and can be submitted.
 
     Attributes:
-        path: its directory.
-        before: the manifest that is there; None: none.
-        manifest: what it is to be.
-        asked: the numbers of the points that were asked for, in that order.
-        wanted: those points by their numbers.
-        plans: their plans.
-        groups: the plan of each array, and the points in it.
-        parallelism: points that may run at once.
-        notes: what the user should know.
-        secrets: variables that are in no record.
+        path: the sweep's directory.
+        existing: the manifest that is in the directory; None: there is none.
+        manifest: the manifest to write: existing points, then new ones.
+        order: the numbers of the command's points, in the command's order.
+        points: the command's points, by their numbers.
+        plans: the plan of each of these points, by its number.
+        groups: the plan of each array, and the numbers of its points.
+        parallelism: how many points may run at once; None: no limit.
+        notes: messages for the user.
+        secrets: environment variables that are written to no file.
     """
 
     path: Path
-    before: Manifest | None
+    existing: Manifest | None
     manifest: Manifest
-    asked: tuple[int, ...]
-    wanted: Mapping[int, Wanted]
+    order: tuple[int, ...]
+    points: Mapping[int, RequestedPoint]
     plans: Mapping[int, JobPlan]
     groups: Sequence[tuple[JobPlan, tuple[int, ...]]]
     parallelism: int | None
@@ -105,105 +105,114 @@ class PreparedSweep:
 
 @dataclass(frozen=True)
 class SubmittedSweep:
-    """What came of a submission.
+    """The result of a submission. Points are given by their numbers.
 
     Attributes:
         sweep: the sweep.
-        jobs: the id of each job or array, and the points in it.
-        there: points that had been submitted before.
-        local: points that this machine runs, a few at a time.
-        left: points that the scheduler does not take now, and its words.
+        jobs: the id of each job or array that was submitted, and its points.
+        already_submitted: points that had been submitted before.
+        local: points that run on this machine, a few at a time.
+        not_accepted: points that the scheduler does not accept now.
+        limit: the scheduler's message about points that it does not accept.
     """
 
     sweep: Sweep
     jobs: tuple[tuple[str, tuple[int, ...]], ...]
-    there: tuple[int, ...]
+    already_submitted: tuple[int, ...]
     local: tuple[int, ...]
-    left: tuple[tuple[int, ...], str] = ((), "")
+    not_accepted: tuple[int, ...] = ()
+    limit: str = ""
 
 
 def id_of(command: Sequence[str], name: str) -> str:
-    """The id of the sweep that a command means: the same for the same overrides, in whatever order. Pure."""
+    """Returns the id of the sweep that a command makes: the same for the same overrides in any order. Pure."""
     kept = sorted(
-        word for word in command
-        if "=" in word
-        and sweep_directory.key_of(word) not in sweep_directory.COMMAND_KEYS
-        and not word.startswith(("-", "sweep."))
+        each for each in command
+        if "=" in each
+        and sweep_directory.key_of(each) not in sweep_directory.COMMAND_KEYS
+        and not each.startswith(("-", "sweep."))
     )  # fmt: skip
     return f"{name}-{hashlib.sha256(repr(kept).encode()).hexdigest()[:8]}"
 
 
 def prepare_sweep(
-    wanted: Sequence[Wanted], command: Sequence[str], environ: Mapping[str, str] = os.environ
+    points: Sequence[RequestedPoint], command: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> PreparedSweep:
-    """Plans and checks all points; nothing is written and nothing submitted.
+    """Plans and checks all points. It writes no file and submits nothing.
+
+    Args:
+        points: the points of the command.
+        command: the arguments of the command.
+        environ: the environment variables of this process.
 
     Raises:
-        ConfigError: a point cannot be run; the text names it and the fix.
-        RunError: the sweep that is there cannot be read.
+        ConfigError: a point cannot run; the text names the point and the fix.
+        RunError: the existing sweep cannot be read.
     """
-    first = wanted[0].config
-    _refuse_keys_of_one(wanted)
-    trusted_folders.require_in_files([each for one in wanted for each in one.config.cluster.trusted_folders])
-    secrets, names = _secrets(wanted), redaction.all_patterns(first.env.secrets)
+    first = points[0].config
+    _refuse_keys_of_one(points)
+    trusted_folders.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
+    secrets, names = _secrets(points), redaction.all_patterns(first.env.secrets)
     command = secret.redact_overrides(command, names)
-    wanted = [
+    points = [
         dataclasses.replace(
             each, overrides=tuple(secret.redact_overrides(each.overrides, names)),
             resolved=secret.redact_config(each.resolved, secrets),
         )
-        for each in wanted
+        for each in points
     ]  # fmt: skip
     hidden = {**redaction.secrets_in(environ, names), **secrets}
-    for each in wanted:
+    for each in points:
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
-    name = first.name if all(each.config.name == first.name for each in wanted) else "sweep"
+    name = first.name if all(each.config.name == first.name for each in points) else "sweep"
     sweep_id = id_of(command, check_name("name", name)) if first.sweep.id is None else first.sweep.id
     path = Path(first.runs_dir).expanduser().absolute() / check_name("sweep.id", sweep_id)
-    before = Sweep(path).manifest() if Sweep(path).recorded() else None
-    points = list(before.points) if before else []
-    known = {overrides: index for index, overrides in enumerate(points)}
-    by_index: dict[int, Wanted] = {}
-    asked = []
-    for each in wanted:
+    existing = Sweep(path).manifest() if Sweep(path).recorded() else None
+    recorded = list(existing.points) if existing else []
+    known = {overrides: index for index, overrides in enumerate(recorded)}
+    by_index: dict[int, RequestedPoint] = {}
+    order = []
+    for each in points:
         overrides = sweep_directory.canonical(each.overrides)
         if overrides not in known:
-            known[overrides] = len(points)
-            points.append(overrides)
-        asked.append(known[overrides])
+            known[overrides] = len(recorded)
+            recorded.append(overrides)
+        order.append(known[overrides])
         by_index.setdefault(known[overrides], each)
     objective = first.sweep.objective
     manifest = Manifest(
         name=name,
-        command=before.command if before else tuple(command),
-        points=tuple(points),
+        command=existing.command if existing else tuple(command),
+        points=tuple(recorded),
         objective=tuple([objective] if isinstance(objective, str) else objective or ()),
         best_is=first.sweep.best_is.value,
         parallelism=_parallelism(first),
     )
     plans, notes = _plans(by_index, manifest, sweep_id, environ)
-    keys = sweep_directory.differing(points)
-    found = grouping.groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
-    for _, members in found:
+    keys = sweep_directory.differing(recorded)
+    arrays = grouping.groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
+    for _, members in arrays:
         with _naming(members[0], by_index[members[0]].overrides, keys):
             config = by_index[members[0]].config
             notes.update(dict.fromkeys(admitted(plans[members[0]], config, environ, held_by(config, environ))))
     return PreparedSweep(
-        path, before, manifest, tuple(asked), by_index, plans, found, manifest.parallelism, tuple(notes), secrets
+        path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets
     )
 
 
-def _secrets(wanted: Sequence[Wanted]) -> dict[str, str]:
-    """The secrets of all points.
+def _secrets(points: Sequence[RequestedPoint]) -> dict[str, str]:
+    """Returns the secrets of all points, by the names of their variables.
 
     Raises:
-        ConfigError: one has several values; points of an array have one environment.
+        ConfigError: a secret differs between points; all points of an array have the same environment.
     """
     found: dict[str, str] = {}
-    for each in wanted:
+    for each in points:
         for name, value in secrets_of(each.config).items():
             if found.setdefault(name, value) != value:
-                raise ConfigError(f"cluster.environment.{name} is a secret (env.secrets): all points have the same one")
+                raise ConfigError(
+                    f"cluster.environment.{name} is a secret (env.secrets): it must be the same everywhere"
+                )
     return found
 
 
@@ -213,45 +222,45 @@ def _parallelism(config: Config) -> int | None:
     return config.sweep.parallelism
 
 
-def _refuse_keys_of_one(wanted: Sequence[Wanted]) -> None:
-    words = [word for each in wanted for word in each.overrides]
-    if run_id := next((word for word in words if sweep_directory.key_of(word) == "run_id"), None):
+def _refuse_keys_of_one(points: Sequence[RequestedPoint]) -> None:
+    overrides = [override for each in points for override in each.overrides]
+    if run_id := next((each for each in overrides if sweep_directory.key_of(each) == "run_id"), None):
         raise ConfigError(
             f"{run_id}: it names one run, and the points of a sweep are SWEEP/0, SWEEP/1, ...: use sweep.id"
         )
-    differing = sweep_directory.differing([each.overrides for each in wanted])
+    differing = sweep_directory.differing([each.overrides for each in points])
     for key in differing:
         if key in sweep_directory.COMMAND_KEYS or key.startswith("sweep."):
-            raise ConfigError(f"{key} is for the whole sweep, and cannot be another one in each point")
+            raise ConfigError(f"{key} is for the whole sweep: it cannot differ between points")
 
 
 def _plans(
-    wanted: Mapping[int, Wanted], manifest: Manifest, sweep_id: str, environ: Mapping[str, str]
+    points: Mapping[int, RequestedPoint], manifest: Manifest, sweep_id: str, environ: Mapping[str, str]
 ) -> tuple[dict[int, JobPlan], dict[str, None]]:
     keys = sweep_directory.differing(manifest.points)
     plans: dict[int, JobPlan] = {}
     inputs = Inputs()
     notes: dict[str, None] = {}
     folders: dict[str, int] = {}
-    for index, each in wanted.items():
+    for index, each in points.items():
         with _naming(index, each.overrides, keys):
             held = held_by(each.config, environ)
-            plan, told = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
+            plan, plan_notes = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
             if plan.queued and plan.resume.how == ResumeHow.chain.value:
                 raise ConfigError("resume.how=chain is for single runs: use resubmit or requeue in a sweep")
             if (other := folders.setdefault(plan.checkpoint.dir, index)) != index:
                 raise ConfigError(
-                    f"checkpoint.dir={plan.checkpoint.dir} would be that of point {other} too: leave it out, and each "
-                    "point has its own"
+                    f"checkpoint.dir={plan.checkpoint.dir} is that of point {other} too: leave the key out, and each "
+                    "point gets a folder of its own"
                 )
         plans[index] = plan
-        notes.update(dict.fromkeys(told))
+        notes.update(dict.fromkeys(plan_notes))
     return plans, notes
 
 
 @contextlib.contextmanager
 def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterator[None]:
-    """Errors inside tell whose they are."""
+    """Adds the number and the label of a point to a ConfigError that is raised inside."""
     try:
         yield
     except ConfigError as error:
@@ -261,11 +270,11 @@ def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterat
 
 
 def submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
-    """Makes the sweep's directory and hands all points over that have no job yet.
+    """Makes the sweep's directory, and submits all points that have no job yet.
 
     Raises:
-        ConfigError: the directory cannot be made, or a point that is there has another config.
-        SubmissionError: the scheduler refused, or did not answer. Repeat it: it takes what is there, and goes on.
+        ConfigError: the directory cannot be made, or an existing point has another config.
+        SubmissionError: the scheduler refused, or did not answer. A second call submits the remaining points.
     """
     with secret.exported(prepared.secrets):
         return _submit_sweep(prepared)
@@ -277,33 +286,33 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
     sweep = Sweep.create(prepared.path)
     with only_submitter(sweep.path):
         now = sweep.manifest() if sweep.recorded() else None
-        if now != prepared.before:
+        if now != prepared.existing:
             raise SubmissionError(f"{sweep.id} was changed by another command meanwhile: repeat this one")
         if now != prepared.manifest:
             sweep.write(prepared.manifest)
         made = _make_points(sweep, prepared)
         sweep.mark_cancelled(False)
-        recover(sweep, {index: prepared.plans[index] for index in prepared.plans})
-        there = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
-        there |= {i for i in prepared.plans if i not in made | there and read_history(sweep.run(i)).job_id is not None}
-        for index in set(prepared.plans) - there - made:
-            sweep.run(index).clear_marks()  # it may have been cancelled before it was handed over
-        handing = _Handing(sweep, prepared.groups, prepared.plans, prepared.parallelism)
-        submitted = handing.over(set(prepared.plans) - there)
+        recover(sweep, prepared.plans)
+        done = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
+        done |= {i for i in prepared.plans if i not in made | done and read_history(sweep.run(i)).job_id is not None}
+        for index in set(prepared.plans) - done - made:
+            sweep.run(index).clear_marks()  # it may have been cancelled before it was submitted
+        submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism)
+        submitted = submitter.submit(set(prepared.plans) - done)
     with contextlib.suppress(OSError):  # a convenience: commands also take a path
         Run(sweep.path).link(default_runs_dir())
-    return dataclasses.replace(submitted, there=tuple(sorted(there)))
+    return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
 
 
 def resubmit(
     sweep: Sweep, points: Sequence[int], secrets: Callable[[Run], Mapping[str, str]] = lambda _: {}
 ) -> SubmittedSweep:
-    """Hands points over once more that are over, or were never handed over; they go on from their checkpoints.
+    """Submits points that are over, or that were never submitted. They continue from their checkpoints.
 
     Args:
         sweep: the sweep.
-        points: which.
-        secrets: composes those that a point's config sets; others are in this process's environment.
+        points: the numbers of the points.
+        secrets: returns the secrets that the config of a point sets; others are in this process's environment.
 
     Raises:
         SubmissionError: the scheduler refused, or did not answer.
@@ -320,19 +329,20 @@ def resubmit(
         sweep.mark_cancelled(False)
         for index in points:
             sweep.run(index).clear_marks()
-        return _Handing(sweep, groups, plans, sweep.manifest().parallelism, again=True).over(set(points))
+        submitter = _ArraySubmitter(sweep, groups, plans, sweep.manifest().parallelism, restart=True)
+        return submitter.submit(set(points))
 
 
 def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
-    """The directories of the points that have none, which are returned.
+    """Makes the run directories of points that have none, and returns the numbers of these points.
 
-    They can be made again from the manifest, so nobody waits for the disk.
+    It does not wait until the files are on disk, because a lost directory can be made from the manifest.
     """
     facts: dict[str, Any] | None = None
     made = set()
     for plan in prepared.plans.values():
-        snapshot.take(plan)  # all share one
-    for index, each in prepared.wanted.items():
+        snapshot.take(plan)  # all points share one snapshot
+    for index, each in prepared.points.items():
         run, plan = sweep.run(index), prepared.plans[index]
         if run.recorded():
             require_same(run, plan)
@@ -347,7 +357,12 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
 
 
 def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
-    """Finds out what became of arrays whose submitter was killed before it knew."""
+    """Finds the jobs of arrays that a killed command may have submitted, and records whether there is one.
+
+    Args:
+        sweep: the sweep; the caller holds its lock.
+        plans: plans of points that are known already, by the points' numbers; others are read.
+    """
     for each in sweep.submissions():
         if each.job is None:
             plan = plans[each.points[0]] if each.points[0] in plans else sweep.run(each.points[0]).plan()
@@ -359,8 +374,8 @@ def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
 
 
 @dataclass(frozen=True)
-class _Before:
-    """A job of a sweep that has to end before another one starts, where no more points may run at once."""
+class _PrecedingJob:
+    """A job of a sweep that must end before another one may start, because of sweep.parallelism."""
 
     sweep: Sweep
     scheduler: str
@@ -371,29 +386,29 @@ class _Before:
         return not all(each.over for each in point_statuses(self.sweep, SweepMonitor(), list(self.points)))
 
 
-def _jobs_before(plan: JobPlan, behind: _Before | None) -> list[str]:
-    """The jobs that have to end before a job of this plan may start, as they are now."""
+def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
+    """Returns the ids of the jobs, not yet over, that must end before a job with this plan may start."""
     jobs = jobs_before(plan)
-    if behind is not None and behind.scheduler == plan.cluster.scheduler and behind.live():
-        jobs.append(behind.job)
+    if preceding is not None and preceding.scheduler == plan.cluster.scheduler and preceding.live():
+        jobs.append(preceding.job)
     return jobs
 
 
-class _Handing:
-    """Hands points over, array by array."""
+class _ArraySubmitter:
+    """Submits points, array by array."""
 
     def __init__(
         self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan],
-        parallelism: int | None, *, again: bool = False,
+        parallelism: int | None, *, restart: bool = False,
     ) -> None:  # fmt: skip
-        self._sweep, self._groups, self._plans, self._again = sweep, groups, plans, again
+        self._sweep, self._groups, self._plans, self._restart = sweep, groups, plans, restart
         self._parallelism = parallelism
         self._serial = len(sweep.tokens())
         self._jobs: list[tuple[str, tuple[int, ...]]] = []
-        self._words = ""
+        self._limit = ""  # the scheduler's last message about too many jobs
 
-    def over(self, points: set[int]) -> SubmittedSweep:
-        """Hands these over; those of this machine to a process that runs a few at a time."""
+    def submit(self, points: set[int]) -> SubmittedSweep:
+        """Submits these points; a process in the background runs those for this machine."""
         queued = [(plan, tuple(i for i in members if i in points)) for plan, members in self._groups if plan.queued]
         arrays = [
             (plan, members[part.start : part.stop])
@@ -402,70 +417,81 @@ class _Handing:
             for part in parts(len(members), self._largest(plan, len(members)))
         ]
         throttles = grouping.shares(self._parallelism, [len(members) for _, members in arrays])
-        left: list[int] = []
-        full: list[JobPlan] = []  # groups of which the scheduler takes no more
+        not_accepted: list[int] = []
+        full: list[JobPlan] = []  # plans of arrays that the scheduler accepts no more of
+        last: list[_PrecedingJob | None] = []  # the last job of each array; None: nothing of it was submitted
         for number, ((plan, members), throttle) in enumerate(zip(arrays, throttles, strict=True)):
             before = number - (self._parallelism or len(arrays))  # no more arrays at once than points may run
-            behind = None if before < 0 else self._last_job(arrays[before])
-            rest = list(members) if plan in full else self._hand_over(plan, members, throttle, behind)
+            preceding = None if before < 0 else last[before]
+            submitted = len(self._jobs)
+            rest = list(members) if plan in full else self._submit_in_parts(plan, members, throttle, preceding)
+            last.append(self._last_job(plan) if len(self._jobs) > submitted else None)
             full += [plan] if rest else []
-            left += rest
+            not_accepted += rest
         local = tuple(
             index for plan, members in self._groups if not plan.queued for index in members if index in points
         )
         if local:
-            self._sweep.request_local(local, again=self._again)
-            start_here(self._sweep)
-        return SubmittedSweep(self._sweep, tuple(self._jobs), (), local, (tuple(left), self._words))
+            self._sweep.request_local(local, restart=self._restart)
+            start_local_runner(self._sweep)
+        return SubmittedSweep(self._sweep, tuple(self._jobs), (), local, tuple(not_accepted), self._limit)
 
     def _largest(self, plan: JobPlan, count: int) -> int | None:
-        """Most elements of one array."""
+        """Returns the largest number of elements that an array may have; None: no limit is known."""
         return queries(plan).max_array_size(plan.cluster.queue) if count > 1 else None
 
-    def _last_job(self, array: tuple[JobPlan, tuple[int, ...]]) -> _Before | None:
-        """The last job that was submitted for these points."""
-        plan, points = array
-        found = [(job, members) for job, members in self._jobs if set(members) <= set(points)]
-        return _Before(self._sweep, plan.cluster.scheduler, *found[-1]) if found else None
+    def _last_job(self, plan: JobPlan) -> _PrecedingJob:
+        """Returns the job that was submitted last; `plan` is that of its points."""
+        return _PrecedingJob(self._sweep, plan.cluster.scheduler, *self._jobs[-1])
 
-    def _hand_over(
-        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, behind: _Before | None
+    def _submit_in_parts(
+        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: _PrecedingJob | None
     ) -> list[int]:
-        """Hands members over, in smaller arrays where the user may have no more jobs; those that remain.
+        """Submits points as one array, or as smaller ones if the scheduler accepts no such number of jobs.
 
         Args:
-            plan: of the first of them.
-            members: indices of points.
-            throttle: how many of them may run at once.
-            behind: the job that has to end before they may start.
+            plan: the plan of the array.
+            members: the numbers of the points.
+            throttle: how many of them may run at once; None: no limit.
+            preceding: the job that must end before they may start; None: no job.
+
+        Returns:
+            The points that the scheduler does not accept now.
+
+        Raises:
+            SubmissionError: it refuses them for another reason, or does not answer.
+            Interrupted: after Ctrl-C.
         """
         try:
             with self._interrupted():
                 if len(members) == 1:
-                    self._single(members[0], behind)
+                    self._submit_single(members[0], preceding)
                 else:
-                    self._array(plan, members, throttle, behind)
+                    self._submit_array(plan, members, throttle, preceding)
             return []
         except Refused as refused:
-            if not LIMIT.search(str(refused)):
-                raise self._halfway(refused) from None
-            self._words = str(refused)
+            if not JOB_LIMIT.search(str(refused)):
+                raise self._partial_refusal(refused) from None
+            self._limit = str(refused)
             if len(members) == 1:
                 return list(members)
             first, rest = members[: len(members) // 2], members[len(members) // 2 :]
             throttles = grouping.shares(throttle, [len(first), len(rest)])
-            if left := self._hand_over(plan, first, throttles[0], behind):
-                return [*left, *rest]
-            return self._hand_over(plan, rest, throttles[1], self._last_job((plan, first)) if throttle == 1 else behind)
+            if refused_points := self._submit_in_parts(plan, first, throttles[0], preceding):
+                return [*refused_points, *rest]
+            if throttle == 1:
+                preceding = self._last_job(plan)
+            return self._submit_in_parts(plan, rest, throttles[1], preceding)
 
     @contextlib.contextmanager
     def _interrupted(self) -> Iterator[None]:
-        """Ctrl-C inside does not cut the submission of an array short, and tells what has been submitted.
+        """Delays Ctrl-C until the scheduler has answered, so that the array's job is recorded.
 
         Raises:
-            Interrupted: after it, or at the second Ctrl-C.
+            Interrupted: when the scheduler has answered after a first Ctrl-C, or at the second one. The text says
+                what was submitted.
         """
-        then = f"repeat the command to go on, or end it with `launcher cancel {self._sweep.id}`"
+        then = f"repeat the command to submit the rest, or end the sweep with `launcher cancel {self._sweep.id}`"
         try:
             with held_back() as interrupted:
                 yield
@@ -476,32 +502,34 @@ class _Handing:
             jobs = ", ".join(job for job, _ in self._jobs)
             raise Interrupted(f"{count} of {self._sweep.id} submitted, as {jobs}: {then}")
 
-    def _halfway(self, refused: Refused) -> SubmissionError:
-        """The refusal, and what was submitted before it."""
+    def _partial_refusal(self, refused: Refused) -> SubmissionError:
+        """Returns the refusal, with what was submitted before it."""
         if not self._jobs:
             return refused
         jobs = ", ".join(job for job, _ in self._jobs)
         count = sum(len(points) for _, points in self._jobs)
         return SubmissionError(
-            f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command to go on"
+            f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command to submit the rest"
         )
 
-    def _single(self, index: int, behind: _Before | None) -> None:
+    def _submit_single(self, index: int, preceding: _PrecedingJob | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
         journal = journal_events(run)
         submitted = len(every(journal, Submitted))
         token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
-        job = start(run, plan, token, resumed=tried(run, token), held_by=lambda: _jobs_before(plan, behind))
+        job = start(run, plan, token, resumed=tried(run, token), held_by=lambda: _dependencies(plan, preceding))
         journal_jobs(run, plan, job.job_id, token)
         self._jobs.append((job.job_id, (index,)))
 
-    def _array(self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, behind: _Before | None) -> None:
+    def _submit_array(
+        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: _PrecedingJob | None
+    ) -> None:
         token = f"{token_of(str(self._sweep.path))}-{self._serial}"
         self._serial += 1
         runs = [self._sweep.run(index) for index in members]
         executor = registry.scheduler(plan.cluster.scheduler).executor()(
             Run(self._sweep.path), plan, token, throttle, elements=runs,
-            submitting=lambda: self._sweep.submitting(token, members), held_by=lambda: _jobs_before(plan, behind),
+            submitting=lambda: self._sweep.submitting(token, members), held_by=lambda: _dependencies(plan, preceding),
         )  # fmt: skip
         try:
             jobs = executor.map_array(payload.run, [str(run.path) for run in runs])
@@ -513,8 +541,8 @@ class _Handing:
         self._jobs.append((job_id, members))
 
 
-def start_here(sweep: Sweep) -> None:
-    """Starts the process that runs points on this machine, or in the allocation that is held; it goes on without us."""
+def start_local_runner(sweep: Sweep) -> None:
+    """Starts a background process that runs points on this machine, or in the allocation that this process is in."""
     output = os.open(sweep.path / "points.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(output, "wb") as log:
         subprocess.Popen(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.failures.symptoms import LOST_PEER
-from launcher.spec.arguments import runs_as_it_is
+from launcher.spec.arguments import is_executable
 from launcher.spec.arguments import words as words_of
 from launcher.spec.plan import JobPlan
 from launcher.worker import debugger, handover, script
@@ -117,7 +117,7 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
 
 
 def _is_executable(path: str | None) -> bool:
-    return path is not None and runs_as_it_is(Path(path).expanduser())
+    return path is not None and is_executable(Path(path).expanduser())
 
 
 def _run_here(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Starts:
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     starts = Starts()
     monkeypatch.setattr(local_points, "_start", starts)
-    monkeypatch.setattr(local_points, "LOOK", 0.01)
+    monkeypatch.setattr(local_points, "POLL_INTERVAL", 0.01)
     yield starts
     starts.end()
 
@@ -64,7 +64,7 @@ def test_all_points_are_started_once_and_so_many_at_a_time(
     tmp_path: Path, starts: Starts, parallelism: int | None, most: int
 ) -> None:
     sweep = a_sweep(tmp_path, parallelism=parallelism)
-    sweep.request_local([2, 0, 1, 3], again=False)
+    sweep.request_local([2, 0, 1, 3], restart=False)
     assert local_points.main(str(sweep.path)) == 0
     assert starts.started == [2, 0, 1, 3]
     assert 1 <= starts.most <= most
@@ -75,7 +75,7 @@ def test_all_points_are_started_once_and_so_many_at_a_time(
 @pytest.mark.parametrize("index", [0, 1])
 def test_one_point_alone_is_started(tmp_path: Path, starts: Starts, index: int) -> None:
     sweep = a_sweep(tmp_path)
-    sweep.request_local([index], again=False)
+    sweep.request_local([index], restart=False)
     local_points.main(str(sweep.path))
     assert starts.started == [index]
 
@@ -85,7 +85,7 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
 ) -> None:
     sweep = a_sweep(tmp_path)
     starts.refuse = {1}
-    sweep.request_local([0, 1, 2], again=False)
+    sweep.request_local([0, 1, 2], restart=False)
     assert local_points.main(str(sweep.path)) == 0
     assert starts.started == [0, 2]
     assert capsys.readouterr().err == "point 1: no record\n"
@@ -93,19 +93,19 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
 
 def test_points_are_started_again_if_that_is_wanted(tmp_path: Path, starts: Starts) -> None:
     sweep = a_sweep(tmp_path)
-    sweep.request_local([0, 1], again=False)
+    sweep.request_local([0, 1], restart=False)
     local_points.main(str(sweep.path))
-    sweep.request_local([0, 1], again=False)
+    sweep.request_local([0, 1], restart=False)
     local_points.main(str(sweep.path))
     assert starts.started == [0, 1]
-    sweep.request_local([1], again=True)
+    sweep.request_local([1], restart=True)
     local_points.main(str(sweep.path))
     assert starts.started == [0, 1, 1]
 
 
 def test_a_cancelled_sweep_starts_none(tmp_path: Path, starts: Starts) -> None:
     sweep = a_sweep(tmp_path)
-    sweep.request_local([0, 1], again=False)
+    sweep.request_local([0, 1], restart=False)
     sweep.mark_cancelled(True)
     local_points.main(str(sweep.path))
     assert starts.started == []
@@ -113,7 +113,7 @@ def test_a_cancelled_sweep_starts_none(tmp_path: Path, starts: Starts) -> None:
 
 def test_of_several_processes_one_works(tmp_path: Path, starts: Starts) -> None:
     sweep = a_sweep(tmp_path)
-    sweep.request_local([0], again=False)
+    sweep.request_local([0], restart=False)
     holder = os.fork()
     if holder == 0:
         with locks.acquire(sweep.path / local_points.LOCK):

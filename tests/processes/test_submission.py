@@ -37,7 +37,7 @@ ONE, SWEEP = ("run_id=a",), ("-m", "sweep.id=a", "seed=1,2")
         (
             SWEEP,
             1,
-            "2 points of a submitted, as 100: repeat the command to go on",
+            "2 points of a submitted, as 100: repeat the command to submit the rest",
             "2 points had been submitted before: 2 queued",
         ),
         (
@@ -120,6 +120,6 @@ def test_an_sbatch_that_outlives_its_submitter_is_waited_for(
         finally:
             stand_in.set(hold=None)
         done = next_one.result()
-    assert done.there == tuple(range(points)) or done.jobs == (("100", (0,)),)
+    assert done.already_submitted == tuple(range(points)) or done.jobs == (("100", (0,)),)
     assert len(stand_in.jobs()) == 1
     assert (stand_in.calls(), len(submitted_points(site))) == (1, points)

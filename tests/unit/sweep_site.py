@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.sweeps import submit as submit_sweep
-from launcher.sweeps.submit import SubmittedSweep, Wanted, prepare_sweep
+from launcher.sweeps.submit import RequestedPoint, SubmittedSweep, prepare_sweep
 from tests.unit.plans import make_config
 from tests.unit.slurm_stand_in import SlurmStandIn
 
@@ -25,19 +25,19 @@ class Site:
     folder: Path
     slurm: SlurmStandIn
 
-    def wanted(self, points: Sequence[str], **keys: Any) -> list[Wanted]:
+    def requested(self, points: Sequence[str], **keys: Any) -> list[RequestedPoint]:
         """Points whose overrides are `seed=1 nodes=2` and the like."""
-        return [self._wanted(point.split(), **keys) for point in points]
+        return [self._requested(point.split(), **keys) for point in points]
 
-    def _wanted(self, words: list[str], **keys: Any) -> Wanted:
+    def _requested(self, words: list[str], **keys: Any) -> RequestedPoint:
         own = {key: int(value) if value.isdecimal() else value for key, _, value in (w.partition("=") for w in words)}
         values = {key: value for key, value in own.items() if key in ("seed", "nodes", "time", "name")}
         cluster = {"check": False, "submit_timeout": 10, **keys.pop("cluster", {})}
         config = make_config(runs_dir=str(self.folder / "runs"), **{"cluster": cluster, **keys, **values})
-        return Wanted(tuple(words), config, {"seed": config.seed})
+        return RequestedPoint(tuple(words), config, {"seed": config.seed})
 
     def submit(self, points: Sequence[str], command: Sequence[str] = COMMAND, **keys: Any) -> SubmittedSweep:
-        return submit_sweep.submit_sweep(prepare_sweep(self.wanted(points, **keys), command))
+        return submit_sweep.submit_sweep(prepare_sweep(self.requested(points, **keys), command))
 
     def refused(self, points: Sequence[str], command: Sequence[str] = COMMAND, **keys: Any) -> str:
         """Why they are refused; then nothing is written or submitted."""

@@ -150,7 +150,7 @@ def test_a_sweep_cut_off_or_changed_anywhere_is_not_done_and_in_nobodys_way(tmp_
     sweep = make_sweep(tmp_path, 3)
     end(sweep.run(0), 0)
     begin(sweep.run(1))
-    sweep.request_local([2], again=False)
+    sweep.request_local([2], restart=False)
     before = states(tmp_path)["lr-1"]
     assert before == "1/3 done"
     for path in [sweep.path / name for name in ("sweep.json", "journal.jsonl", "points")]:

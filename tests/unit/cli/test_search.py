@@ -17,7 +17,7 @@ from launcher.config.hydra_errors import explain
 from launcher.config.schema import BestIs, Config, Sweep
 from launcher.errors import ConfigError
 from launcher.runs import sweep_directory
-from launcher.sweeps.submit import Wanted
+from launcher.sweeps.submit import RequestedPoint
 from tests.unit.plans import make_config
 
 COMMAND = ["workload.lr=interval(0,1)"]
@@ -150,7 +150,11 @@ def test_a_point_with_a_secret_is_a_trial_again(
     )
     multirun = object.__new__(Multirun)
     multirun._command = CommandLine((), yes=False)
-    monkeypatch.setattr(multirun, "_wanted", lambda words, *_: Wanted(tuple(words), given, {}), raising=False)
+
+    def requested(words: list[str], *_: object) -> RequestedPoint:
+        return RequestedPoint(tuple(words), given, {})
+
+    monkeypatch.setattr(multirun, "_requested", requested)
     _, written = multirun.sweep_of(["a=0.5", *(f"{key}={value}" for key, value in fixed.items())])
     assert written == ("a=0.5", "+cluster.environment.API_TOKEN=${oc.env:API_TOKEN}")
     fixed = optuna_search.fixed_of(written, searched)

@@ -114,7 +114,7 @@ def test_bad_input_is_told_with_what_was_meant(call: Call, sweep: Sweep, line: s
     [
         ("sweep status lr-2", "no sweep 'lr-2' in "),
         ("sweep cancel lr-1 6", "sweep lr-1 has points 0 to 5, and no 6"),
-        ("sweep rerun lr-1 0 3 5", "only what is over and not done is started again (0 done, 3 running)"),
+        ("sweep rerun lr-1 0 3 5", "only points that are over and not done can be restarted (0 done, 3 running)"),
         ("status lr-2", "and no sweep. Did you mean lr-1"),
         ("status lr-1/6", "sweep lr-1 has points 0 to 5, and no 6"),
         ("logs lr-1", "lr-1 is a sweep: name one of its points (lr-1/0)"),
@@ -317,7 +317,7 @@ def test_rerun_tells_what_was_submitted(call: Call, sweep: Sweep, monkeypatch: p
     def resubmit(sweep: Sweep, points: list[int], secrets: object) -> SubmittedSweep:
         assert secrets is from_overrides.secrets_again
         asked.append(points)
-        return SubmittedSweep(sweep, (("200", (4,)),), (), (), ((5,), "sbatch: submit limit"))
+        return SubmittedSweep(sweep, (("200", (4,)),), (), (), (5,), "sbatch: submit limit")
 
     monkeypatch.setattr(submit, "resubmit", resubmit)
     answer = call("sweep rerun lr-1")

@@ -124,8 +124,8 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep, sent = make_sweep(tmp_path, 2, array=None), []
-    sweep.request_local([0, 1], again=False)
-    monkeypatch.setattr("launcher.sweeps.submit.start_here", sent.append)
+    sweep.request_local([0, 1], restart=False)
+    monkeypatch.setattr("launcher.sweeps.submit.start_local_runner", sent.append)
     monkeypatch.setattr(sweep_follow, "MIN_POLL_INTERVAL", 0.0)
     assert sweep_follow.follow_to_end(sweep) == 1
     assert sent == [sweep] * sweep_follow.MAX_STARTERS

@@ -93,7 +93,7 @@ def test_a_run_that_is_over_is_told_in_a_line(
 def test_a_point_that_waits_for_its_turn_says_how_many_run_at_once(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None, parallelism=1)
     assert "has not been handed over" in explain(sweep.run(2), "launcher", cause).why
-    sweep.request_local([2], again=False)
+    sweep.request_local([2], restart=False)
     found = explain(sweep.run(2), "launcher", cause)
     assert (found.state, found.limits) == ("waiting", (f"sweep {sweep.id}: 1 point at once (sweep.parallelism)",))
     assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many run at once"

@@ -160,7 +160,7 @@ def test_the_images_own_pythonpath_comes_behind_ours() -> None:
     [
         ({"container": None, "binds": ["/a"]}, {}, r"env\.binds is for a container"),
         ({"container": None, "python": "/opt/py"}, {}, r"env\.python is for a container"),
-        ({"activate": "/env"}, {}, r"env\.activate and env\.container: ranks run in one"),
+        ({"activate": "/env"}, {}, r"env\.activate and env\.container: ranks run in only one"),
         ({"binds": ["a:b"]}, {}, r"env\.binds: 'a:b' is not /SOURCE"),
         ({"container_runtime": Runtime.pyxis}, {"scheduler": "pbs"}, "pyxis is a plug-in of srun"),
     ],

@@ -33,7 +33,7 @@ from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.spec.plan import JobPlan
 from launcher.submission import configs, submit
-from launcher.sweeps.submit import Wanted, prepare_sweep, submit_sweep
+from launcher.sweeps.submit import RequestedPoint, prepare_sweep, submit_sweep
 from tests.unit.plans import make_config, plan_of
 from tests.unit.sandbox import STAND_IN, Sandbox
 
@@ -85,7 +85,7 @@ class Submitted:
         words = [f"cluster.environment.API_KEY={profiles}", "nodes=1"]
         with self._stand_ins(mine):
             if points:
-                wanted = [Wanted((*words, f"seed={number}"), config, resolved) for number in range(points)]
+                wanted = [RequestedPoint((*words, f"seed={number}"), config, resolved) for number in range(points)]
                 prepared_sweep = prepare_sweep(wanted, words)
                 self.plan: JobPlan = prepared_sweep.plans[0]
                 submit_sweep(prepared_sweep)
@@ -104,7 +104,7 @@ class Submitted:
         changes: dict[str, Any] = {
             "launcher.submission.submit.require_commands": lambda _: None,
             "launcher.sweeps.submit.require_commands": lambda _: None,
-            "launcher.sweeps.submit.start_here": lambda _: self.environment.update(os.environ),
+            "launcher.sweeps.submit.start_local_runner": lambda _: self.environment.update(os.environ),
             "launcher.submission.submit.default_runs_dir": lambda: self.folder / "runs",
             "sys.executable": str(self.python),
             "launcher.sweeps.submit.default_runs_dir": lambda: self.folder / "runs",

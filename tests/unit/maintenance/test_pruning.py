@@ -170,7 +170,7 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
         whole, half = (make_sweep(tmp_path, 2, name=name, plan=HERE) for name in ("whole", "half"))
         for run in (whole.run(0), whole.run(1), half.run(0)):
             end(run)
-    half.request_local([1], again=False)
+    half.request_local([1], restart=False)
     shown = pruned(capsys, "--delete")
     assert "whole  done  " in shown
     assert not whole.path.exists()

@@ -126,7 +126,7 @@ def test_a_point_that_may_have_been_handed_over_is_unconfirmed(tmp_path: Path) -
 def test_points_of_this_machine_wait_for_their_turn(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 4, array=None, plan=HERE)
     me = Process.of(os.getpid())
-    sweep.request_local([0, 1, 2, 3], again=False)
+    sweep.request_local([0, 1, 2, 3], restart=False)
     for index in (0, 1):
         sweep.run(index).journal(kinds.ProcessStarted(pid=me.pid, start=me.start - index, host=me.host))
         sweep.run(index).journal(kinds.Submitted(job=f"local-{index}"))
@@ -134,7 +134,7 @@ def test_points_of_this_machine_wait_for_their_turn(tmp_path: Path) -> None:
     sweep.run(3).mark("cancelled")
     sweep.run(3).journal(kinds.Cancelled())
     assert states(sweep) == ["running", "failed", "waiting", "cancelled"]
-    sweep.request_local([1], again=True)
+    sweep.request_local([1], restart=True)
     assert states(sweep) == ["running", "waiting", "waiting", "cancelled"]
     sweep.mark_cancelled(True)
     assert states(sweep) == ["running", "failed", "cancelled", "cancelled"]

@@ -155,7 +155,7 @@ def checks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def first_point(self: Multirun, batch: list[list[str]], first: int) -> None:
-    self._wanted(batch[0], first, batch)
+    self._requested(batch[0], first, batch)
     raise AcceptedError
 
 

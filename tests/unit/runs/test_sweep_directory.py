@@ -102,7 +102,7 @@ def test_the_directory_is_private(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
         sweep = make_sweep(tmp_path / "runs")
-        sweep.request_local([1], again=False)
+        sweep.request_local([1], restart=False)
         sweep.mark_cancelled(True)
     finally:
         os.umask(previous)
@@ -232,13 +232,13 @@ def test_a_sweep_whose_id_is_a_number_is_found_with_its_points(tmp_path: Path) -
 def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     assert sweep.local_requests() == {}
-    sweep.request_local([2, 0], again=False)
-    sweep.request_local([1, 2], again=False)
+    sweep.request_local([2, 0], restart=False)
+    sweep.request_local([1, 2], restart=False)
     assert sweep.local_requests() == {2: 0.0, 0: 0.0, 1: 0.0}
-    sweep.request_local([0], again=True)
+    sweep.request_local([0], restart=True)
     asked = sweep.local_requests()
     assert asked[0] > 1e9
-    sweep.request_local([0, 3], again=False)
+    sweep.request_local([0, 3], restart=False)
     assert sweep.local_requests() == {**asked, 3: 0.0}
 
 

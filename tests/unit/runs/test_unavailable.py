@@ -38,7 +38,7 @@ from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.submission import dependencies
 from launcher.sweeps import local_points
-from launcher.sweeps.control import again as started_again
+from launcher.sweeps.control import points_to_restart
 from launcher.worker import main as rank
 from tests.unit.faults import FOR_EVER, FileServer
 from tests.unit.plans import bare_plan, plan_of, with_fields
@@ -95,7 +95,7 @@ def test_a_lease_that_cannot_be_read_is_not_lost(
         lease.require()
 
 
-def test_a_rank_that_cannot_read_may_be_started_again() -> None:
+def test_a_rank_that_cannot_read_may_be_points_to_restart() -> None:
     assert rank.final(RunError("no"))
     assert not rank.final(UnavailableError("not now"))
 
@@ -261,9 +261,9 @@ def test_a_point_that_cannot_be_read_is_unknown_and_gets_no_second_job(
     server.fail(part, FOR_EVER, number)
     seen = point_statuses(sweep)
     assert [each.state for each in seen] == ["unknown", "failed"]
-    assert started_again(seen, None) == [1]
+    assert points_to_restart(seen, None) == [1]
     with pytest.raises(RunError, match="0 unknown"):
-        started_again(seen, [0])
+        points_to_restart(seen, [0])
 
 
 def test_a_sweep_that_cannot_be_read_is_not_made_anew(tmp_path: Path, server: FileServer) -> None:
@@ -287,7 +287,7 @@ def test_points_are_started_when_their_sweep_can_be_read_and_not_if_they_were_ca
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer, part: str
 ) -> None:
     sweep = make_sweep(tmp_path, 2, array=None)
-    sweep.request_local([1], again=False)
+    sweep.request_local([1], restart=False)
     started: list[int] = []
 
     def start(sweep: Sweep, index: int) -> None:

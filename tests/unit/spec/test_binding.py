@@ -30,7 +30,7 @@ def test_what_a_profile_says_of_network_devices_is_in_the_plan() -> None:
         ({"cluster": {"expects": {"net": 3}}}, "cluster.expects.net=3 is neither"),
         ({"cluster": {"expects": {"net": []}}}, "cluster.expects.net=.* is neither"),
         ({"launch": {"bind": "all"}}, "launch.bind='all' is not"),
-        ({"launch": {"bind": "map:0"}, "procs_per_node": 2}, "has lists for 1 of procs_per_node=2 ranks"),
+        ({"launch": {"bind": "map:0"}, "procs_per_node": 2}, "has lists for 1 rank, and procs_per_node=2"),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], words: str) -> None:

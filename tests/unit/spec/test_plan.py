@@ -33,7 +33,7 @@ from launcher.spec.plan import (
     as_dict,
     check_name,
     from_dict,
-    wrong_in,
+    plan_misfit,
 )
 from tests.unit.plans import SITE, make_config, plan_of
 
@@ -189,7 +189,7 @@ def test_names_that_are_no_names_everywhere_are_refused(key: str, name: str) -> 
 
 
 def test_a_run_cannot_take_the_name_of_the_link_to_the_newest() -> None:
-    with pytest.raises(ConfigError, match=r"run_id=latest .* choose another"):
+    with pytest.raises(ConfigError, match=r"run_id=latest: .* choose another"):
         check_name("run_id", "latest")
     assert check_name("name", "latest") == "latest"
 
@@ -308,4 +308,4 @@ def test_a_plan_survives_its_record(
 @pytest.mark.parametrize("damage", [{"colour": "red"}, {"nodes": ...}])
 def test_a_plan_of_another_version_is_told_apart(damage: dict[str, Any]) -> None:
     values = {key: value for key, value in {**as_dict(plan_of()), **damage}.items() if value is not ...}
-    assert wrong_in(values) is not None
+    assert plan_misfit(values) is not None

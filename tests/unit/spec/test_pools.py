@@ -42,5 +42,5 @@ def test_a_pool_is_found_by_what_the_job_asks_for(keys: dict[str, Any], found: l
 def test_what_the_cluster_itself_has_counts_more(
     keys: dict[str, Any], environment: dict[str, Any], interface: str | None
 ) -> None:
-    merged = pools.into(Cluster(pools=POOLS, environment={"BOTH": "mine"}, **keys))
+    merged = pools.merged(Cluster(pools=POOLS, environment={"BOTH": "mine"}, **keys))
     assert (merged.environment, merged.interface) == (environment, interface)

@@ -96,7 +96,7 @@ def test_a_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(
     assert control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
     sweep.mark_cancelled(False)  # as `rerun 1` does
     sweep.run(1).clear_marks()
-    sweep.request_local([1], again=True)
+    sweep.request_local([1], restart=True)
     assert [each.state for each in point_statuses(sweep)] == ["cancelled", "waiting", "cancelled"]
 
 
@@ -191,13 +191,13 @@ def every_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 def test_what_is_over_and_not_done_is_run_again(every_state: Sweep) -> None:
     seen = point_statuses(every_state)
-    assert control.again(seen, None) == [number for number, wanted in enumerate(AGAIN.values()) if wanted]
+    assert control.points_to_restart(seen, None) == [number for number, wanted in enumerate(AGAIN.values()) if wanted]
     for number, (state, allowed) in enumerate(AGAIN.items()):
         if allowed:
-            assert control.again(seen, [number]) == [number]
+            assert control.points_to_restart(seen, [number]) == [number]
         else:
             with pytest.raises(RunError, match=rf"\({number} {state}\)"):
-                control.again(seen, [number, 0])
+                control.points_to_restart(seen, [number, 0])
 
 
 def test_points_that_were_never_made_are_not_run_again(tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ def test_the_script_of_an_array_is_that_of_each_point_in_it(points: list[dict[st
 
 
 def keys_for_ranks() -> list[str]:
-    """The keys that FOR_RANKS names, of whole sections too."""
-    parts = {name: getattr(plan_of(), name, None) for name in grouping.FOR_RANKS}
+    """The keys that RANK_KEYS names, of whole sections too."""
+    parts = {name: getattr(plan_of(), name, None) for name in grouping.RANK_KEYS}
     inside = [f"{name}.{key.name}" for name, part in parts.items() if is_dataclass(part) for key in fields(part)]
     return [*(name for name, part in parts.items() if not is_dataclass(part)), *inside]
 

@@ -69,7 +69,7 @@ def test_points_that_ask_for_the_same_are_one_array(site: Site) -> None:
 def test_what_is_there_is_not_submitted_again(site: Site) -> None:
     first = site.submit(seeds(3))
     again = site.submit(seeds(3))
-    assert (again.jobs, again.there, again.left) == ((), (0, 1, 2), ((), ""))
+    assert (again.jobs, again.already_submitted, again.not_accepted) == ((), (0, 1, 2), ())
     assert again.sweep == first.sweep
     assert len(site.slurm.jobs()) == 1
 
@@ -77,7 +77,7 @@ def test_what_is_there_is_not_submitted_again(site: Site) -> None:
 def test_new_points_are_added_and_keep_the_numbers_of_the_old_ones(site: Site) -> None:
     site.submit(seeds(3), sweep=_sweep(id="lr"))
     more = site.submit(["seed=7", "seed=1", "seed=8", "seed=7"], sweep=_sweep(id="lr"))
-    assert (more.there, more.jobs) == ((1,), (("101", (3, 4)),))
+    assert (more.already_submitted, more.jobs) == ((1,), (("101", (3, 4)),))
     assert [point.overrides for point in more.sweep.points()] == [(f"seed={seed}",) for seed in (0, 1, 2, 7, 8)]
 
 
@@ -101,7 +101,7 @@ def test_an_array_is_split_at_the_sites_limit(site: Site) -> None:
 def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, limit: int) -> None:
     site.slurm.set(most_jobs=limit)
     done = site.submit(seeds(10))
-    left, words = done.left
+    left, words = done.not_accepted, done.limit
     assert len(submitted_points(site)) == 10 - len(left)
     assert bool(left) is (limit < 10)
     assert (not left) or "submit limit" in words
@@ -111,7 +111,7 @@ def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, l
             break
         for job in site.slurm.jobs():
             site.slurm.end(job.id)  # those are over, and forgotten
-        left, _ = site.submit(seeds(10)).left
+        left = site.submit(seeds(10)).not_accepted
     assert not left
     known = [index for each in done.sweep.submissions() for index in each.points]
     assert all(read_history(done.sweep.run(index)).job_id for index in range(10))
@@ -135,7 +135,7 @@ def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, l
     ],
 )
 def test_words_after_which_points_wait(words: str, later: bool) -> None:
-    assert bool(submit.LIMIT.search(words)) is later
+    assert bool(submit.JOB_LIMIT.search(words)) is later
 
 
 def test_what_the_submit_limit_splits_is_throttled_as_a_whole(site: Site) -> None:
@@ -149,7 +149,7 @@ def test_no_group_is_refused_because_another_one_is_full(site: Site) -> None:
     """What is left is told with all that stand behind it."""
     site.slurm.set(most_jobs=3)
     done = site.submit([*seeds(4), *[f"seed={seed} nodes=2" for seed in range(4)]])
-    left, _ = done.left
+    left = done.not_accepted
     assert sorted([*left, *submitted_points(site)]) == list(range(8))
 
 
@@ -162,7 +162,7 @@ def test_a_refused_group_leaves_the_others_and_is_tried_again(site: Site) -> Non
     assert submitted_points(site) == [0, 1]
     site.slurm.set(refusal=None)
     done = site.submit(points)
-    assert (done.there, done.jobs) == ((0, 1), (("101", (2, 3)),))
+    assert (done.already_submitted, done.jobs) == ((0, 1), (("101", (2, 3)),))
 
 
 def test_a_throttle_is_shared_between_groups(site: Site) -> None:
@@ -184,7 +184,7 @@ def test_while_slurm_does_not_tell_nothing_is_submitted_twice(site: Site) -> Non
     with pytest.raises(Exception, match="squeue failed"):
         site.submit(seeds(2))
     site.slurm.set(down=None)
-    assert site.submit(seeds(2)).there == (0, 1)
+    assert site.submit(seeds(2)).already_submitted == (0, 1)
     assert len(site.slurm.jobs()) == 1
 
 
@@ -193,7 +193,7 @@ def test_an_array_whose_submitter_was_killed_is_taken_over(site: Site) -> None:
     journal = first.sweep.path / "journal.jsonl"
     journal.write_text(journal.read_text().splitlines(keepends=True)[0])  # `submitted` was not written
     again = site.submit(seeds(3))
-    assert (again.there, again.jobs, len(site.slurm.jobs())) == ((0, 1, 2), (), 1)
+    assert (again.already_submitted, again.jobs, len(site.slurm.jobs())) == ((0, 1, 2), (), 1)
     assert read_history(again.sweep.run(2)).job_id == "100_2"
 
 
@@ -204,7 +204,7 @@ def test_an_array_that_began_and_was_forgotten_is_taken_over(site: Site) -> None
     end(first.sweep.run(1), job="100_1")
     site.slurm.end("100")
     again = site.submit(seeds(3))
-    assert (again.there, again.jobs) == ((0, 1, 2), ())
+    assert (again.already_submitted, again.jobs) == ((0, 1, 2), ())
     assert [each.job for each in again.sweep.submissions()] == ["100"]
 
 
@@ -214,7 +214,7 @@ def test_an_announced_array_that_never_came_is_submitted(site: Site) -> None:
     journal.write_text(journal.read_text().splitlines(keepends=True)[0])
     site.slurm.end("100")
     again = site.submit(seeds(3))
-    assert (again.there, again.jobs) == ((), (("100", (0, 1, 2)),))
+    assert (again.already_submitted, again.jobs) == ((), (("100", (0, 1, 2)),))
     assert len({job.token for job in site.slurm.jobs()}) == 1
     assert len(again.sweep.tokens()) == 2
 
@@ -303,8 +303,8 @@ def test_a_limit_that_one_group_exceeds_refuses_all(site: Site) -> None:
 
 
 def test_what_cannot_be_a_script_is_refused_with_its_point(site: Site) -> None:
-    wanted = site.wanted(seeds(2))
-    wanted.append(site.wanted(["seed=5"], cluster={"directives": {"nodes": 7}})[0])
+    wanted = site.requested(seeds(2))
+    wanted.append(site.requested(["seed=5"], cluster={"directives": {"nodes": 7}})[0])
     with pytest.raises(ConfigError, match=r"^point 2 \(seed=5\): .*nodes"):
         prepare_sweep(wanted, COMMAND)
 
@@ -338,7 +338,7 @@ def test_points_do_not_share_checkpoints(site: Site) -> None:
 
     words = site.refused(seeds(2), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
     assert "point 1 (seed=1): checkpoint.dir" in words
-    assert "would be that of point 0 too" in words
+    assert "is that of point 0 too" in words
     site.submit(seeds(1), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
 
 
@@ -358,7 +358,7 @@ def test_without_sbatch_nothing_is_made(site: Site, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_sweep_that_another_command_changes_is_left_alone(site: Site) -> None:
-    prepared = prepare_sweep(site.wanted(seeds(2)), COMMAND)
+    prepared = prepare_sweep(site.requested(seeds(2)), COMMAND)
     site.submit(seeds(2))
     with pytest.raises(SubmissionError, match="was changed by another command meanwhile: repeat this one"):
         submit.submit_sweep(prepared)
@@ -368,10 +368,10 @@ def test_a_sweep_that_another_command_changes_is_left_alone(site: Site) -> None:
 def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each goes to its own: those of this machine to a process that runs a few at a time."""
     started: list[Sweep] = []
-    monkeypatch.setattr(submit, "start_here", started.append)
+    monkeypatch.setattr(submit, "start_local_runner", started.append)
     wanted = [
-        *site.wanted(["seed=1 cluster=slurm", "seed=2 cluster=slurm"]),
-        *site.wanted(["seed=1 cluster=local", "seed=2 cluster=local"], cluster={"scheduler": "local"}),
+        *site.requested(["seed=1 cluster=slurm", "seed=2 cluster=slurm"]),
+        *site.requested(["seed=1 cluster=local", "seed=2 cluster=local"], cluster={"scheduler": "local"}),
     ]
     done = submit.submit_sweep(prepare_sweep(wanted, COMMAND))
     assert (done.jobs, done.local) == ((("100", (0, 1)),), (2, 3))
