@@ -146,6 +146,7 @@ class Limits:
     min_gpus_per_node: int | None = None  # fewest GPUs on one node
     min_time: str | None = None  # shortest wall time
     cpus_per_gpu: int | None = None  # fewest CPUs with each GPU
+    jobs: int | None = None  # most jobs of one user, waiting or running
 
 
 @dataclass
@@ -195,6 +196,7 @@ class Cluster:
     host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
     port_range: Ports = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
     submit_timeout: Nat = 60  # seconds that one command of the scheduler may take
+    query_interval: Nat | None = None  # fewest seconds between two queries about jobs; empty: 2
 
 
 # Keys of a cluster that only some schedulers know; each scheduler names its own.

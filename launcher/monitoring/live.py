@@ -137,6 +137,7 @@ class JobMonitor:
         self._unchanged: dict[str, int] = {}
         self._signs: dict[Run, tuple[object, ...]] = {}
         self._ended: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
+        self._least: dict[str, float] = {}  # seconds that sites want between two queries, by scheduler
         self._announced = False
 
     @property
@@ -161,6 +162,9 @@ class JobMonitor:
         if not answer.problem and (job is None or not job.state.live) and _predates(answer, history):
             answer = self._ask(plan, newer=time.time())
             job = answer.jobs.get(key)
+            older = plan.cluster.query_interval is not None and _predates(answer, history)
+            if older and not answer.problem and (job is None or not job.state.live):
+                return JobStatus(word=_not_yet(plan), answered=False)
         if answer.problem:
             return JobStatus(word=answer.problem, answered=False)
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
@@ -246,6 +250,7 @@ class JobMonitor:
             newer: seconds since the epoch; replies to earlier queries do not count.
         """
         timeout = min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
+        self._note_least(plan)
         return self.answer(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
 
     def answer(
@@ -263,12 +268,13 @@ class JobMonitor:
         if quick:
             self._unchanged[name] = 0
         unchanged = self._unchanged.get(name, 0)
-        fresh_for = self._fresh_for(name)
-        if before and before.is_fresh(fresh_for, time.time()) and (before.problem or (before.asked or 0.0) >= newer):
+        fresh_for, least, now = self._fresh_for(name), self._least.get(name, 0.0), time.time()
+        failed_just_now = before is not None and bool(before.problem) and before.is_fresh(fresh_for, now)
+        if before and (failed_just_now or before.suffices(fresh_for, newer, least, now)):
             return before
         with self._announced_wait(name):
             if self._share:
-                answer = SharedSnapshot(name).get(fresh_for, asks.jobs, timeout + 1, newer=newer)
+                answer = SharedSnapshot(name).get(fresh_for, asks.jobs, timeout + 1, newer=newer, least=least)
             else:
                 answer = take_snapshot(asks.jobs, before)
         same = before is not None and (before.jobs, before.problem) == (answer.jobs, answer.problem)
@@ -279,7 +285,13 @@ class JobMonitor:
     def _fresh_for(self, scheduler: str) -> float:
         """Seconds for which the last reply of a scheduler is fresh."""
         before = self._answers.get(scheduler)
-        return interval(self._unchanged.get(scheduler, 0), before.took if before else 0.0, SCHEDULER_INTERVAL)
+        growing = interval(self._unchanged.get(scheduler, 0), before.took if before else 0.0, SCHEDULER_INTERVAL)
+        return max(growing, self._least.get(scheduler, 0.0))
+
+    def _note_least(self, plan: JobPlan) -> None:
+        """Keeps the plan's `cluster.query_interval`: of several profiles of one scheduler the longest counts."""
+        name = plan.cluster.scheduler
+        self._least[name] = max(self._least.get(name, 0.0), plan.cluster.query_interval or 0.0)
 
     @contextlib.contextmanager
     def _announced_wait(self, scheduler: str) -> Iterator[None]:
@@ -355,6 +367,10 @@ def _predates(answer: JobSnapshot, history: RunHistory) -> bool:
     """Whether a job may be missing from a reply because the reply is older than the job."""
     asked = answer.asked or 0.0
     return asked < (history.submitted if answer.own else history.moved + APART)
+
+
+def _not_yet(plan: JobPlan) -> str:
+    return f"its site wants {plan.cluster.query_interval} s between two queries (cluster.query_interval)"
 
 
 def _word(job: SchedulerJob) -> str:

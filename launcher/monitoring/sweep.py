@@ -95,7 +95,7 @@ class SweepMonitor(JobMonitor):
         key = scheduler.key(job_id)
         # A reply from before the job's end may call the job running.
         final = not isinstance(answer, QueryError) and key in answer and answer[key].state in ENDS
-        if not final and time.monotonic() - asked > SCHEDULER_INTERVAL:
+        if not final and time.monotonic() - asked > max(SCHEDULER_INTERVAL, plan.cluster.query_interval or 0):
             try:
                 answer = scheduler.ended_family(family)
             except QueryError as error:

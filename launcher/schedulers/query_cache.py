@@ -55,6 +55,18 @@ class JobSnapshot:
         """Whether the query ended at most this many seconds before `now`."""
         return 0 <= now - self.completed <= seconds
 
+    def suffices(self, good_for: float, newer: float, least: float, now: float) -> bool:
+        """Whether no new query is made: this one is fresh and began after `newer`, or the site allows none yet. Pure.
+
+        Args:
+            good_for: seconds for which a result is fresh.
+            newer: in seconds since the epoch.
+            least: seconds that the site wants between two queries; 0: it does not say.
+            now: in seconds since the epoch.
+        """
+        fresh = self.is_fresh(good_for, now) and (self.asked or 0.0) >= newer
+        return fresh or (least > 0 and self.is_fresh(least, now))
+
 
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
     """Returns the seconds for which a result is fresh: 2, and up to 60 if nothing changes or queries are slow. Pure.
@@ -96,8 +108,9 @@ class SharedSnapshot:
         self._file = user_cache_dir() / "answers" / f"{name}.json"
 
     def get(
-        self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0
-    ) -> JobSnapshot:
+        self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0,
+        least: float = 0.0,
+    ) -> JobSnapshot:  # fmt: skip
         """Returns the cached result if it is fresh, else the result of a new query.
 
         Args:
@@ -105,11 +118,11 @@ class SharedSnapshot:
             jobs: the query; raises QueryError.
             timeout: seconds to wait for the query of another command.
             newer: the query must have begun after this time, in seconds since the epoch.
+            least: seconds after a query in which there is no other one, whatever `newer` says.
         """
 
         def good(answer: JobSnapshot | None) -> JobSnapshot | None:
-            fits = answer is not None and answer.is_fresh(good_for, time.time()) and (answer.asked or 0.0) >= newer
-            return answer if fits else None
+            return answer if answer is not None and answer.suffices(good_for, newer, least, time.time()) else None
 
         if found := good(self._read()):
             return found

@@ -187,6 +187,20 @@ class ShowsPreemption(ABC):
         """
 
 
+class CountsJobs(ABC):
+    """A scheduler that counts the jobs of a user by partition, queue and QOS."""
+
+    @abstractmethod
+    def count_jobs(self, timeout: float) -> Mapping[str, int]:
+        """Returns how many jobs of this user wait or run, by the name of each partition, queue and QOS; "": of all.
+
+        Elements of an array count one by one.
+
+        Raises:
+            QueryError: the scheduler does not answer within `timeout` seconds.
+        """
+
+
 class ExcludesNodes(ABC):
     """A scheduler that can exclude nodes from a job."""
 

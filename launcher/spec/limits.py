@@ -39,6 +39,41 @@ def check_limits(plan: JobPlan, cluster: Cluster) -> None:
         _check(plan, pool.limits, f"{name} of cluster={plan.cluster.name}", f"cluster.pools.{name}.limits")
 
 
+def limited_jobs(cluster: Cluster) -> dict[str, int]:
+    """Returns how many jobs a user may have, by partition, queue or QOS of this cluster's jobs; "": in all. Pure."""
+    found = {name: pool.limits.jobs for name, pool in pools.of(cluster).items()}
+    return {name: most for name, most in {"": cluster.limits.jobs, **found}.items() if most is not None}
+
+
+def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
+    """Compares the number of jobs of the user with the limits of the profile. Pure.
+
+    Args:
+        cluster: the profile, with the partition, queue or QOS of the new jobs.
+        more: how many jobs are to be submitted.
+        there: how many jobs of the user wait or run, by partition, queue or QOS; "": in all.
+
+    Raises:
+        ConfigError: there would be more than the site takes.
+    """
+    for name, most in limited_jobs(cluster).items():
+        have = there.get(name, 0)
+        if have + more <= most:
+            continue
+        where = f"{name} of cluster={cluster.name}" if name else f"cluster={cluster.name}"
+        takes = f"{where} takes {plural(most, 'job')} of a user, waiting or running"
+        if more > most:
+            raise ConfigError(
+                f"{takes}, and this would be {more}: submit fewer, or run them one after the other in one allocation "
+                "(cluster=allocation)"
+            )
+        over = "it is over" if have == 1 else "they are over"
+        raise ConfigError(
+            f"{takes}, and you have {have}: wait until {over} (`launcher status`), cancel, or use another partition or "
+            "queue"
+        )
+
+
 def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
     _at_most("nodes", plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", f"{source}.nodes")
     _at_least("nodes", plan.nodes, limits.min_nodes, where)

@@ -52,6 +52,7 @@ class Cluster:
     host_suffix: str
     port_range: tuple[int, int]
     submit_timeout: int  # seconds
+    query_interval: int | None  # seconds
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ from launcher.schedulers.allocation import Allocation, require_room
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.scheduler import CountsJobs
 from launcher.schedulers.successor import submit_after
 from launcher.script import lost_parts
 from launcher.spec import limits, pools
@@ -96,7 +98,9 @@ def prepare(
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
-    notes += admitted(plan, config, environ, held)
+    chain = plan.resume.how == ResumeHow.chain.value
+    jobs = 0 if Run(Path(plan.run_dir)).recorded() else plan.resume.max_attempts if chain else 1
+    notes += admitted(plan, config, environ, held, jobs)
     # Made of the id, so that a second submission of it looks for the same job.
     token = token_of(plan.run_dir)
     job_script.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
@@ -169,8 +173,17 @@ def planned(
     return plan, notes + snapshot.notes(plan) + trackers.check(plan)
 
 
-def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None) -> tuple[str, ...]:
+def admitted(
+    plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None, jobs: int = 0
+) -> tuple[str, ...]:
     """Compares a plan with the live scheduler or the allocation that is held; what its user should know.
+
+    Args:
+        plan: what is to be submitted.
+        config: that it was made of.
+        environ: of this process.
+        held: the allocation.
+        jobs: how many jobs this will be; 0: they may be there already, and are not counted.
 
     Raises:
         ConfigError: there is no room for it there.
@@ -179,7 +192,7 @@ def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Al
     if plan.queued:
         dropped = job_environment(environ, plan).dropped
         notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()
-        return _check_live(plan, config, environ) + notes + waits
+        return _check_live(plan, config, environ, jobs) + notes + waits
     if held:
         require_room(held, plan)
     return waits
@@ -492,10 +505,19 @@ def _with_baseline(config: Config) -> Config:
     return dataclasses.replace(config, workload=dataclasses.replace(workload, **found))
 
 
-def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs: int) -> tuple[str, ...]:
     if not config.cluster.check:
         return ()
-    return registry.queue(plan.cluster.scheduler).compare(plan, environ)
+    queue = registry.queue(plan.cluster.scheduler)
+    notes = queue.compare(plan, environ)
+    if not (jobs and limits.limited_jobs(config.cluster) and isinstance(queue, CountsJobs)):
+        return notes
+    try:
+        there = queue.count_jobs(plan.cluster.submit_timeout)
+    except QueryError as error:
+        return (*notes, f"your jobs were not counted: {error}")
+    limits.check_jobs(config.cluster, jobs, there)
+    return notes
 
 
 def held_by(config: Config, environ: Mapping[str, str]) -> Allocation | None:

@@ -194,7 +194,8 @@ def prepare_sweep(
     for _, members in arrays:
         with _naming(members[0], by_index[members[0]].overrides, keys):
             config = by_index[members[0]].config
-            notes.update(dict.fromkeys(admitted(plans[members[0]], config, environ, held_by(config, environ))))
+            held, jobs = held_by(config, environ), 0 if existing else 1  # the rest of them can be submitted later
+            notes.update(dict.fromkeys(admitted(plans[members[0]], config, environ, held, jobs)))
     return PreparedSweep(
         path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets
     )

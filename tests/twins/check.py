@@ -70,6 +70,10 @@ class Twin:
         Raises:
             Differs: one of them does not, or says something else.
         """
+        if refusal.beside:
+            with self._waiting(refusal.beside):
+                self.refuses(dataclasses.replace(refusal, beside=""))
+            return
         fits = [word for word in shlex.split(self.rules.fits) if word.partition("=")[0] not in refusal.drops.split()]
         words = [*P2P, "nodes=2", *fits, f"cluster={self.rules.name}", *self._here(), *shlex.split(refusal.asks)]
         shutil.rmtree(self.launcher.runs_dir, ignore_errors=True)
@@ -83,6 +87,23 @@ class Twin:
         said = _flat(theirs.stdout + theirs.stderr)
         if theirs.returncode == 0 or refusal.theirs not in said:
             raise Differs(f"{refusal.asks or refusal.drops}: the twin says {said!r}, not {refusal.theirs!r}")
+
+    @contextmanager
+    def _waiting(self, asks: str) -> Iterator[None]:
+        """Another run waits at the site inside.
+
+        Raises:
+            Differs: it is not accepted.
+        """
+        other = Launcher(self.launcher.runs_dir.parent / "other-runs", self.launcher.environment)
+        words = [*P2P, "nodes=2", "wait=false", "run_id=other", *shlex.split(self.rules.fits)]
+        done = other(*_last([*words, f"cluster={self.rules.name}", *self._here(), *shlex.split(asks)]))
+        if done.returncode:
+            raise Differs(f"{asks}: {_flat(done.stderr)}")
+        try:
+            yield
+        finally:
+            other("cancel", "other")
 
     def describes_itself(self) -> None:
         """`site init` writes a profile with which a p2p runs.

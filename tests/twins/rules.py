@@ -62,6 +62,7 @@ class Refusal:
     Attributes:
         asks: overrides on top of those of `fits`.
         drops: of `fits` that are left out (`cluster.account`).
+        beside: overrides of another run, which waits there at that time; empty: there is none.
         ours: a part of what the launcher says before it submits.
         theirs: a part of what sbatch or qsub says when it does not.
     """
@@ -70,6 +71,7 @@ class Refusal:
     theirs: str
     asks: str = ""
     drops: str = ""
+    beside: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,10 @@ class PBS:
 
     def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
         return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
+
+    def count_jobs(self) -> Counter[str]:
+        """Returns how many jobs of this user wait or run, by queue; "": of all. An array counts by its subjobs."""
+        return parse_counts(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def ended(self, job_id: str) -> SchedulerJob | None:
         """Returns the record of one job; None: PBS has none (job history is off by default)."""
@@ -328,6 +333,14 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
         elif last is not None and line.startswith("   ") and (comment := line.strip()) != "--":
             jobs[last] = _with_comment(jobs[last], comment)
     return jobs
+
+
+def parse_counts(text: str) -> Counter[str]:
+    """Parses the output of `qstat -t -w -s -u USER`, whose third column is the queue. Ended jobs do not count."""
+    rows = [columns for line in text.splitlines() if len(columns := line.split()) == 11]
+    live = [columns for columns in rows if LETTERS.get(columns[9]) is not JobState.GONE]
+    queues = [columns[2] for columns in live if re.match(r"\d+(\[\d+\])?[.*]", columns[0])]
+    return Counter(queues) + Counter({"": len(queues)})
 
 
 def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:

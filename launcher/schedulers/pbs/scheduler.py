@@ -15,7 +15,7 @@ from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
 from launcher.schedulers.pbs.environment import pbs_environment
-from launcher.schedulers.scheduler import Queue
+from launcher.schedulers.scheduler import CountsJobs, Queue
 from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
 
 
-class PBSScheduler(Queue, PBSDiagnosis):
+class PBSScheduler(Queue, CountsJobs, PBSDiagnosis):
     """PBS: OpenPBS or PBS Professional."""
 
     name = "pbs"
@@ -101,6 +101,9 @@ class PBSScheduler(Queue, PBSDiagnosis):
         from launcher.schedulers.pbs import live_check
 
         return live_check.compare(plan)
+
+    def count_jobs(self, timeout: float) -> Mapping[str, int]:
+        return PBS(timeout).count_jobs()
 
     def own_job(self, environ: Mapping[str, str]) -> str:
         return environ.get("PBS_JOBID", "")

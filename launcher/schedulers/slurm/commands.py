@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -100,6 +101,10 @@ class Slurm:
                 raise
             jobs = parse_records(found, os.getuid())
         return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+
+    def count_jobs(self) -> Counter[str]:
+        """Returns how many jobs of this user wait or run, by partition and QOS; "": of all."""
+        return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
         """Returns the records of these jobs in accounting; {} if the site has no accounting.
@@ -328,6 +333,13 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
         if fields[0]:
             jobs[fields[0]] = _job(*fields)
     return jobs
+
+
+def parse_counts(text: str) -> Counter[str]:
+    """Parses the output of `squeue --format=%P|%q`: partitions (several where a job may start in any) and QOS."""
+    lines = [line.strip().split("|") for line in text.splitlines() if line.strip()]
+    names = (name for partitions, *qos in lines for name in {"", *partitions.split(","), *qos})
+    return Counter(names)
 
 
 def parse_origins(text: str) -> dict[str, JobOrigin]:

@@ -12,7 +12,7 @@ from launcher.config.schema import GpuDirective
 from launcher.failures.codes import NextReason
 from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
 from launcher.schedulers.queries import Ending, QueryError
-from launcher.schedulers.scheduler import JOB_TIMEOUT, ExcludesNodes, Queue, Requeues, ShowsPreemption
+from launcher.schedulers.scheduler import JOB_TIMEOUT, CountsJobs, ExcludesNodes, Queue, Requeues, ShowsPreemption
 from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.commands import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 
-class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
+class SlurmScheduler(Queue, CountsJobs, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
     """Slurm."""
 
     name = "slurm"
@@ -100,6 +100,9 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
         from launcher.schedulers.slurm import live_check
 
         return live_check.compare(plan, environ)
+
+    def count_jobs(self, timeout: float) -> Mapping[str, int]:
+        return Slurm(timeout).count_jobs()
 
     def own_job(self, environ: Mapping[str, str]) -> str:
         return environ["SLURM_JOB_ID"]

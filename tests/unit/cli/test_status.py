@@ -344,6 +344,38 @@ def test_a_follower_asks_less_often_while_nothing_changes(
     assert asked
 
 
+def test_a_site_that_wants_time_between_queries_has_it_whatever_changes(
+    tmp_path: Path, says: Callable[..., list[str]], clock: Clock
+) -> None:
+    run, asked = make(tmp_path, "a", "1", cluster={"query_interval": 30}), says({"1": RUNNING})
+    follower = SweepMonitor(share=True)
+    assert status_of(run, follower).state is RunState.RUNNING
+    for number in range(29):  # each is news of the run, after which the scheduler would be asked
+        clock.now += 1
+        begin(run, "1", step=number, number=number)
+        assert {status_of(run, each).state for each in (follower, JobMonitor(share=True))} == {RunState.RUNNING}
+    assert len(asked) == 1
+    clock.now += 2
+    status_of(run, follower)
+    assert len(asked) == 2
+
+
+def test_a_job_that_no_query_can_know_yet_is_unknown_and_not_lost(
+    tmp_path: Path, says: Callable[..., list[str]], clock: Clock
+) -> None:
+    says({})
+    run, monitor = make(tmp_path, "a", "1", cluster={"query_interval": 30}), JobMonitor(share=True)
+    assert status_of(run, monitor).state is RunState.LOST
+    clock.now += 5
+    run.journal(kinds.Submitted(job="3"))
+    found = status_of(run, monitor)
+    assert (found.state, found.unanswered) == (RunState.UNKNOWN, "slurm")
+    assert found.word == "its site wants 30 s between two queries (cluster.query_interval)"
+    clock.now += 31
+    says({"3": RUNNING})
+    assert status_of(run, monitor).state is RunState.RUNNING
+
+
 def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
     tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

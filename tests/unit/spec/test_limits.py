@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config.schema import Cluster, Limits, Pool
 from launcher.errors import ConfigError
-from launcher.spec.limits import check_limits
+from launcher.spec.limits import check_jobs, check_limits
 from tests.unit.plans import plan_of
 
 LIMITS = Limits(nodes=4, gpus_per_node=2, cpus_per_node=8, mem_per_node="16G", time="2h")
@@ -116,3 +116,36 @@ def test_the_limits_of_a_pool_count_for_its_jobs_alone(key: str) -> None:
     check_limits(plan_of(), Cluster(pools=pools))
     with pytest.raises(ConfigError, match="time=01:00:00: short of cluster=here allows 00:30:00: use time=00:30:00"):
         check_limits(plan_of(), Cluster(pools=pools, **{key: "short"}))
+
+
+PER_USER = Cluster(
+    name="polaris", queue="debug-scaling", limits=Limits(jobs=20), pools={"debug-scaling": Pool(limits=Limits(jobs=1))}
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "there"),
+    [(1, {}), (1, {"": 19, "prod": 19})],
+)
+def test_a_user_may_have_as_many_jobs_as_the_profile_allows(more: int, there: dict[str, int]) -> None:
+    check_jobs(PER_USER, more, there)
+
+
+ONE = "debug-scaling of cluster=polaris takes 1 job of a user, waiting or running, and"
+
+
+@pytest.mark.parametrize(
+    ("more", "there", "words"),
+    [
+        (1, {"": 1, "debug-scaling": 1}, f"{ONE} you have 1: wait until it is over (`launcher status`), cancel, or "
+                                         "use another partition or queue"),
+        (3, {}, f"{ONE} this would be 3: submit fewer, or run them one after the other in one allocation "
+                "(cluster=allocation)"),
+        (1, {"": 20}, "cluster=polaris takes 20 jobs of a user, waiting or running, and you have 20: wait until they "
+                      "are over (`launcher status`), cancel, or use another partition or queue"),
+    ],
+)  # fmt: skip
+def test_more_jobs_than_a_user_may_have_are_refused(more: int, there: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_jobs(PER_USER, more, there)
+    assert str(refusal.value) == words

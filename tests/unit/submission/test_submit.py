@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import SubmissionError
+from launcher.config.schema import Limits
+from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.live import read_history
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission.submit import Submitted, prepare, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
@@ -95,3 +97,20 @@ def test_a_process_of_this_machine_that_cannot_be_noted_is_ended(
     assert not (tmp_path / "runs" / "a").exists()
     assert len(started) == 1
     until(lambda: not started[0].alive(), "its process is gone")
+
+
+def test_a_job_more_than_the_profile_allows_is_refused_and_a_repeated_submission_is_not(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmScheduler, "compare", lambda *_: ())
+    monkeypatch.setattr(SlurmScheduler, "count_jobs", lambda *_: {"": 1})
+
+    def submitted(run_id: str, most: int) -> Submitted:
+        cluster = {"submit_timeout": 10, "scheduler": "slurm", "limits": Limits(jobs=most)}
+        return submit(prepare(make_config(runs_dir=str(tmp_path / "runs"), run_id=run_id, cluster=cluster)), {})
+
+    with pytest.raises(ConfigError, match="takes 1 job of a user, waiting or running, and you have 1"):
+        submitted("a", most=1)
+    assert (stand_in.calls(), (tmp_path / "runs" / "a").exists()) == (0, False)
+    first = submitted("a", most=2)
+    assert submitted("a", most=1).job_id == first.job_id  # which is the one that is there

@@ -23,6 +23,7 @@ from launcher.schedulers.pbs.commands import (
     NEWEST,
     PBS,
     array_of,
+    parse_counts,
     parse_jobs,
     parse_record,
     pbs_id,
@@ -125,6 +126,12 @@ Job ID                         Username        Queue           Jobname         S
 106[1].pbs-srv                 root            workq           ut5                  --     1     1    --    --  X   -- 
    Subjob finished
 """  # noqa: W291
+
+
+def test_jobs_that_are_not_over_are_counted_by_queue_and_arrays_by_their_elements() -> None:
+    assert parse_counts(QSTAT) == {"": 1, "workq": 1}
+    running = QSTAT.replace(" F 00:", " R 00:")
+    assert parse_counts(running) == {"": 8, "workq": 7, "urgent": 1}
 
 
 def test_jobs_are_read() -> None:

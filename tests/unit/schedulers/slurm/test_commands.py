@@ -15,6 +15,7 @@ from launcher.schedulers.slurm.commands import (
     STATES,
     Slurm,
     parse_accounting,
+    parse_counts,
     parse_jobs,
     parse_partitions,
     parse_records,
@@ -267,3 +268,9 @@ def test_a_users_own_formats_do_not_change_what_is_read(commands: Path, monkeypa
     assert {"SLURM_CONF", "MY_SQUEUE_FORMAT", "PATH"} <= left.keys()
     put(commands, "sinfo", 'echo "p${SINFO_FORMAT-}|infinite|1|1|1|1|"')
     assert [partition.name for partition in Slurm().partitions()] == ["p"]
+
+
+def test_jobs_are_counted_by_each_partition_and_qos_that_they_may_run_in() -> None:
+    assert parse_counts("gpu|normal\ngpu,debug|normal\n\nlow|low\n") == {
+        "": 3, "gpu": 2, "debug": 1, "normal": 2, "low": 1,
+    }  # fmt: skip
