@@ -1,5 +1,5 @@
 # Each target sets up what it needs in .venv; nothing is installed outside of it, except for the Debian packages of
-# Slurm that `make test` runs against, where it may install them (as root).
+# Slurm and Grid Engine that `make test` runs against, where it may install them (as root).
 
 PYTHON ?= python3
 # What pip installs as torch; for a build without CUDA give a wheel or use --index-url in PIP_ARGS.
@@ -30,7 +30,7 @@ UNIT_TESTS := tests/unit tests/golden
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
-	@echo "make test       set up (Slurm too, as root on Debian), run all tests, print what ran against what"
+	@echo "make test       set up (Slurm and Grid Engine too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
 	@echo "make twins      each profile of a site against a scheduler that keeps the site's published rules, as a table"

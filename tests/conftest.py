@@ -1,4 +1,4 @@
-"""A Slurm or a PBS for every test that asks for one, and the closing table: which backend ran against what.
+"""A Slurm, a PBS or a Grid Engine for tests that ask for one, and the closing table: which backend ran against what.
 
 For test authors:
 
@@ -6,12 +6,14 @@ For test authors:
   `SlurmCluster` of four nodes, started at first use, once per session; leave it idle, with `slurm.reset()` if need be.
 - Ask for the fixture `pbs`: the real PBS of this machine where it has one, else a stand-in; see tests/pbs/. What only a
   stand-in can do (a server that goes down) asks for `pbs_stand_in`.
+- Ask for the fixture `sge`: a real Grid Engine with two execution hosts in network namespaces; leave it idle, with
+  `sge.reset()` if need be.
 - The table then counts the test by itself. A test of another backend, or one that runs inside an allocation, says so:
   `@pytest.mark.backend("local", "this machine")`, `@pytest.mark.backend("local", "allocation inside {slurm}")`;
   one that only knows while it runs calls the fixture: `ran_against("pbs", "OpenPBS 23.06, 2 nodes")`.
 - With --numprocesses each process of pytest has clusters of its own; nothing may ask for a fixed port or path.
-- Where no Slurm can run, such tests skip and the table says why. With CI=true they fail: a green CI means that the
-  real thing ran.
+- Where no Slurm or Grid Engine can run, such tests skip and the table says why. With CI=true they fail: a green CI
+  means that the real thing ran.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import pytest
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
+from tests.sge.sge_cluster import SgeCluster
 
 RECORD = "ran against"
 WIDTH = 80
@@ -80,6 +83,17 @@ def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return stand_in or RealPbs(tmp_path_factory.getbasetemp())
 
 
+@pytest.fixture(scope="session")
+def sge() -> Iterator[SgeCluster]:
+    """A real Grid Engine with two execution hosts."""
+    if reason := SgeCluster.missing():
+        if os.environ.get("CI", "").lower() in ("true", "1"):
+            pytest.fail(f"CI must run against a real Grid Engine, but: {reason}", pytrace=False)
+        pytest.skip(reason)
+    with SgeCluster() as cluster:
+        yield cluster
+
+
 def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
     if reason := SlurmCluster.missing(accounting=accounting):
         if os.environ.get("CI", "").lower() in ("true", "1"):
@@ -117,6 +131,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _record(item, "pbs", RealPbs.described())
         elif "pbs" in fixtures or "pbs_stand_in" in fixtures:
             _record(item, "pbs", PbsCluster.against)
+        elif "sge" in fixtures:
+            _record(item, "sge", SgeCluster.against)
         elif "slurm_with_accounting" in fixtures:
             _record(item, "slurm", f"{_slurm()}, 4 real nodes, accounting")
         elif "slurm" in fixtures:

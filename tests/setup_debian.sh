@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what the tests need of Debian: a real Slurm, a database for its accounting, a browser, and network namespaces.
+# Installs what the tests need of Debian: a real Slurm, a database for its accounting, a real Grid Engine,
+# a browser, and network namespaces.
 #
 #     tests/setup_debian.sh
 #
@@ -10,7 +11,8 @@ set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 missing=""
 for pair in slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge \
-    slurmdbd:slurmdbd mariadbd:mariadb-server mariadb-install-db:mariadb-server \
+    /usr/lib/gridengine/sge_qmaster:gridengine-master /usr/lib/gridengine/sge_execd:gridengine-exec \
+    /usr/lib/gridengine/qsub:gridengine-client slurmdbd:slurmdbd mariadbd:mariadb-server mariadb-install-db:mariadb-server \
     chromium:chromium chromedriver:chromium-driver ip:iproute2; do
     package=${pair#*:}
     command -v "${pair%%:*}" >/dev/null 2>&1 || case "$missing " in *" $package "*) ;; *) missing="$missing $package" ;; esac

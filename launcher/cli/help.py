@@ -33,7 +33,7 @@ usage: {program} run SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]
        {program} workload=NAME [KEY=VALUE ...]
        {program} COMMAND ...
 
-Runs PyTorch here, on Slurm, on PBS and inside allocations, from one config.
+Runs PyTorch here, on Slurm, PBS and Grid Engine, and inside allocations.
 
   run train.py procs_per_node=2 -- --lr 0.1   runs your script on this machine
   run train.py cluster=slurm nodes=2 time=2h  submits it (dry_run=true: shows)
@@ -66,7 +66,7 @@ Exit codes: 0 done, 1 failed, 2 bad input (nothing was submitted), 3 not
 confirmed (confirm_above; nothing was submitted), 75 stopped early and can be
 resumed, 93 failed and a retry would fail too, 130 interrupted."""
 NEXT_STEPS = """\
-launcher {version}: runs PyTorch here, on Slurm, on PBS and inside allocations.
+launcher {version}: runs PyTorch here, on Slurm, on PBS and on Grid Engine.
 
   {program} workload=ddp_mnist
       trains on this machine, for a minute

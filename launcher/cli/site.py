@@ -146,7 +146,7 @@ def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
             return scheduler, scheduler.survey(TIMEOUT)
         except QueryError as error:
             silent.append(f"{scheduler.title} does not answer: {error}")
-    none = f"there is neither {' nor '.join(each.command for each in known)} on PATH"
+    none = f"there is neither {' nor '.join(dict.fromkeys(each.command for each in known))} on PATH"
     raise RunError("; ".join(silent or others) or f"{none}: run this on a login node of the cluster")
 
 

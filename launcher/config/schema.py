@@ -39,6 +39,7 @@ class GpuDirective(Enum):
     gres = "gres"  # --gres=gpu:TYPE:N
     gpus_per_node = "gpus_per_node"  # --gpus-per-node=TYPE:N
     ngpus = "ngpus"  # ngpus=N in the chunk of a PBS job
+    resource = "resource"  # the resource of a Grid Engine that cluster.gpu_resource names
     none = "none"  # the site has no directive for GPUs (whole nodes are handed out)
 
 
@@ -164,22 +165,26 @@ class Cluster:
 
     name: str = MISSING  # the profile's name, shown in tables
     required: list[str] = field(default_factory=list)  # keys of cluster that must be set (`account`, `chunk.mem=2G`)
-    scheduler: str = MISSING  # local, slurm, pbs or allocation, or one that another package adds
+    scheduler: str = MISSING  # local, slurm, pbs, sge or allocation, or one that another package adds
     partition: str | None = None  # Slurm partition(s), comma-separated
-    queue: str | None = None  # PBS queue
+    queue: str | None = None  # PBS or Grid Engine queue
     account: str | None = None  # account that is charged
-    project: str | None = None  # PBS project (-P); where the site charges projects as accounts, use account
+    project: str | None = None  # PBS or Grid Engine project (-P); where a site charges projects as accounts: account
     qos: str | None = None  # quality of service
     constraint: str | None = None  # node features, as Slurm's --constraint
     reservation: str | None = None  # reservation to run in
     exclude: str | None = None  # nodes not to use, as Slurm's --exclude (`node[3,7]`)
     place: str | None = None  # PBS's place statement; empty: scatter for several nodes
+    parallel_environment: str | None = None  # Grid Engine's, which gives a job its slots on each node (-pe)
+    slots: Nat | None = None  # slots on each node, as the parallel environment hands them out; empty: 1
+    gpu_resource: str | None = None  # Grid Engine's resource for GPUs (gpu, ngpus), with gpu_directive=resource
+    mem_resource: str | None = None  # Grid Engine's resource for memory (h_vmem, mem_free) that mem asks for
     chunk: Flat = field(default_factory=dict)  # more resources of each PBS chunk (node); null drops ours
-    resources: Flat = field(default_factory=dict)  # more resources of the whole PBS job, as -l NAME=VALUE
+    resources: Flat = field(default_factory=dict)  # more resources of the whole job, as -l NAME=VALUE
     totals: bool = False  # ask PBS for CPUs, GPUs and memory of all nodes together, without a select statement
-    gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node (Slurm), ngpus (PBS) or none
+    gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node (Slurm), ngpus (PBS), resource or none
     gpu_type: str | None = None  # GPU model in the site's words, e.g. a100
-    directives: dict[str, Any] = field(default_factory=dict)  # extra #SBATCH or #PBS options; null drops one of ours
+    directives: dict[str, Any] = field(default_factory=dict)  # extra options of the job; null drops one of ours
     srun_args: list[str] = field(default_factory=list)  # extra arguments of srun
     mpiexec: list[str] = field(default_factory=list)  # on PBS, what starts the tasks instead of pbsdsh; see docs/pbs.md
     setup: list[str] = field(default_factory=list)  # shell commands run before the agents start (module load ...)
@@ -202,7 +207,7 @@ class Cluster:
 # Keys of a cluster that only some schedulers know; each scheduler names its own.
 OF_SOME_SCHEDULERS = (
     "partition", "queue", "project", "qos", "constraint", "reservation", "exclude", "place", "chunk", "resources",
-    "totals", "gpu_type", "srun_args", "mpiexec",
+    "totals", "gpu_type", "srun_args", "mpiexec", "parallel_environment", "slots", "gpu_resource", "mem_resource",
 )  # fmt: skip
 
 

@@ -35,6 +35,10 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
+# What to write for those that have a profile.
+CLUSTERS = {Kind.PBS: "pbs", Kind.SLURM: "slurm", Kind.GRID_ENGINE: "sge"}
+
+
 @dataclass(frozen=True)
 class Qsub:
     """A qsub: its scheduler, its path, its version, and the evidence."""
@@ -44,18 +48,19 @@ class Qsub:
     version: str = ""
     evidence: str = ""
 
-    def problem(self) -> str | None:
-        """Returns why no PBS job can be submitted with it, and what to do; None: one can."""
-        if self.kind is Kind.PBS:
+    def problem(self, wanted: Kind) -> str | None:
+        """Returns why no job can be submitted with it to this scheduler, and what to do; None: one can."""
+        if self.kind is wanted:
             return None
         if self.kind is Kind.NONE:
-            return "qsub is not on this machine's PATH: submit from a login node of the PBS cluster"
+            return f"qsub is not on this machine's PATH: submit from a login node of the {wanted.value} cluster"
         if self.kind is Kind.UNKNOWN:
-            return f"{self.path} is not PBS's qsub, and nobody's that is known ({self.evidence})"
-        what = f"{self.path} is not PBS's qsub but {self.kind.value} ({self.evidence})"
-        if self.kind is Kind.SLURM:
-            return f"{what}: use cluster=slurm"
-        return f"{what}, which is not supported: put the PBS commands in front of it on PATH, if there are any"
+            return f"{self.path} is not {wanted.value}'s qsub, and nobody's that is known ({self.evidence})"
+        what = f"{self.path} is not {wanted.value}'s qsub but {self.kind.value} ({self.evidence})"
+        if cluster := CLUSTERS.get(self.kind):
+            return f"{what}: use cluster={cluster}"
+        do = f"put the {wanted.value} commands in front of it on PATH, if there are any"
+        return f"{what}, which is not supported: {do}"
 
 
 def detect() -> Qsub:

@@ -26,12 +26,14 @@ OURS = {
     "local": "launcher.schedulers.local.scheduler:LocalScheduler",
     "slurm": "launcher.schedulers.slurm.scheduler:SlurmScheduler",
     "pbs": "launcher.schedulers.pbs.scheduler:PBSScheduler",
+    "sge": "launcher.schedulers.sge.scheduler:SGEScheduler",
     "allocation": "launcher.schedulers.local.scheduler:AllocationScheduler",
 }
 # What starts tasks on the nodes of a job where srun does not, by its name in a plan.
 STARTERS = {
     "pbsdsh": "launcher.schedulers.pbs.pbsdsh:run",
     "mpiexec": "launcher.schedulers.pbs.mpiexec:run",
+    "qrsh": "launcher.schedulers.sge.qrsh:run",
 }
 
 

@@ -35,7 +35,7 @@ class TaskRequest:
         nodes, tasks_per_node: how many hosts, and tasks on each.
         grace: seconds between SIGTERM and SIGKILL.
         command: what every task runs.
-        signals: the received stop signals, from `collect_signals`.
+        signals: the received stop signals, from `collect_signals`; a starter adds its scheduler's own as SIGTERM.
         keep_going: the other tasks continue when one fails.
         mpiexec: the command that starts the tasks, where the starter runs one (`cluster.mpiexec`).
     """
@@ -45,7 +45,7 @@ class TaskRequest:
     tasks_per_node: int
     grace: float
     command: Sequence[str]
-    signals: Sequence[int]
+    signals: list[int]
     keep_going: bool = False
     mpiexec: Sequence[str] = ()
 

@@ -16,6 +16,7 @@ class JobShell:
         output: the name of the file with the element's output.
         ends: a template that defines `ends_in`, which prints the seconds until the scheduler ends the job; None: the
             scheduler does not say.
+        signals: the names of the signals by which the scheduler asks the script to end.
         limited: whether the scheduler ends the job after the requested time.
     """
 
@@ -24,4 +25,5 @@ class JobShell:
     index: str = "LAUNCHER_ARRAY_INDEX"
     output: str = "output-$LAUNCHER_JOB_ID.log"
     ends: str | None = None
+    signals: str = "TERM INT"
     limited: bool = True

@@ -72,7 +72,7 @@ def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
 
 
 def _directives(script: str) -> list[str]:
-    return [line for line in script.splitlines() if re.match(r"#[A-Z]+ -", line)]
+    return [line for line in script.splitlines() if re.match(r"#[^\s!]+ -", line)]
 
 
 def notes(plan: JobPlan, script: Callable[[JobPlan], str]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ LEASE_HEARTBEAT = 15  # seconds between two heartbeats of the job that holds a r
 LEASE_POLL = 2  # seconds between two checks of a job that waits for the lease
 LEASE_TIMEOUT = 90  # seconds without a heartbeat until the lease is taken over; NFS shows times up to 60 s late
 READ_TIMEOUT = int(shared_files.IN_A_JOB)  # seconds for which reading a file is retried after a transient error
+_SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of a JobShell
 READ_PAUSE = 1  # seconds between two retries
 
 
@@ -74,7 +75,7 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "version": __version__,
         "directives": [Raw(line) for line in parts.directives],
         "shell": {
-            **{name: Raw(getattr(parts.shell, name)) for name in ("job_id", "element_id", "index", "output")},
+            **{name: Raw(getattr(parts.shell, name)) for name in _SHELL_TEXT},
             "ends": parts.shell.ends,
             "limited": parts.shell.limited,
             "here": parts.here,

@@ -34,6 +34,10 @@ class Cluster:
     reservation: str | None
     exclude: str | None
     place: str | None
+    parallel_environment: str | None
+    slots: int | None
+    gpu_resource: str | None
+    mem_resource: str | None
     chunk: Mapping[str, Any]
     resources: Mapping[str, Any]
     totals: bool

@@ -11,17 +11,18 @@ from tests.launch import ROOT, Launcher
 
 NODES = ("node1", "node2")
 # What is particular to a held allocation is in tests/cluster/test_allocation.py and tests/pbs/test_allocation.py.
-BACKENDS = ("local", "slurm", "pbs", "third", pytest.param("allocation", marks=pytest.mark.slow))
+BACKENDS = ("local", "slurm", "pbs", "sge", "third", pytest.param("allocation", marks=pytest.mark.slow))
 THIRD = ROOT / "tests/fakes/third_scheduler"
 
-OF_THIRD = "test_runs.py"  # what is not particular to sweeps or training; the rest of the suite takes minutes more
+# Of these, `make test` runs what is not particular to sweeps or training, and `make test-slow` the rest of the suite.
+IN_PART, FILE = ("third", "sge"), "test_runs.py"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if callspec and callspec.params.get("launcher") == "third" and item.path.name != OF_THIRD:
+        if callspec and callspec.params.get("launcher") in IN_PART and item.path.name != FILE:
             item.add_marker(pytest.mark.slow)
 
 
@@ -43,6 +44,13 @@ def launcher(
         ran_against("pbs", pbs.against)
         yield Launcher(tmp_path / "runs", pbs.environment, ["cluster=pbs"], hosts=pbs.hosts)
         pbs.reset()
+        return
+    if request.param == "sge":
+        sge = request.getfixturevalue("sge")
+        ran_against("sge", sge.against)
+        always = ["cluster=sge", "cluster.parallel_environment=nodes"]
+        yield Launcher(tmp_path / "runs", sge.environment, always, sge.on_head, sge.hosts)
+        sge.reset()
         return
     slurm = request.getfixturevalue("slurm")
     environment = {name: value for name, value in slurm.env().items() if name == "SLURM_CONF"}

@@ -12,7 +12,7 @@ from tests.terminal import Terminal
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.parametrize("launcher", ["local", "slurm", "pbs"], indirect=True),
+    pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge"], indirect=True),
 ]
 
 
@@ -25,7 +25,8 @@ def nothing_left(launcher: Launcher) -> Iterator[None]:
 
 
 def attach(launcher: Launcher, *options: str) -> Terminal:
-    return Terminal([PYTHON, "-m", "launcher", "attach", "latest", *options], launcher.environ, ROOT)
+    words = [*launcher.before, PYTHON, "-m", "launcher", "attach", "latest", *options]
+    return Terminal(words, launcher.environ, ROOT)
 
 
 def waits(launcher: Launcher, rank: int) -> None:

@@ -31,7 +31,7 @@ def example(name: str) -> list[str]:
     return ["workload=program", f"workload.script=tests/examples/{name}.py", f"name={name}"]
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm", "pbs"], indirect=True)
+@pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge"], indirect=True)
 def test_any_program_finds_torchruns_variables(launcher: Launcher, tmp_path: Path) -> None:
     told = script(tmp_path, "tells.sh", TELLS)
     result = launcher.run("workload=program", told, "workload.args=[--lr,0.1]", "nodes=2", "procs_per_node=2")

@@ -37,7 +37,9 @@ def is_over(launcher: Launcher) -> None:
 
 
 # A held allocation ends with its own time: test_allocation.py tests that.
-@pytest.mark.parametrize("launcher", [pytest.param("local", marks=pytest.mark.slow), "slurm", "pbs"], indirect=True)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("local", marks=pytest.mark.slow), "slurm", "pbs", "sge"], indirect=True
+)
 def test_a_run_that_is_out_of_time_goes_on_by_itself(launcher: Launcher) -> None:
     """100 steps take 30 s, and an attempt has 25 with its start (Slurm counts whole minutes)."""
     result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")

@@ -62,7 +62,7 @@ def events(run: Run) -> list[str]:
 
 
 # In a held allocation a sweep ends with its shell.
-EACH = pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "third"], indirect=True)
+EACH = pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge", "third"], indirect=True)
 FINE = "workload.entry=tests.chaos.faults:fine"
 
 

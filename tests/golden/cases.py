@@ -10,6 +10,7 @@ import shlex
 from dataclasses import dataclass
 
 SLURM, PBS, LOCAL, ALLOCATION, PBS_ALLOCATION = "slurm", "pbs", "local", "allocation", "pbs-allocation"
+SGE = "sge"
 CLUSTERS = (SLURM, PBS)
 NODES_ELSEWHERE = (SLURM, PBS, ALLOCATION)
 EVERY = (SLURM, PBS, LOCAL, ALLOCATION)
@@ -128,6 +129,19 @@ CASES = [
          "\"{tasks}\",--ppn,\"{tasks_per_node}\",\"--depth={cpus_per_task}\"]'", (PBS,)),
         ("directives", "workload=p2p nodes=2 '+cluster.directives={m: abe, M: me@here, W: [\"group_list=ours\"], "
          "h: true}'", (PBS,)),
+        # -- Grid Engine
+        ("one-rank", "workload=collective nodes=1", (SGE,)),
+        ("agents", "workload=p2p nodes=2 procs_per_node=4 cluster.parallel_environment=mpi", (SGE,)),
+        ("fewer-nodes", "workload=ddp_mnist nodes=4 min_nodes=2 cluster.parallel_environment=mpi", (SGE,)),
+        ("gpus", "workload=fsdp_lm nodes=2 gpus_per_node=4 cluster.gpu_resource=ngpus "
+         "cluster.parallel_environment=mpi-4 cluster.slots=4 mem=64G cluster.mem_resource=h_vmem", (SGE,)),
+        ("never", "workload=ddp_mnist resume.how=never", (SGE,)),
+        ("chain", "workload=ddp_mnist resume.how=chain resume.max_attempts=3", (SGE,)),
+        ("site-keys", "workload=p2p cluster.queue=gpu.q cluster.account=me cluster.project=ours "
+         "'+cluster.resources={hostname: node1, exclusive: true}'", (SGE,)),
+        ("directives", "workload=p2p '+cluster.directives={m: abe, l: [\"fast=1\"], notify: null}'", (SGE,)),
+        ("secrets", "workload=p2p +cluster.environment.WANDB_API_KEY=0123456789abcdef env.secrets=[MY_PIN]", (SGE,)),
+        ("throttle", "-m workload=ddp_mnist workload.lr=0.1,0.01 sweep.parallelism=1", (SGE,)),
         # -- the profiles that come with the launcher, as their comments recommend
         ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=16 cluster.account=me",
          ("derecho", "polaris")),

@@ -26,7 +26,7 @@ def which(wanted: Scheduler, known: Sequence[ChecksItself]) -> Iterator[Finding]
         wanted: the profile's scheduler.
         known: all whose commands may be here.
     """
-    none = f"none found: neither {' nor '.join(each.command for each in known)} is on PATH"
+    none = f"none found: no {' and no '.join(dict.fromkeys(each.command for each in known))} is on PATH"
     told = "; ".join(filter(None, (each.found() for each in known))) or none
     if not isinstance(wanted, ChecksItself):
         yield ok("scheduler", told)

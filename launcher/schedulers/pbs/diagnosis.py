@@ -52,7 +52,7 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
         qsub = detect()
         if qsub.kind is Kind.PBS:
             return f"PBS {qsub.version} ({qsub.path} --version says {qsub.evidence})"
-        if qsub.kind is Kind.NONE:
+        if qsub.kind in (Kind.NONE, Kind.GRID_ENGINE):
             return ""
         return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
-from launcher.schedulers.detect import detect
+from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
@@ -79,13 +79,13 @@ class PBSScheduler(Queue, CountsJobs, PBSDiagnosis):
         return pbs_environment(environ)
 
     def problem(self) -> str | None:
-        return detect().problem()
+        return detect().problem(Kind.PBS)
 
     def queries(self, timeout: float) -> PBS:
         return PBS(timeout)
 
     def here(self) -> bool:
-        return shutil.which("qstat") is not None
+        return detect().kind is Kind.PBS  # others have a qstat too
 
     def server(self) -> tuple[str | None, ...]:
         return (shutil.which("qstat"), *map(os.environ.get, SERVER))

@@ -177,7 +177,7 @@ class PBSExecutor(core.PicklingExecutor):
             ValueError: the folder's name is none for PBS.
         """
         super().__init__(folder, max_num_timeout, max_pickle_size_gb)
-        if problem := detect().problem():
+        if problem := detect().problem(Kind.PBS):
             raise RuntimeError(problem)
         try:
             directives.check_folder(str(folder_of(self.folder)))

@@ -34,16 +34,15 @@ from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
+from launcher.schedulers.exports import exports as all_exports
 
 SETTLE_TIME = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
 LOOK = 1.0  # seconds between a task's looks at the file `signal`
 SIGNAL, NO_SIGNAL = "signal", "NONE"  # names are as long, and can be written over it on a full disk
 UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
 
-# What belongs to the node where a task runs rather than to the shell: there it comes from PBS (GPUs: its cgroups hook).
-OF_NODE = re.compile(r"HOSTNAME|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
-OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID|PBS_(?!(CONF_FILE|EXEC|SERVER|DEFAULT)$)\w+")
-VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# PBS's own variables of the shell that starts the tasks: each task has its own.
+OF_PBS = re.compile(r"PBS_(?!(CONF_FILE|EXEC|SERVER|DEFAULT)$)\w+")
 
 SCRIPT = """\
 # pbsdsh runs this on every node: bash task.sh TASK NODE
@@ -94,13 +93,8 @@ kill -KILL "$launcher_watch"
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Shell text that makes a task's environment this one, but for its node's own variables and for functions. Pure."""
-    lines = []
-    for name, value in environ.items():
-        if VARIABLE.fullmatch(name) and not OF_BASH.fullmatch(name):
-            unless_set = f"[ -v {name} ] || " if OF_NODE.fullmatch(name) else ""
-            lines.append(f"{unless_set}export {name}={shlex.quote(value)}\n")
-    return "".join(lines)
+    """Shell text that makes a task's environment this one, but for what PBS and its node tell it; see there. Pure."""
+    return all_exports({name: value for name, value in environ.items() if not OF_PBS.fullmatch(name)})
 
 
 @dataclasses.dataclass(frozen=True)

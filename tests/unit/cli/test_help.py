@@ -126,12 +126,18 @@ def test_the_version_is_ours(say: Say, line: str) -> None:
     assert say(*line.split()) == f"launcher {__version__}\n"
 
 
-@pytest.mark.parametrize(("there", "cluster"), [("qstat", "pbs"), ("squeue", "slurm"), ("", "slurm")])
+@pytest.mark.parametrize(
+    ("there", "prints", "cluster"),
+    [
+        ("qsub", "pbs_version = 23.06.06", "pbs"), ("qsub", "SGE 8.1.9", "sge"), ("qstat", "", "slurm"),
+        ("squeue", "", "slurm"), ("", "", "slurm"),
+    ],
+)  # fmt: skip
 def test_the_name_alone_says_what_to_do_next(
-    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, cluster: str
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, prints: str, cluster: str
 ) -> None:
     if there:
-        (tmp_path / there).write_text("#!/bin/sh\n")
+        (tmp_path / there).write_text(f"#!/bin/sh\necho '{prints}'\n")
         (tmp_path / there).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     text = say()

@@ -25,7 +25,7 @@ from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned
 
 FOLDER = resource("conf") / "cluster"
-OURS = ("allocation", "local", "pbs", "slurm")
+OURS = ("allocation", "local", "pbs", "sge", "slurm")
 SITES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in OURS)
 # What fills a node: GPUs, CPUs for each.
 NODE = {

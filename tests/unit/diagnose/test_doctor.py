@@ -309,7 +309,7 @@ LOCAL = registry.scheduler("local")
 @pytest.mark.parametrize(
     ("wanted", "known", "told"),
     [
-        (LOCAL, [AWAY, AWAY], [(OK, "none found: neither asub nor asub is on PATH")]),
+        (LOCAL, [AWAY, AWAY], [(OK, "none found: no asub is on PATH")]),
         (LOCAL, [AWAY, OTHERS], [(OK, "an osub that is not Others'")]),
         (LOCAL, [OTHERS, HERE], [
             (OK, "an osub that is not Others'; Here (hsub is /bin/hsub)"),

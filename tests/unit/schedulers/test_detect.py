@@ -79,8 +79,7 @@ def test_slurms_wrapper_is_not_called() -> None:
         (ELF, says(TORQUE), "/bin/qsub is not PBS's qsub but Torque (Version: 6.1.2), which is not supported: "
                             "put the PBS commands in front of it on PATH, if there are any"),
         (ELF, says(UNREADABLE, "SGE 8.1.9\nusage"),
-         "/bin/qsub is not PBS's qsub but Grid Engine (SGE 8.1.9), which is not supported: "
-         "put the PBS commands in front of it on PATH, if there are any"),
+         "/bin/qsub is not PBS's qsub but Grid Engine (SGE 8.1.9): use cluster=sge"),
         (ELF, says("\n  what?\nno\n"), "/bin/qsub is not PBS's qsub, and nobody's that is known "
                                        "(`qsub --version` says 'what?')"),
         (ELF, says("\n"), "/bin/qsub is not PBS's qsub, and nobody's that is known "
@@ -90,19 +89,19 @@ def test_slurms_wrapper_is_not_called() -> None:
 def test_a_problem_says_what_was_found_and_what_to_do(
     beginning: bytes, run: Callable[..., str], problem: str | None
 ) -> None:
-    assert judge("/bin/qsub", beginning, run).problem() == problem
+    assert judge("/bin/qsub", beginning, run).problem(Kind.PBS) == problem
 
 
 def test_without_a_qsub_one_submits_from_elsewhere() -> None:
-    assert Qsub(Kind.NONE).problem() == (
-        "qsub is not on this machine's PATH: submit from a login node of the PBS cluster"
+    assert Qsub(Kind.NONE).problem(Kind.GRID_ENGINE) == (
+        "qsub is not on this machine's PATH: submit from a login node of the Grid Engine cluster"
     )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PBS])
-def test_only_pbs_is_no_problem(kind: Kind) -> None:
-    assert Qsub(kind).problem()
-    assert Qsub(Kind.PBS).problem() is None
+@pytest.mark.parametrize("wanted", [Kind.PBS, Kind.GRID_ENGINE])
+@pytest.mark.parametrize("kind", list(Kind))
+def test_only_the_wanted_one_is_no_problem(kind: Kind, wanted: Kind) -> None:
+    assert (Qsub(kind).problem(wanted) is None) is (kind is wanted)
 
 
 @pytest.fixture

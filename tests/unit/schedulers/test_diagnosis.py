@@ -15,10 +15,10 @@ PARTS = ("pending", "history", "doctor", "site")
 
 @pytest.mark.parametrize("ability", [ExplainsPending, RemembersJobs, ChecksItself, DescribesSite])
 def test_who_can_tell_what_is_a_matter_of_type(ability: type) -> None:
-    assert [each.name for each in registry.schedulers() if isinstance(each, ability)] == ["slurm", "pbs"]
+    assert [each.name for each in registry.schedulers() if isinstance(each, ability)] == ["slurm", "pbs", "sge"]
 
 
-@pytest.mark.parametrize(("name", "other"), [("slurm", "pbs"), ("pbs", "slurm")])
+@pytest.mark.parametrize(("name", "other"), [("slurm", "pbs"), ("pbs", "slurm"), ("sge", "pbs")])
 def test_one_scheduler_is_loaded_to_ask_it_and_its_diagnosis_when_it_is_asked(name: str, other: str) -> None:
     program = f"""
 import importlib, sys

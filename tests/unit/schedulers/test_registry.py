@@ -19,7 +19,7 @@ def test_a_scheduler_is_found_by_its_name(name: str) -> None:
 
 
 def test_who_takes_jobs_is_a_matter_of_type() -> None:
-    assert [name for name in registry.OURS if isinstance(registry.scheduler(name), Queue)] == ["slurm", "pbs"]
+    assert [name for name in registry.OURS if isinstance(registry.scheduler(name), Queue)] == ["slurm", "pbs", "sge"]
 
 
 def test_ours_are_found_without_a_look_at_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,10 +28,10 @@ def test_ours_are_found_without_a_look_at_other_packages(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("importlib.metadata.entry_points", look)
     registry._others.cache_clear()
-    for name in ("slurm", "pbs"):
+    for name in ("slurm", "pbs", "sge"):
         monkeypatch.setattr(type(registry.scheduler(name)), "here", lambda _: True)
-    assert [*registry.queues_here()] == ["slurm", "pbs"]
-    assert [*registry.queues_here(["pbs"])] == ["slurm", "pbs"]
+    assert [*registry.queues_here()] == ["slurm", "pbs", "sge"]
+    assert [*registry.queues_here(["pbs"])] == ["slurm", "pbs", "sge"]
 
 
 def test_the_queue_of_another_package_is_here_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,15 @@ def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     assert "lacks private files, lease" in told
 
 
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "sge"])
+def test_an_option_of_the_job_that_is_lost_is_named(tmp_path: Path, scheduler: str) -> None:
+    base = registry.scheduler(scheduler).template
+    text = f'{{% extends "{base}" %}}\n{{% block directives %}}\n{{% endblock %}}\n'
+    plan = planned(write(tmp_path, text), scheduler=scheduler)
+    options = registry.scheduler(scheduler).directives(plan, "t", None, None)
+    assert [each.part.partition(" ")[2] for each in lost_parts.of_plan(plan, SCRIPT)] == options
+
+
 def test_the_names_are_those_that_a_template_gets() -> None:
     assert set(custom_template.NAMES) == set(job_script.context(make_plan(make_config(), SITE), token="t"))
 
@@ -223,7 +232,7 @@ def test_every_part_is_in_ours(scheduler: str) -> None:
     """Or lint would not see that one is lost."""
     script = SCRIPT(with_all_parts(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)))
     missing = {each.part for each in lost_parts.lost(make_plan(make_config(), SITE), "", script)}
-    others = {"pbs": {OF_SRUN}, "slurm": OF_PBS, "allocation": {*OF_PBS, OF_SRUN},
+    others = {"pbs": {OF_SRUN}, "sge": {OF_SRUN}, "slurm": OF_PBS, "allocation": {*OF_PBS, OF_SRUN},
               "local": {*OF_PBS, OF_SRUN}}  # fmt: skip
     assert set(lost_parts.PARTS) - missing == others[scheduler]
 

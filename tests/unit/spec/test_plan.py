@@ -113,7 +113,12 @@ def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: 
         ("pbs", "partition", "gpu", "cluster.partition is a key for slurm, and cluster=here is pbs: use cluster.queue"),
         ("pbs", "exclude", "node4", "PBS cannot exclude nodes"),
         ("pbs", "gpu_type", "a100", "cluster.chunk"),
-        ("slurm", "queue", "gpu", "cluster.queue is a key for pbs, and cluster=here is slurm: use cluster.partition"),
+        (
+            "slurm",
+            "queue",
+            "gpu",
+            "cluster.queue is a key for pbs and sge, and cluster=here is slurm: use cluster.partition",
+        ),
         ("slurm", "chunk", {"model": "a100"}, "use cluster.constraint"),
         ("slurm", "mpiexec", ["mpiexec"], "srun starts the tasks"),
     ],

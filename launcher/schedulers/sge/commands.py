@@ -1,0 +1,354 @@
+"""Questions to a live Grid Engine: one command each, bounded in time.
+
+An element of an array is `17_0` here, as in the other schedulers' arrays; Grid Engine counts its tasks from 1.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from launcher.files.os_errors import NOT_ON_PATH
+from launcher.schedulers.command import OutputTooLong, query, run_submission
+from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
+
+TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job's context that it is found by
+# Words of the commands when the qmaster was not reached,
+_UNREACHED = r"unable to contact qmaster|can't (get|read) (the )?qmaster|cannot reach qmaster|error: commlib error"
+UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROOT is not set", re.IGNORECASE)
+# and when that is so or its answer was lost.
+NO_ANSWER = re.compile(rf"{UNREACHED.pattern}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
+SUBMITTED = re.compile(r'^Your job(?:-array)? (\d+)(?:\.\S+)? \("', re.MULTILINE)
+NEWEST = 100  # jobs of one name that are looked through for a token
+FEW = 3  # jobs that are over and are asked for one by one
+# What `failed` of an accounting record says of a job that its limits ended (sge_status(5)).
+LIMIT, RESCHEDULED = "37", "25"
+
+
+@dataclass(frozen=True)
+class SGE:
+    """The commands of one Grid Engine.
+
+    Attributes:
+        timeout: seconds that one command may take.
+    """
+
+    timeout: float = 60
+
+    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
+        """Standard output of a command.
+
+        Raises:
+            QueryError: it is not there, fails, or takes too long.
+        """
+        return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+
+    def jobs(self) -> dict[str, SchedulerJob]:
+        """This user's jobs that are not over, and the elements of their arrays, by id."""
+        return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
+
+    def key(self, job_id: str) -> str:
+        """What `jobs` calls the job: its id."""
+        return job_id
+
+    def ended(self, job_id: str) -> SchedulerJob | None:
+        """What accounting remembers of a job; None: nothing, or the site keeps none that can be read here."""
+        return self.ended_family(array_of(job_id)).get(job_id)
+
+    def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What accounting remembers of these jobs: a question for each, for qacct reads its whole file for any."""
+        if len({array_of(each) for each in job_ids}) > FEW:
+            found = self._accounting("-o", getpass.getuser(), "-j")
+            return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+        found = {}
+        for family in dict.fromkeys(map(array_of, job_ids)):
+            found |= self.ended_family(family)
+        return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+    def family(self, job_id: str) -> str:
+        """The array of an element, of which one question tells all."""
+        return array_of(job_id)
+
+    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
+        """What accounting remembers of a job, or of all elements of an array."""
+        return self._accounting("-j", family)
+
+    def _accounting(self, *arguments: str) -> dict[str, SchedulerJob]:
+        try:
+            return {job_id: last_of(each) for job_id, each in records(self.accounting(*arguments)).items()}
+        except AnswerLost:
+            raise
+        except QueryError:  # there is no accounting file, or no such job in it
+            return {}
+
+    def accounting(self, *arguments: str) -> str:
+        """What qacct prints.
+
+        Raises:
+            QueryError: it finds nothing, or there is no accounting.
+        """
+        return self.run("qacct", *arguments)
+
+    def details(self, job: str) -> ElementTree.Element | None:
+        """All that Grid Engine tells of a job that is not over, or of all jobs of a name; None: there is none."""
+        answer = self.run("qstat", "-xml", "-j", job, good=(0, 1))
+        root = parsed(answer)
+        return None if root.tag == "unknown_jobs" or root.find(".//JB_job_number") is None else root
+
+    def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
+        """Where jobs and arrays with these numbers come from; one command. Their output is beside their scripts."""
+        root = self.details(",".join(numbers)) if numbers else None
+        found = {}
+        for job in () if root is None else jobs_of(root):
+            number = job.findtext("JB_job_number", "")
+            file = job.findtext("JB_stdout_path_list//PN_path", "")
+            found[number] = JobOrigin(number, _token(job), file)
+        return found
+
+    def find(self, token: str, name: str) -> str | None:
+        """The id of this user's job of this name that carries the token and is not over.
+
+        Raises:
+            QueryError: Grid Engine did not answer, so nobody can tell.
+        """
+        root = self.details(name)
+        jobs = [] if root is None else jobs_of(root)
+        numbers = [job.findtext("JB_job_number") for job in jobs if _token(job) == token]
+        return numbers[-1] if numbers else None
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
+        """Hands a script to qsub and returns the id of its job.
+
+        | qsub prints | exits | there is |
+        |---|---|---|
+        | `Your job 7 ("name") has been submitted` | 0, or 1 with a warning before it | a job |
+        | words by which the qmaster was not reached, or its answer was lost | any | perhaps one |
+        | anything else | any | none |
+
+        Args:
+            script: its path; with `text` it is none.
+            environment: of qsub.
+            arguments: more of them.
+            text: the script itself.
+
+        Raises:
+            Refused: Grid Engine's own words, and where to look.
+            NoAnswer: nobody heard whether it took the job.
+        """
+        command = ["qsub", *arguments, *([] if text is not None else [script])]
+        try:
+            done = run_submission(command, timeout=self.timeout, environment=environment, text=text)
+        except NOT_ON_PATH:
+            raise Refused("qsub is not on this machine's PATH: submit from a login node", definite=True) from None
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None
+        except OutputTooLong as error:
+            raise NoAnswer(str(error)) from None
+        if ids := SUBMITTED.findall(f"{done.stdout}\n{done.stderr}"):
+            return str(ids[-1])
+        words = " ".join((done.stderr.strip() or done.stdout.strip()).removesuffix("Exiting.").split())
+        words = words.removeprefix("Unable to run job: ").removeprefix("qsub: ") or f"exit code {done.returncode}"
+        if done.returncode == 0 or NO_ANSWER.search(words):
+            raise NoAnswer(words)
+        hint = next((hint for pattern, hint in HINTS if re.search(pattern, words)), None)
+        raise Refused(
+            f"qsub refused the job: {words}" + (f" ({hint})" if hint else ""),
+            definite=done.stderr.startswith(("Unable to run job: ", "qsub: ")),
+        )
+
+    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
+        """The same for a job with this token that starts when all these have ended, however they did."""
+        return self.submit(script, environment, "-ac", f"{TOKEN}={token}", *dependency(jobs))
+
+    def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
+        """Has a job that has not begun wait for these, instead of those that it waited for.
+
+        Raises:
+            QueryError: Grid Engine does not answer, or refuses.
+        """
+        self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
+
+    def cancel(self, job_id: str) -> None:
+        """Asks Grid Engine to end a job; one that has ended already is no error.
+
+        Raises:
+            AnswerLost: it may have been asked.
+            QueryError: it was not, or refuses.
+        """
+        number, _, element = job_id.partition("_")
+        words = ["qdel", number, *(["-t", str(int(element) + 1)] if element else [])]
+        done = query(*words, timeout=self.timeout, environment=os.environ, good=(0, 1))
+        said = f"{done.stdout}\n{done.stderr}"
+        if re.search(r"denied: job.* does not exist|denied: .*not found", said):
+            return
+        if UNREACHED.search(said):
+            raise QueryError(" ".join(said.split()))
+        if NO_ANSWER.search(said):
+            raise AnswerLost(" ".join(said.split()))
+        if done.returncode:
+            raise QueryError(f"qdel failed (exit {done.returncode}): {' '.join(said.split()) or 'no message'}")
+
+    def throttle(self, job_id: str, most: int) -> None:
+        """Sets how many elements of an array may run at once.
+
+        Raises:
+            QueryError: Grid Engine does not answer, or refuses.
+        """
+        self.run("qalter", "-tc", str(most), array_of(job_id))
+
+    def max_array_size(self, queue: str | None) -> int | None:
+        """Most elements of one array (max_aj_tasks of the site's configuration; 0: no limit)."""
+        match = re.search(r"^max_aj_tasks\s+(\d+)", self.run("qconf", "-sconf"), re.MULTILINE)
+        return (int(match[1]) or None) if match else None
+
+
+HINTS = (
+    (r"parallel environment .* does not exist", "`qconf -spl` lists the parallel environments"),
+    (r"unknown queue", "`qconf -sql` lists the queues"),
+    (r"unknown resource", "`qconf -sc` lists the resources that a job can ask for"),
+    (r"requested project", "`qconf -sprjl` lists the projects"),
+    (r"no suitable queues", "`qalter -w v` and `qconf -sq QUEUE` show why"),
+    (r"no access to project|not allowed", "ask the site who may use it"),
+)
+
+
+# -- ids
+
+
+def array_of(job_id: str) -> str:
+    """The id of the array that an element belongs to; a plain job's own. Pure."""
+    return job_id.partition("_")[0]
+
+
+def sge_id(job_id: str) -> str:
+    """The id in Grid Engine's words: `17.1` for the first element of an array, 17_0. Pure."""
+    number, _, element = job_id.partition("_")
+    return f"{number}.{int(element) + 1}" if element else number
+
+
+def dependency(jobs: Sequence[str]) -> list[str]:
+    """Arguments of qsub for a job that starts when all these have ended, however they did. Pure.
+
+    An element cannot be waited for alone: then it is its whole array. Jobs that are over already hold nobody.
+    """
+    return ["-hold_jid", ",".join(dict.fromkeys(map(array_of, jobs)))] if jobs else []
+
+
+# -- answers
+
+
+def state_of(letters: str) -> JobState:
+    """A job's state by the letters that qstat shows (qstat(1)). Pure.
+
+    | letters | the job |
+    |---|---|
+    | E in qw: an error while it was started | waits, until somebody clears that |
+    | z | is over |
+    | s, S, T, N, P: it is suspended, by whatever | suspended |
+    | r, t, d of a running one | runs |
+    | q, w, h, R of a waiting one | waits |
+    | anything else | unknown |
+    """
+    if "z" in letters:
+        return JobState.GONE
+    if "q" in letters or "w" in letters:
+        return JobState.PENDING
+    if set(letters) & set("sSTNP"):
+        return JobState.SUSPENDED
+    if set(letters) & set("rt"):
+        return JobState.RUNNING
+    return JobState.UNKNOWN
+
+
+def parse_jobs(text: str) -> dict[str, SchedulerJob]:
+    """The output of `qstat -xml -g d`: a `job_list` for each job and each element of an array. Pure.
+
+    Raises:
+        QueryError: it cannot be read.
+    """
+    jobs: dict[str, SchedulerJob] = {}
+    for each in parsed(text).iter("job_list"):
+        letters, number = each.findtext("state", ""), each.findtext("JB_job_number", "")
+        for element in _tasks(each.findtext("tasks")):
+            job_id = number if element is None else f"{number}_{element - 1}"
+            jobs[job_id] = SchedulerJob(job_id, state_of(letters), letters)
+    return jobs
+
+
+def _tasks(text: str | None) -> Iterator[int | None]:
+    """The numbers in `3`, `3,4` or `1-7:2`; None alone for a plain job."""
+    if not text:
+        yield None
+        return
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
+        if match:
+            yield from range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+
+
+def records(text: str) -> dict[str, list[dict[str, str]]]:
+    """What `qacct -j` prints: all records of each job, oldest first, by the job's id. Pure."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for block in re.split(r"^=+$", text, flags=re.MULTILINE):
+        pairs = (line.split(None, 1) for line in block.splitlines())
+        record = {pair[0]: pair[1].strip() if len(pair) > 1 else "" for pair in pairs if pair}
+        if number := record.get("jobnumber"):
+            task = record.get("taskid", "undefined")
+            found.setdefault(number if not task.isdecimal() else f"{number}_{int(task) - 1}", []).append(record)
+    return found
+
+
+def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
+    """How a job ended, by the last of its records; the words are Slurm's, which submitit knows. Pure.
+
+    | failed | exit_status | the job |
+    |---|---|---|
+    | 25 (it was rescheduled) | any | gone: it went on, or was deleted before that |
+    | 37 (h_rt and other limits) | any | failed: out of time |
+    | 0 | 0 | done |
+    | 100 (it died by a signal), with who deleted it (`deleted_by`) | any | cancelled |
+    | anything else | any | failed |
+    """
+    record = times[-1]
+    job_id = record["jobnumber"] + ("" if not record.get("taskid", "").isdecimal() else f"_{int(record['taskid']) - 1}")
+    failed, status = record.get("failed", "").split(), record.get("exit_status", "").split()
+    code = failed[0] if failed else ""
+    why = " ".join(failed[1:]).removeprefix(": ")
+    if code == RESCHEDULED:
+        return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", why)
+    if code == LIMIT:
+        return SchedulerJob(job_id, JobState.FAILED, "TIMEOUT", why)
+    if record.get("deleted_by", "NONE") not in ("NONE", ""):
+        return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", why)
+    if code == "0" and status[:1] == ["0"]:
+        return SchedulerJob(job_id, JobState.DONE, "COMPLETED")
+    return SchedulerJob(job_id, JobState.FAILED, "FAILED", why or f"exit status {' '.join(status)}")
+
+
+def parsed(text: str) -> ElementTree.Element:
+    # Names of `unknown_jobs` may begin with a digit or be empty in what qstat prints, which no parser takes.
+    if "<unknown_jobs" in text:
+        return ElementTree.Element("unknown_jobs")
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314  the user's own qstat
+    except ElementTree.ParseError as error:
+        raise QueryError(f"qstat's answer could not be read: {error}") from None
+
+
+def jobs_of(root: ElementTree.Element) -> list[ElementTree.Element]:
+    """The jobs in the answer to `qstat -j`."""
+    return [each for each in root.iterfind("djob_info/*") if each.find("JB_job_number") is not None]
+
+
+def _token(job: ElementTree.Element) -> str:
+    """The launcher's token in a job's context."""
+    for each in job.iterfind("JB_context/*"):
+        if each.findtext("VA_variable") == TOKEN:
+            return each.findtext("VA_value", "")
+    return ""

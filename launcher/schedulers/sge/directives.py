@@ -1,0 +1,214 @@
+"""From a plan to #$ lines. Pure; options are those of qsub(1) of Son of Grid Engine 8.1.9."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.config.schema import GpuDirective, ResumeHow
+from launcher.errors import ConfigError
+from launcher.formatting import format_hours
+from launcher.schedulers.sge.commands import TOKEN
+from launcher.spec.plan import JobPlan
+
+# sge_types(1), object_name: no blanks, no @ / : \ * ?, and no digit first.
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
+RESOURCE = re.compile(r"[A-Za-z_][\w.-]*")
+VALUE = re.compile(r"""[^\s,'"\\$]+""")
+# A word in a #$ line: qsub reads it like a shell, but knows no way to write a quote or a backslash within quotes.
+WORD = re.compile(r"""[^\s'"\\]+""")
+PARALLEL = re.compile(r"[A-Za-z_][\w.*-]*")
+
+# Options that make the job what it is, and what to do instead of setting them behind our back.
+TAKEN = {
+    "N": "use name",
+    "t": "the array is the launcher's",
+    "tc": "use sweep.parallelism",
+    "q": "use cluster.queue",
+    "P": "use cluster.project",
+    "A": "use cluster.account",
+    "pe": "use nodes and cluster.parallel_environment",
+    **dict.fromkeys(("o", "e", "j", "k"), "the output's place is the launcher's"),
+    "v": "set the variable in the environment",
+    "V": "the environment is handed on anyway",
+    "C": "the script's lines would not count",
+    "hold_jid": "use after",
+    "hold_jid_ad": "use after",
+    "terse": "the launcher finds its jobs by what qsub prints",
+    "sync": "use wait",
+    "clear": "the site's defaults are the site's",
+    "S": "the script is bash's",
+    "b": "the job has a script",
+}
+
+
+def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
+    """The options of a run as they stand behind #$.
+
+    Args:
+        plan: the run.
+        token: what the job is found by later.
+        array: indices and throttle of an array (`0-14%4`).
+        folder: where what it prints goes; None: the run's directory.
+
+    Raises:
+        ConfigError: a value is none for Grid Engine, or would be more than one; or an extra option collides with ours.
+    """
+    return [_line(name, *values) for name, values in options(plan, token, array, folder)]
+
+
+def options(
+    plan: JobPlan, token: str, array: str | None = None, folder: str | None = None
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Options in the order of the script, each with its values; see `lines`."""
+    if not NAME.fullmatch(plan.name):
+        raise ConfigError(
+            f"name={plan.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
+            "digits and _ - + ."
+        )
+    output = f"{folder or plan.run_dir}/output-$JOB_ID" + ("_$TASK_ID.log" if array else ".log")
+    if not WORD.fullmatch(output) or "$" in (folder or plan.run_dir) or not output.isascii():
+        raise ConfigError(
+            f"{folder or plan.run_dir}: Grid Engine takes no blanks, quotes, backslashes, $ or characters beyond "
+            "ASCII in this path; use another folder (runs_dir)"
+        )
+    found: list[tuple[str, tuple[str, ...]]] = [("N", (plan.name,))]
+    for name, value in (("q", plan.cluster.queue), ("P", plan.cluster.project), ("A", plan.cluster.account)):
+        if value:
+            found.append((name, (value,)))
+    if environment := _environment(plan):
+        found.append(("pe", environment))
+    found.append(("l", (f"h_rt={format_hours(plan.time)}",)))
+    found += [("l", (_resource(name, value),)) for name, value in resources(plan).items()]
+    if array:
+        indices, _, most = array.partition("%")
+        first, _, last = indices.partition("-")
+        found.append(("t", (f"{int(first) + 1}-{int(last or first) + 1}",)))
+        if most:
+            found.append(("tc", (most,)))
+    rerunnable = plan.resume.how != ResumeHow.never.value
+    found += [
+        ("r", ("y" if rerunnable else "n",)),
+        ("notify", ()),  # SIGUSR2 comes before SIGKILL
+        ("o", (output,)),
+        ("j", ("y",)),
+        ("ac", (f"{TOKEN}={token}",)),
+        ("S", ("/bin/bash",)),
+    ]
+    return _with_extra(found, plan.cluster.directives)
+
+
+def slots_per_node(plan: JobPlan) -> int:
+    """Slots that each node of the run is to have."""
+    return plan.cluster.slots or 1
+
+
+def _environment(plan: JobPlan) -> tuple[str, str] | None:
+    """The parallel environment and the slots of a run; None: one slot, without any."""
+    name = plan.cluster.parallel_environment
+    if name is None:
+        if plan.nodes * slots_per_node(plan) == 1:
+            return None
+        several = f"nodes={plan.nodes}" if plan.nodes > 1 else f"cluster.slots={plan.cluster.slots}"
+        raise ConfigError(
+            f"{several}: Grid Engine gives a job more than one slot by a parallel environment: set "
+            "cluster.parallel_environment (`launcher site init` finds the usable ones, `qconf -spl` lists all)"
+        )
+    if not PARALLEL.fullmatch(name):
+        raise ConfigError(f"cluster.parallel_environment={name!r} cannot be the name of a parallel environment")
+    return name, str(plan.nodes * slots_per_node(plan))
+
+
+def resources(plan: JobPlan) -> dict[str, Any]:
+    """The resources of a run, by name. Amounts count for each slot.
+
+    Raises:
+        ConfigError: what a node is to have is not a whole number of times as much as a slot, or no resource is named
+            that stands for it.
+    """
+    slots = slots_per_node(plan)
+    found: dict[str, Any] = {}
+    if plan.gpus_per_node and plan.cluster.gpu_directive == GpuDirective.resource.value:
+        if plan.cluster.gpu_resource is None:
+            raise ConfigError(
+                f"gpus_per_node={plan.gpus_per_node}: name the site's resource for GPUs (cluster.gpu_resource=gpu; "
+                "`qconf -sc` lists resources), or say that there is none (cluster.gpu_directive=none)"
+            )
+        if plan.gpus_per_node % slots:
+            raise ConfigError(
+                f"gpus_per_node={plan.gpus_per_node}: {plan.cluster.gpu_resource} counts for each slot, and "
+                f"cluster.slots={slots} does not divide it"
+            )
+        found[plan.cluster.gpu_resource] = plan.gpus_per_node // slots
+    if plan.mem is not None:
+        if plan.cluster.mem_resource is None:
+            raise ConfigError(
+                "mem: name the site's resource for memory (cluster.mem_resource=h_vmem, or mem_free; `qconf -sc` lists "
+                "resources), or leave mem out"
+            )
+        found[plan.cluster.mem_resource] = f"{-(-plan.mem // slots // 1024)}K"
+    return {**found, **{name: value for name, value in plan.cluster.resources.items() if value is not None}}
+
+
+def asked_for(plan: JobPlan) -> list[str]:
+    """The names of all resources that a run asks for."""
+    return ["h_rt", *resources(plan)]
+
+
+def _resource(name: str, value: Any) -> str:
+    text = str(value).upper() if isinstance(value, bool) else str(value)
+    if name in ("h_rt", "s_rt"):
+        raise ConfigError(f"{name}={text} cannot be among the resources of the job: use time")
+    if not RESOURCE.fullmatch(name) or not VALUE.fullmatch(text):
+        raise ConfigError(
+            f"{name}={text!r} cannot be a resource of a job: names are letters, digits, _ - and .; values have no "
+            "blanks, quotes, commas, $ or backslashes"
+        )
+    return f"{name}={text}"
+
+
+def _with_extra(
+    ours: Sequence[tuple[str, tuple[str, ...]]], directives: Mapping[str, Any]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """With the extra options of the profile, which replace ours of their name; `l` is added."""
+    extra: list[tuple[str, tuple[str, ...]]] = []
+    for name, value in directives.items():
+        if name in TAKEN:
+            raise ConfigError(f"the qsub option -{name} cannot be among the directives: {TAKEN[name]}")
+        if value is True:
+            extra.append((name, ()))
+        elif value is not None and value is not False:
+            extra += [(name, (str(each),)) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    replaced = set(directives) - {"l"}
+    return [*(each for each in ours if each[0] not in replaced), *extra]
+
+
+def _line(name: str, *values: str) -> str:
+    """An option as qsub reads it in a line of the script.
+
+    Raises:
+        ConfigError: a value cannot be written there.
+    """
+    for value in values:
+        if not WORD.fullmatch(value):
+            raise ConfigError(f"-{name} {value}: Grid Engine's lines have no blanks, quotes or backslashes in a value")
+    return " ".join([f"-{name}", *values])
+
+
+def names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Extra options of a profile by their names (`m`, `ar`); some may be given several times.
+
+    Raises:
+        ConfigError: one cannot be an option, or its value is neither text nor a number.
+    """
+    for option, value in values.items():
+        if not re.fullmatch(r"[A-Za-z][A-Za-z_]*", str(option)):
+            raise ConfigError(
+                f"cluster.directives: {option!r} is not the name of a qsub option (write `m`, not `-m`; for a resource "
+                "use cluster.resources)"
+            )
+        for each in value if isinstance(value, list) else [value]:
+            if not (each is None or isinstance(each, (str, int, float, bool))):
+                raise ConfigError(f"cluster.directives.{option}: {each!r} is neither text nor a number")
+    return dict(values)

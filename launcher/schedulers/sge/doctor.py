@@ -1,0 +1,131 @@
+"""Checks of a Grid Engine, and of a profile against its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.config.schema import Cluster, GpuDirective
+from launcher.errors import near
+from launcher.findings import Finding, ok, problem, warning
+from launcher.formatting import format_hours
+from launcher.schedulers.checks import listed, reachable, stated_limits, timed
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.sge.commands import SGE
+from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, ParallelEnvironment
+
+
+def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
+    """All of a Grid Engine that a profile is for, command by command."""
+    answer = timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
+    yield from reachable("Grid Engine", version, answer, "SGE_ROOT, SGE_CELL")
+    if answer.error:
+        return
+    facts = Facts(sge)
+    try:
+        queues, environments, complexes = facts.queues(), facts.environments(), facts.complexes()
+    except QueryError as error:
+        yield problem("queue", str(error), "try `qconf -sql` and `qconf -spl`")
+        return
+    for line in lines(queues, cluster.queue):
+        yield ok("queue", line)
+    yield from compared(cluster, queues)
+    yield from environment(cluster, environments)
+    yield from resources(cluster, complexes)
+    try:
+        sge.accounting("-j", "1")
+        yield ok("history", "qacct tells what became of jobs that are over")
+    except QueryError as error:
+        known = "not found" in str(error)
+        told = "qacct answers" if known else "no accounting can be read here, which the launcher does without"
+        yield ok("history", told)
+
+
+def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
+    """Each queue with its limits; those of the profile are marked. Pure."""
+    wanted = set(own.split(",")) if own else set()
+    rows = []
+    for each in queues:
+        marks = [
+            word
+            for word, is_so in (("this profile's", each.name in wanted), ("for some only", each.restricted))
+            if is_so
+        ]
+        time = "any time" if each.time is None else format_hours(each.time)
+        rows.append(
+            (each.name, marks, f"up to {time}; parallel environments: {', '.join(each.environments) or 'none'}")
+        )
+    return listed(rows, "qconf -sql")
+
+
+def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
+    """A profile against the queues that it uses. Pure."""
+    known = {each.name: each for each in queues}
+    own = [name.partition("@")[0] for name in cluster.queue.split(",")] if cluster.queue else []
+    for name in own:
+        if name not in known and not set(name) & set("*?["):
+            told = f"cluster.queue={cluster.queue}: there is no such queue.{near(name, known)}"
+            yield problem("profile", told, f"set cluster.queue to one of {', '.join(known)}")
+            return
+    mine = [known[name] for name in own if name in known] or list(queues)
+    times = [each.time for each in mine]
+    longest = None if None in times or not times else max(time for time in times if time is not None)
+    where = f"queue {cluster.queue}" if own else "its queues"
+    yield from stated_limits(cluster, {"time": longest}, where)
+
+
+def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
+    """A profile's parallel environment against those that there are. Pure."""
+    usable = [each for each in environments if each.per_host and each.starts_tasks]
+    own = next((each for each in environments if each.name == cluster.parallel_environment), None)
+    if cluster.parallel_environment and own is None:
+        known = [each.name for each in environments]
+        told = f"cluster.parallel_environment={cluster.parallel_environment}: there is none of that name."
+        yield problem("profile", told + near(cluster.parallel_environment, known), f"there are {', '.join(known)}")
+    elif own is not None and own not in usable and own.rule != "$pe_slots":
+        told = f"parallel environment {own.name} has allocation_rule {own.rule}, control_slaves {own.starts_tasks}"
+        yield problem("profile", told, instead(usable))
+    elif own is not None and own.per_host not in (None, cluster.slots or 1):
+        told = f"parallel environment {own.name} gives each node {own.per_host} slots"
+        told += f", and cluster.slots={cluster.slots or 1}"
+        yield problem("profile", told, f"set cluster.slots={own.per_host}")
+    elif own is not None:
+        nodes = "one node" if own.per_host is None else "any number of nodes"
+        yield ok("profile", f"parallel environment {own.name} (allocation_rule {own.rule}): runs on {nodes}")
+    else:
+        yield warning(
+            "profile", "cluster.parallel_environment is not set: runs have one slot on one node", instead(usable)
+        )
+
+
+def instead(usable: Sequence[ParallelEnvironment]) -> str:
+    """Which parallel environment to use, or to ask for. Pure."""
+    if usable:
+        each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
+        return f"set cluster.parallel_environment to {each}"
+    return (
+        "ask the administrator for a parallel environment with `allocation_rule 1` and `control_slaves TRUE` "
+        "(qconf -ap NAME) in the pe_list of the queue"
+    )
+
+
+def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
+    """The resources that a profile names against those that there are. Pure."""
+    known = {name: each for each in complexes for name in (each.name, each.shortcut)}
+    named = {"gpu_resource": cluster.gpu_resource, "mem_resource": cluster.mem_resource}
+    for key, name in [*named.items(), *((f"resources.{name}", name) for name in cluster.resources)]:
+        if name and name not in known:
+            told = f"cluster.{key}: the site has no resource {name}.{near(name, [each.name for each in complexes])}"
+            yield problem("profile", told, "`qconf -sc` lists them")
+    unnamed = cluster.gpu_directive is GpuDirective.resource and cluster.gpu_resource is None
+    if unnamed and (found := gpus(complexes)):
+        told = f"cluster.gpu_resource is not set, and the site has {', '.join(found)}"
+        yield warning("GPUs", told, f"set cluster.gpu_resource={found[0]}")
+
+
+def gpus(complexes: Sequence[Complex]) -> list[str]:
+    """The resources that look like a number of GPUs. Pure."""
+    return [
+        each.name
+        for each in complexes
+        if "gpu" in each.name.lower() and each.requestable and each.consumed != "NO" and each.type in ("INT", "RSMAP")
+    ]

@@ -1,0 +1,23 @@
+"""The environment for a job of Grid Engine. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
+
+# Where the cell and its qmaster are: of every shell that submits, and of the job that submits the next one.
+KEPT = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH", "SGE_ND")
+# What Grid Engine sets anew in each job (submit(1), ENVIRONMENTAL VARIABLES).
+OF_A_JOB = {
+    *("ARC", "ENVIRONMENT", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES", "NSLOTS", "PE", "PE_HOSTFILE"),
+    *("QUEUE", "REQUEST", "REQNAME", "RESTARTED", "TMPDIR", "TMP", "QRSH_PORT", "QRSH_COMMAND"),
+}
+
+
+def sge_environment(environ: Mapping[str, str]) -> Scrubbed:
+    """The environment for a job of Grid Engine, without what Grid Engine sets anew."""
+    own = {name for name in environ if name in OF_A_JOB or (name.startswith("SGE_") and name not in KEPT)}
+    # Inside of a job it is that job's number of CPUs, elsewhere the user's wish.
+    threads = {"OMP_NUM_THREADS"} if "JOB_ID" in environ else set()
+    return scrubbed(environ, kept=KEPT, own=own | threads)

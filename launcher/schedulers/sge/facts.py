@@ -1,0 +1,205 @@
+"""What Grid Engine tells of its site: one command each, and pure parsers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.schedulers.sge.commands import SGE, parsed
+from launcher.units import parse_time
+
+ACCESS = ("user_lists", "xuser_lists", "projects", "xprojects")
+NO_LIMIT = ("INFINITY", "NONE", "")
+# Letters of a queue instance that takes no jobs now (qstat(1)), in words.
+QUEUE_STATES = {
+    "u": "its host does not answer", "d": "it is disabled", "D": "its calendar disables it", "E": "it is in error",
+    "a": "its load is too high", "A": "its load is too high", "s": "it is suspended", "S": "it is suspended by another",
+    "C": "its calendar suspends it", "c": "its configuration is ambiguous", "o": "it is orphaned",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ParallelEnvironment:
+    """How jobs get several slots (sge_pe(5)).
+
+    Attributes:
+        name: as in -pe.
+        slots: in all.
+        rule: allocation_rule: slots on each host, $pe_slots (all on one), $fill_up or $round_robin.
+        starts_tasks: `qrsh -inherit` may start tasks on the hosts (control_slaves).
+        restricted: it is for some users only.
+    """
+
+    name: str
+    slots: int
+    rule: str
+    starts_tasks: bool
+    restricted: bool = False
+
+    @property
+    def per_host(self) -> int | None:
+        """Slots on each host; None: not always as many."""
+        return int(self.rule) if self.rule.isdecimal() else None
+
+
+@dataclass(frozen=True)
+class ClusterQueue:
+    """A queue: wall time in seconds (None: no limit), parallel environments, and whether only some may use it."""
+
+    name: str
+    time: int | None
+    environments: tuple[str, ...]
+    restricted: bool = False
+
+
+@dataclass(frozen=True)
+class QueueInstance:
+    """A queue on one host: its slots, and letters that say why it takes no jobs (see QUEUE_STATES)."""
+
+    queue: str
+    host: str
+    used: int
+    total: int
+    state: str = ""
+
+    @property
+    def broken(self) -> bool:
+        return any(letter in QUEUE_STATES for letter in self.state)
+
+
+@dataclass(frozen=True)
+class Host:
+    """An execution host: CPUs, memory in bytes (None: it does not answer), and what is left of what jobs take away."""
+
+    name: str
+    cpus: int | None
+    mem: int | None
+    consumables: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Complex:
+    """A resource that a job can ask for (complex(5)): its names, type, and what an amount counts for.
+
+    `consumed` is NO, YES (for each slot), JOB (for the whole job) or HOST (for each host).
+    """
+
+    name: str
+    shortcut: str
+    type: str
+    requestable: bool
+    consumed: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Asks one Grid Engine; QueryError when it does not answer."""
+
+    sge: SGE
+
+    def environments(self) -> list[ParallelEnvironment]:
+        """All parallel environments: a command for each, and one more."""
+        names = self.sge.run("qconf", "-spl", good=(0, 1)).split("\n")
+        return [each for name in names if name.strip() and (each := self.environment(name.strip()))]
+
+    def environment(self, name: str) -> ParallelEnvironment | None:
+        """The parallel environment; None: there is none of this name."""
+        text = self.sge.run("qconf", "-sp", name, good=(0, 1))
+        return environment_of(attributes(text)) if "allocation_rule" in text else None
+
+    def queues(self) -> list[ClusterQueue]:
+        """All queues: two commands."""
+        names = self.sge.run("qconf", "-sql", good=(0, 1)).split()
+        if not names:
+            return []
+        text = self.sge.run("qconf", "-sq", ",".join(names))
+        return [queue_of(attributes(block)) for block in re.split(r"(?m)^(?=qname\s)", text) if block.strip()]
+
+    def instances(self) -> list[QueueInstance]:
+        """All queues on their hosts."""
+        return parse_instances(self.sge.run("qstat", "-f", "-xml"))
+
+    def hosts(self) -> list[Host]:
+        return parse_hosts(self.sge.run("qhost", "-F", "-xml"))
+
+    def complexes(self) -> list[Complex]:
+        return parse_complexes(self.sge.run("qconf", "-sc"))
+
+    def verified(self, job: str) -> tuple[str, bool]:
+        """What Grid Engine says of a job that waits as if nothing else ran, and whether it could never start."""
+        said = self.sge.run("qalter", "-w", "v", job, good=(0, 1))
+        return said, "no suitable queues" in said
+
+
+def attributes(text: str) -> dict[str, str]:
+    """`name value` of each line; a value goes on in the next line where one ends with a backslash."""
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    pairs = (line.split(None, 1) for line in lines if line.strip() and not line.startswith("#"))
+    return {pair[0]: pair[1].strip() if len(pair) > 1 else "" for pair in pairs}
+
+
+def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
+    """What `qconf -sp` says."""
+    return ParallelEnvironment(
+        values.get("pe_name", ""), int(values.get("slots", "0")), values.get("allocation_rule", ""),
+        values.get("control_slaves", "").upper() == "TRUE",
+        any(values.get(key, "NONE").upper() != "NONE" for key in ("user_lists", "xuser_lists")),
+    )  # fmt: skip
+
+
+def queue_of(values: Mapping[str, str]) -> ClusterQueue:
+    """What `qconf -sq` says; of a value that differs among hosts (`1,[node1=2]`) the one of the others counts."""
+    common = {key: value.partition(",[")[0].strip() for key, value in values.items()}
+    h_rt = common.get("h_rt", "INFINITY").upper()
+    return ClusterQueue(
+        common.get("qname", ""), None if h_rt in NO_LIMIT else parse_time(h_rt),
+        tuple(each for each in re.split(r"[\s,]+", common.get("pe_list", "")) if each.upper() not in NO_LIMIT),
+        any(common.get(key, "NONE").upper() != "NONE" for key in ACCESS),
+    )  # fmt: skip
+
+
+def parse_instances(text: str) -> list[QueueInstance]:
+    """The output of `qstat -f -xml`."""
+    found = []
+    for each in parsed(text).iter("Queue-List"):
+        queue, _, host = each.findtext("name", "").partition("@")
+        used, total = (int(each.findtext(name, "0")) for name in ("slots_used", "slots_total"))
+        found.append(QueueInstance(queue, host, used, total, each.findtext("state", "")))
+    return found
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """The output of `qhost -F -xml`; what is consumed there is what is left of it."""
+    found = []
+    for each in parsed(text).iter("host"):
+        if (name := each.get("name", "")) == "global":
+            continue
+        values = {value.get("name"): value.text or "" for value in each.iter("hostvalue")}
+        cpus, mem = values.get("num_proc", "-"), _size(values.get("mem_total", "-"))
+        consumables = {
+            one.get("name", ""): _number(one.text or "")
+            for one in each.iter("resourcevalue")
+            if one.get("dominance", "").endswith("c")
+        }
+        found.append(Host(name, int(cpus) if cpus.isdecimal() else None, mem, consumables))
+    return found
+
+
+def parse_complexes(text: str) -> list[Complex]:
+    """The output of `qconf -sc`."""
+    rows = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [
+        Complex(row[0], row[1], row[2], row[4].upper() in ("YES", "FORCED"), row[5].upper())
+        for row in rows if len(row) >= 8
+    ]  # fmt: skip
+
+
+def _number(text: str) -> float:
+    match = re.match(r"\d+(?:\.\d+)?", text)
+    return float(match[0]) if match else 0.0
+
+
+def _size(text: str) -> int | None:
+    match = re.fullmatch(r"([\d.]+)([KMGT]?)", text)
+    return round(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else None

@@ -1,0 +1,127 @@
+"""A plan against Grid Engine's queues, parallel environments and resources, before qsub sees it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.errors import ConfigError, near
+from launcher.formatting import format_hours
+from launcher.schedulers.sge.directives import slots_per_node
+from launcher.schedulers.sge.facts import ClusterQueue, Complex, ParallelEnvironment
+from launcher.spec.plan import JobPlan
+
+
+def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
+    """A plan against the queues that it may run in: those that it names, else all.
+
+    Returns:
+        Those that could run it.
+
+    Raises:
+        ConfigError: there is no such queue, or none gives it the time or the parallel environment that it asks for.
+    """
+    known = {queue.name: queue for queue in queues}
+    wanted = [name.partition("@")[0] for name in plan.cluster.queue.split(",")] if plan.cluster.queue else list(known)
+    for name in wanted:
+        if name not in known and not set(name) & set("*?["):  # a pattern may match several
+            raise ConfigError(
+                f"cluster.queue={plan.cluster.queue}: there is no such queue.{near(name, known)} "
+                f"Known: {', '.join(known)}"
+            )
+    mine = [known[name] for name in wanted if name in known]
+    if not mine:
+        return list(queues)
+    where = f"queue {', '.join(each.name for each in mine)}" if plan.cluster.queue else "this Grid Engine's queues"
+    longest = [each for each in mine if each.time is None or each.time >= plan.time]
+    if not longest:
+        most = format_hours(max(each.time or 0 for each in mine))
+        raise ConfigError(f"time={format_hours(plan.time)}: {where} ends jobs after {most}: use time={most} or less")
+    wants = plan.cluster.parallel_environment
+    fitting = [each for each in longest if not wants or wants in each.environments]
+    if not fitting:
+        others = sorted({other for each in longest for other in each.environments})
+        raise ConfigError(
+            f"cluster.parallel_environment={wants}: {where} has no such parallel environment."
+            f"{near(wants or '', others)} It has: {', '.join(others) or 'none'}"
+        )
+    return fitting
+
+
+def check_environment(
+    plan: JobPlan, own: ParallelEnvironment | None, others: Sequence[ParallelEnvironment] = ()
+) -> None:
+    """A plan against the parallel environment that it names.
+
+    | allocation_rule | one node | several nodes |
+    |---|---|---|
+    | a number | as many slots on each node | the same |
+    | $pe_slots | any number of slots | refused: all are on one |
+    | $fill_up, $round_robin | one slot | refused: nobody knows how many are on which |
+
+    Args:
+        plan: the run.
+        own: the one that it names; None: there is none of that name.
+        others: all there are.
+
+    Raises:
+        ConfigError: it would not give each node its slots, or lets nothing be started there.
+    """
+    if plan.cluster.parallel_environment is None:
+        return
+    key, each = f"cluster.parallel_environment={plan.cluster.parallel_environment}", slots_per_node(plan)
+    usable = [pe.name for pe in others if problem(plan, pe) is None]
+    instead = f"use cluster.parallel_environment={usable[0]}" if usable else ask_for(plan)
+    if own is None:
+        known = [pe.name for pe in others]
+        raise ConfigError(
+            f"{key}: there is no such parallel environment.{near(plan.cluster.parallel_environment, known)} Known: "
+            f"{', '.join(known) or 'none'}; {instead}"
+        )
+    if own.per_host is not None and own.per_host != each:
+        raise ConfigError(
+            f"{key}: it gives each node {own.per_host} slots (allocation_rule), and the run asks for {each}: use "
+            f"cluster.slots={own.per_host}"
+        )
+    if why := problem(plan, own):
+        raise ConfigError(f"{key}: {why}: {instead}")
+
+
+def problem(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
+    """Why a parallel environment is none for a plan; None: it is one."""
+    each = slots_per_node(plan)
+    if pe.per_host is None and plan.nodes > 1:
+        return f"its allocation_rule is {pe.rule}, which does not give each of {plan.nodes} nodes its slots"
+    if pe.per_host is None and pe.rule != "$pe_slots" and each > 1:
+        return f"its allocation_rule is {pe.rule}, which may spread {each} slots over several nodes"
+    if pe.per_host is not None and pe.per_host != each:
+        return f"it gives each node {pe.per_host} slots"
+    if plan.nodes > 1 and not pe.starts_tasks:
+        return "it lets a job start nothing on its other nodes (control_slaves FALSE)"
+    if pe.slots < plan.nodes * each:
+        return f"it has {pe.slots} slots in all, and the run asks for {plan.nodes * each}"
+    return None
+
+
+def ask_for(plan: JobPlan) -> str:
+    """What to ask an administrator for, where no parallel environment is usable."""
+    each = slots_per_node(plan)
+    return (
+        f"ask the administrator for a parallel environment with `allocation_rule {each}` and `control_slaves TRUE` "
+        "(qconf -ap NAME) in the pe_list of the queue"
+    )
+
+
+def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Complex]) -> None:
+    """The resources that a job asks for against those that the site knows.
+
+    Raises:
+        ConfigError: one is not known, or no job can ask for it.
+    """
+    known = {name: each for each in complexes for name in (each.name, each.shortcut)}
+    for name in asked:
+        if name not in known:
+            raise ConfigError(
+                f"{name}: the site has no such resource (qconf -sc).{near(name, [each.name for each in complexes])}"
+            )
+        if not known[name].requestable:
+            raise ConfigError(f"{name}: no job can ask for this resource (qconf -sc: requestable NO)")

@@ -1,0 +1,40 @@
+"""Compares a plan with the queues, parallel environments and hosts that Grid Engine has now."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from launcher.files import shared_folder
+from launcher.files.shared_files import exists, unwrap
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.sge import limits
+from launcher.schedulers.sge.commands import SGE
+from launcher.schedulers.sge.directives import asked_for
+from launcher.schedulers.sge.facts import Facts
+from launcher.spec.plan import JobPlan
+
+
+def compare(plan: JobPlan) -> tuple[str, ...]:
+    """What the user should know.
+
+    Raises:
+        ConfigError: there is no room for the plan, or the nodes cannot see its directory.
+    """
+    facts = Facts(SGE(plan.cluster.submit_timeout))
+    try:
+        if name := plan.cluster.parallel_environment:
+            own = facts.environment(name)
+            unusable = own is None or limits.problem(plan, own) is not None
+            limits.check_environment(plan, own, facts.environments() if unusable else [])
+        limits.check_queue(plan, facts.queues())
+        limits.check_resources(plan, asked_for(plan), facts.complexes())
+        hosts = sorted({each.host for each in facts.instances()})
+    except QueryError as error:
+        return (f"not compared with the live queues: {error}",)
+    folder = Path(plan.run_dir).parent
+    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    note = shared_folder.check(
+        folder, shared_folder.kind_of(folder), seen=unwrap(exists(folder / shared_folder.SEEN)), nodes=hosts, here=here
+    )
+    return (note,) if note else ()

@@ -1,0 +1,84 @@
+"""Why a job of Grid Engine waits, with at most four commands."""
+
+from __future__ import annotations
+
+import re
+from xml.etree.ElementTree import Element
+
+from launcher.schedulers.explanation import Explanation, Waiting
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.sge.commands import array_of, jobs_of, sge_id
+from launcher.schedulers.sge.facts import QUEUE_STATES, Facts, QueueInstance
+from launcher.schedulers.sge.pending_reasons import Kind, Reason, of_all
+from launcher.spec.plan import JobPlan
+
+
+def explain(waiting: Waiting, facts: Facts) -> Explanation:
+    """Why a job waits.
+
+    Raises:
+        QueryError: not even the job could be asked for.
+    """
+    root, notes = facts.sge.details(array_of(waiting.job)), []
+    messages = [] if root is None else messages_of(root)
+    verified, never = "", False
+    try:
+        verified, never = facts.verified(array_of(waiting.job))
+    except QueryError as error:
+        notes.append(f"not answered: {error}")
+    reason = of_job(root) if root is not None else None
+    reason = reason or of_all(messages or lines_of(verified), never=never)
+    instances: list[QueueInstance] = []
+    try:
+        instances = facts.instances()
+    except QueryError as error:
+        notes.append(f"not answered: {error}")
+    return Explanation(
+        run=waiting.run,
+        state="queued",
+        why=reason.words,
+        job=waiting.job,
+        code="; ".join(messages[:3]),
+        do=reason.do.replace("{job}", sge_id(waiting.job)),
+        nodes=instance_lines(instances, waiting.plan) if reason.kind in (Kind.ROOM, Kind.LIMIT, Kind.UNKNOWN) else (),
+        notes=tuple(notes),
+        throttled=reason.kind is Kind.THROTTLED,
+    )
+
+
+def messages_of(root: Element) -> list[str]:
+    """The scheduler's messages on a job, in the answer to `qstat -xml -j`. Pure."""
+    return list(dict.fromkeys(each.text or "" for each in root.iter("MES_message") if each.text))
+
+
+def of_job(root: Element) -> Reason | None:
+    """A reason that the job's own record tells: why its start failed, or whom it waits for. Pure."""
+    for job in jobs_of(root):
+        errors = [each.text or "" for each in job.iter("QIM_message")]
+        if errors:
+            words = re.sub(r"^\S+ \S+ \[\d+:\d+\]: (error: )?", "", " ".join(errors[-1].split()))
+            do = "correct that, then `qmod -cj {job}` lets it be tried once more"
+            return Reason(Kind.HELD, f"its start has failed: {words}", do)
+        if jobs := [each.text or "" for each in job.iterfind("JB_jid_predecessor_list/*/JRE_job_number")]:
+            return Reason(Kind.WAITS, f"it waits for other jobs: {', '.join(jobs)}", "it starts when they have ended")
+    return None
+
+
+def lines_of(verified: str) -> list[str]:
+    """The messages of `qalter -w v`. Pure."""
+    return [line for line in verified.splitlines() if line.strip() and not line.startswith("verification:")]
+
+
+def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, ...]:
+    """`4 queue instances: 2 have a free slot`, and a line for each that takes no jobs. Pure."""
+    wanted = {name.partition("@")[0] for name in plan.cluster.queue.split(",")} if plan.cluster.queue else None
+    mine = [each for each in instances if wanted is None or each.queue in wanted]
+    if not mine:
+        return ()
+    free = sum(each.used < each.total and not each.broken for each in mine)
+    broken = [each for each in mine if each.broken]
+    told = [f"{len(mine)} queue instance{'' if len(mine) == 1 else 's'}: {free} with a free slot"]
+    for each in broken[:10]:
+        why = ", ".join(dict.fromkeys(QUEUE_STATES[letter] for letter in each.state if letter in QUEUE_STATES))
+        told.append(f"{each.queue}@{each.host} takes no jobs: {why}")
+    return (*told, *([f"... and {len(broken) - 10} more; `qstat -f` lists them"] if len(broken) > 10 else []))

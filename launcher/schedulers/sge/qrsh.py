@@ -1,0 +1,113 @@
+"""Starts tasks on the nodes of the Grid Engine job that we are in: here on the first, on others by `qrsh -inherit`.
+
+qrsh hands on output, exit status and standard input, by which the tasks get their environment and are signalled (see
+`node`). One qrsh for each node: a node with one slot takes no second.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher import errors
+from launcher.failures.codes import FaultCode
+from launcher.runs import event_file
+from launcher.runs.event_writer import current_attempt
+from launcher.runs.events import Fault
+from launcher.schedulers import tasks as spawn
+from launcher.schedulers.sge import node
+from launcher.schedulers.sge.find_command import find
+from launcher.schedulers.sge.hosts import hosts_of
+
+# Bytes that wait in a pipe for a node whose Python is still starting; more of them get lost, and qrsh hangs.
+LONGEST_ORDER = 60_000
+
+
+class NodeTasks:
+    """The tasks of one node."""
+
+    def __init__(self, host: str, command: Sequence[str], order: Mapping[str, object], started: Path) -> None:
+        self._host, self._started = host, started
+        self._code: int | None = None
+        started.touch()
+        line = node.order({**order, "started": str(started)})
+        if len(line) > LONGEST_ORDER:
+            raise errors.ConfigError(
+                f"the environment of the job is too large for qrsh ({len(line)} bytes when compressed): unset what is "
+                "not needed"
+            )
+        # Signals of the job, which come to its whole process group, are handed on by us alone.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._write(line)
+
+    def poll(self) -> int | None:
+        if self._code is None and (code := self._process.poll()) is not None:
+            self._code = code
+            if code and not self._started.read_bytes():
+                self._blame(code)
+        return self._code
+
+    def terminate(self) -> None:
+        self._write(b"TERM\n")
+
+    def kill(self) -> None:
+        self._write(b"KILL\n")
+        if not self._started.read_bytes():  # not started in all that time
+            self._process.kill()
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except OSError:  # it has ended
+            pass
+
+    def _blame(self, code: int) -> None:
+        cause = f"the tasks on {self._host} could not be started: qrsh -inherit ended with exit code {code}"
+        print(f"launcher: {cause}", file=sys.stderr, flush=True)
+        if attempt := current_attempt():
+            fault = Fault(cause=cause, code=FaultCode.TASK_NOT_STARTED, host=self._host)
+            event_file.append(attempt.events_file("qrsh"), fault)
+
+
+def run(request: spawn.TaskRequest) -> int:
+    """Runs the command on the first hosts of the job and stays until it has ended on all of them.
+
+    Returns:
+        The exit status of the node whose tasks failed first, else 0.
+    """
+    signal.signal(signal.SIGUSR2, lambda *_: request.signals.append(signal.SIGTERM))  # comes before SIGKILL (-notify)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # comes before a suspension
+    path = os.environ.get("PE_HOSTFILE")
+    hosts = hosts_of(Path(path).read_text()) if path else [socket.gethostname()]
+    if len(hosts) < request.nodes:
+        print(
+            f"launcher: the job is on {', '.join(hosts)}, and {request.nodes} different hosts are needed: has the "
+            "parallel environment the allocation_rule that gives each node its slots?", file=sys.stderr,
+        )  # fmt: skip
+        return errors.NO_RETRY
+    hosts, qrsh = hosts[: request.nodes], find("qrsh")
+    if qrsh is None and len(hosts) > 1:
+        print("launcher: qrsh is not on PATH: add the folder of Grid Engine's commands to it", file=sys.stderr)
+        return errors.NO_RETRY
+    os.umask(0o077)
+    request.folder.mkdir()
+    places = spawn.environments(hosts, request.tasks_per_node)
+    starts = [sys.executable, node.__file__]
+    tasks: list[NodeTasks] = []
+    for number, host in enumerate(hosts):
+        mine = places[number * request.tasks_per_node : (number + 1) * request.tasks_per_node]
+        command = starts if number == 0 else [str(qrsh), "-inherit", host, shlex.join(starts)]
+        order = {
+            "environment": dict(os.environ), "cwd": os.getcwd(), "command": list(request.command), "tasks": mine,
+            "grace": request.grace, "keep_going": request.keep_going,
+        }  # fmt: skip
+        tasks.append(NodeTasks(host, command, order, request.folder / f"{number}.started"))
+    return spawn.watch(tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going)

@@ -1,0 +1,133 @@
+"""Grid Engine as a scheduler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from launcher.config.schema import GpuDirective
+from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.job_environment import Scrubbed
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.scheduler import Queue, Requeues
+from launcher.schedulers.sge.commands import SGE, array_of
+from launcher.schedulers.sge.diagnosis import SGEDiagnosis
+from launcher.schedulers.sge.environment import sge_environment
+from launcher.schedulers.sge.find_command import find
+from launcher.script.job_shell import JobShell
+
+if TYPE_CHECKING:
+    from launcher.config.schema import Cluster
+    from launcher.runs.directory import Run
+    from launcher.schedulers.executor import RunExecutor
+    from launcher.spec.plan import JobPlan
+
+# Which cell the commands ask, and where its qmaster is.
+SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
+# Within a job: a file that makes its script exit with 99, on which Grid Engine starts it again.
+AGAIN = "LAUNCHER_SGE_AGAIN"
+
+
+class SGEScheduler(Queue, Requeues, SGEDiagnosis):
+    """Grid Engine."""
+
+    name = "sge"
+    title = "Grid Engine"
+    template = "sge.sh.j2"
+    shell = JobShell(
+        job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
+        output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
+    )  # fmt: skip
+    keys = ("queue", "project", "resources", "parallel_environment", "slots", "gpu_resource", "mem_resource")
+    instead = MappingProxyType(
+        {
+            "partition": "use cluster.queue",
+            "qos": "Grid Engine has none; a queue or a project may stand for it",
+            "constraint": "ask for a resource of the nodes (cluster.resources)",
+            "reservation": "an advance reservation is an option of qsub: cluster.directives.ar=ID",
+            "exclude": "ask for a resource of the good ones (cluster.resources.hostname='!(node3|node7)')",
+            "place": "use cluster.parallel_environment",
+            "chunk": "use cluster.resources, whose amounts count for each slot",
+            "gpu_type": "ask for the site's resource for it (cluster.resources)",
+            "srun_args": "qrsh starts the tasks",
+            "mpiexec": "qrsh starts the tasks",
+        }
+    )
+    gpu_directives = (GpuDirective.resource, GpuDirective.none)
+    secrets_in_files = True
+
+    def executor(self) -> type[RunExecutor]:
+        # Lazily: submitit takes 45 ms, and only a submission needs it
+        from launcher.schedulers.sge.executor import SGERunExecutor
+
+        return SGERunExecutor
+
+    def starter(self, cluster: Cluster) -> str:
+        return "qrsh"
+
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import directives
+
+        return directives.names(values)
+
+    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import directives
+
+        return directives.lines(plan, token, array, folder)
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        return sge_environment(environ)
+
+    def problem(self) -> str | None:
+        return detect().problem(Kind.GRID_ENGINE)
+
+    def queries(self, timeout: float) -> SGE:
+        return SGE(timeout)
+
+    def here(self) -> bool:
+        return detect().kind is Kind.GRID_ENGINE
+
+    def server(self) -> tuple[str | None, ...]:
+        return (shutil.which("qstat"), *map(os.environ.get, SERVER))
+
+    def array_of(self, job_id: str) -> str:
+        return array_of(job_id)
+
+    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import live_check
+
+        return live_check.compare(plan)
+
+    def own_job(self, environ: Mapping[str, str]) -> str:
+        return environ.get("LAUNCHER_JOB_ID", "")
+
+    def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.environment import secrets
+
+        if not run.has("environment.sh"):  # an element of an array goes on alone
+            shutil.copy(run.path.parent / "environment.sh", run.path)
+        if qsub := find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        return secrets.without(os.environ, plan.env.secrets)  # a site's sge_request may have -V
+
+    def can_be_waited_for(self, job_id: str) -> bool:
+        return "_" not in job_id  # else it would be its whole array (-hold_jid)
+
+    def requeue(self, job_id: str) -> None:
+        """Has the job's script, which waits for us, exit with 99.
+
+        Raises:
+            QueryError: it has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time: `cannot
+                run on host "node1" until clean up of a previous run has finished`.
+        """
+        if os.environ.get("NHOSTS", "1") != "1":
+            raise QueryError("Grid Engine may never start a job of several nodes a second time")
+        Path(os.environ[AGAIN]).touch()

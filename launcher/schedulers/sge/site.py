@@ -1,0 +1,151 @@
+"""What a Grid Engine tells an ordinary user of its site, and a profile made from that or compared with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.config.schema import Cluster, GpuDirective
+from launcher.errors import ConfigError, near
+from launcher.findings import Finding, warning
+from launcher.formatting import format_hours
+from launcher.schedulers.sge import doctor
+from launcher.schedulers.sge.commands import SGE
+from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, Host, ParallelEnvironment, QueueInstance
+from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
+
+
+@dataclass(frozen=True)
+class SGESite(Site):
+    """A Grid Engine: its cell, queues, parallel environments, resources and hosts, and what could not be found out."""
+
+    pool = "queue"
+
+    cell: str
+    version: str
+    queues: tuple[ClusterQueue, ...]
+    environments: tuple[ParallelEnvironment, ...] = ()
+    complexes: tuple[Complex, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    members: tuple[tuple[str, str], ...] = ()  # queue and host of each instance
+    problems: tuple[str, ...] = ()
+
+    def default_name(self) -> str:
+        return plain_name(self.cell)
+
+    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
+        chosen, why = choose_queue(self.queues, wanted)
+        yield from head(f"Grid Engine {self.version}, cell {self.cell},", name, day, self.problems)
+        yield "# Queues (qconf -sq):"
+        yield from (f"#   {line}" for line in doctor.lines(self.queues))
+        yield "# Parallel environments (qconf -sp):"
+        yield from (
+            f"#   {pe.name}: allocation_rule {pe.rule}, {pe.slots} slots in all"
+            + ("" if pe.starts_tasks else ", control_slaves FALSE: it starts nothing on other nodes")
+            + (", for some only" if pe.restricted else "")
+            for pe in self.environments
+        )
+        yield "#"
+        yield "defaults: [sge, _self_]"
+        yield ""
+        yield f"name: {scalar(name)}"
+        yield f"queue: {scalar(chosen.name)}  # {why}" if chosen else "# queue: NAME  # empty: any that fits"
+        yield "# project: my_project  # -P, where the site wants one"
+        yield from self._environment(chosen)
+        yield from self._gpus()
+        yield from self._limits(chosen)
+
+    def _environment(self, chosen: ClusterQueue | None) -> Iterator[str]:
+        mine = [pe for pe in self.environments if chosen is None or pe.name in chosen.environments]
+        several = [pe for pe in mine if pe.per_host and pe.starts_tasks]
+        one = [pe for pe in mine if pe.rule == "$pe_slots"]
+        if several:
+            # The most slots on each node: CPUs beyond one's slots belong to others.
+            best = max(several, key=lambda pe: pe.per_host or 0)
+            yield f"parallel_environment: {scalar(best.name)}  # qconf -sp: allocation_rule {best.rule}"
+            yield f"slots: {best.per_host}  # on each node"
+        else:
+            yield f"# parallel_environment: none gives each of several nodes its slots: {doctor.instead(())}"
+        if one:
+            yield f"# for one node: cluster.parallel_environment={one[0].name} cluster.slots=N  # $pe_slots"
+
+    def _gpus(self) -> Iterator[str]:
+        if not self.complexes:
+            return
+        if found := doctor.gpus(self.complexes):
+            kind = next(each for each in self.complexes if each.name == found[0])
+            yield f"gpu_resource: {scalar(found[0])}  # qconf -sc: {kind.type}, consumable {kind.consumed}"
+        else:
+            yield f"gpu_directive: {GpuDirective.none.value}  # qconf -sc: no resource counts GPUs"
+
+    def _limits(self, chosen: ClusterQueue | None) -> Iterator[str]:
+        hosts = self._hosts_of(chosen)
+        gpus = doctor.gpus(self.complexes)
+        found: list[tuple[str, object, str]] = []
+        if hosts:
+            found.append(("nodes", len(hosts), "qstat -f: hosts of the queue"))
+        if gpus and hosts:
+            most = max(int(host.consumables.get(gpus[0], 0)) for host in hosts)
+            found.append(("gpus_per_node", most, f"qhost -F: {gpus[0]} that are free on one host"))
+        if cpus := max((host.cpus or 0 for host in hosts), default=0):
+            found.append(("cpus_per_node", cpus, "qhost: NCPU"))
+        if most_memory := max((host.mem or 0 for host in hosts), default=0):
+            found.append(("mem_per_node", memory(most_memory), "qhost: MEMTOT"))
+        if chosen and chosen.time is not None:
+            found.append(("time", format_hours(chosen.time), "qconf -sq: h_rt"))
+        if found:
+            yield "limits:"
+        for key, value, why in found:
+            yield f"  {key}: {json.dumps(value) if key == 'time' else value}  # {why}"
+
+    def _hosts_of(self, chosen: ClusterQueue | None) -> list[Host]:
+        named = {host for queue, host in self.members if chosen is None or queue == chosen.name}
+        return [host for host in self.hosts if host.name in named]
+
+    def differences(self, cluster: Cluster) -> Iterator[Finding]:
+        yield from doctor.compared(cluster, self.queues)
+        if self.environments:
+            yield from doctor.environment(cluster, self.environments)
+        if self.complexes:
+            yield from doctor.resources(cluster, self.complexes)
+        stated = cluster.limits.cpus_per_node
+        there = max((host.cpus or 0 for host in self.hosts), default=0)
+        if there and stated is not None and stated > there:
+            yield warning("profile", f"cluster.limits.cpus_per_node={stated} is more than any node has ({there})")
+
+
+def survey(sge: SGE, version: str) -> SGESite:
+    """A few commands, and one for each parallel environment.
+
+    Raises:
+        QueryError: qconf does not answer; without the others there is less to tell.
+    """
+    ask, facts = ErrorCollector(), Facts(sge)
+    queues = facts.queues()
+    environments: list[ParallelEnvironment] = ask(facts.environments, [], "parallel environments")
+    complexes: list[Complex] = ask(facts.complexes, [], "resources")
+    hosts: list[Host] = ask(facts.hosts, [], "hosts")
+    instances: list[QueueInstance] = ask(facts.instances, [], "hosts of queues")
+    return SGESite(
+        os.environ.get("SGE_CELL", "default"), version, tuple(queues), tuple(environments), tuple(complexes),
+        tuple(hosts), tuple((each.queue, each.host) for each in instances), tuple(ask.problems),
+    )  # fmt: skip
+
+
+def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[ClusterQueue | None, str]:
+    """The queue of a profile, and why.
+
+    Raises:
+        ConfigError: the wanted one is not there.
+    """
+    known = {each.name: each for each in queues}
+    if wanted is not None:
+        if wanted not in known:
+            raise ConfigError(
+                f"--queue={wanted}: there is no such queue.{near(wanted, known)} Known: {', '.join(known)}"
+            )
+        return known[wanted], "as you asked for"
+    open_ones = [each for each in queues if not each.restricted]
+    return (open_ones[0], "qconf -sq: the only one for anybody") if len(open_ones) == 1 else (None, "")

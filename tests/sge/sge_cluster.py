@@ -1,0 +1,411 @@
+#!/usr/bin/env python3
+"""A real Grid Engine with two execution hosts on this machine, in a folder and in namespaces of its own, for tests.
+
+    python tests/sge/sge_cluster.py up --dir /tmp/try
+    eval "$(python tests/sge/sge_cluster.py env --dir /tmp/try)"
+    qhost; qsub -b y -sync y hostname
+    python tests/sge/sge_cluster.py down --dir /tmp/try
+
+Grid Engine knows a host by its name and its address, so each has both for itself: a network namespace with a cable to
+the head's switch, a host name, and an /etc/hosts that nobody else sees. Files and processes are this machine's. The
+commands in `bin` enter the head's namespaces first: any process of this machine can be a login node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":  # as a command, not as a part of the test package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.cluster.daemons import DaemonSet, Proc, descendants, end, running, wait_until
+
+PROGRAMS = Path("/usr/lib/gridengine")  # of Debian's packages; those in /usr/bin are scripts around them
+DEFAULTS = Path("/usr/share/gridengine")
+COMMANDS = ("qsub", "qstat", "qdel", "qalter", "qhold", "qrls", "qconf", "qhost", "qacct", "qrsh", "qlogin", "qmod",
+            "qselect", "qquota", "qping")  # fmt: skip
+HEAD, NODES = "head", ("node1", "node2")
+NETWORK = "10.214.0"
+ADDRESSES = {name: f"{NETWORK}.{number}" for number, name in enumerate((HEAD, *NODES), start=1)}
+SLOTS = 8
+UNSHARE = ("unshare", "--net", "--uts", "--mount")
+INSTALL = "run tests/setup_debian.sh as root"
+MARK = ".sge-test-cluster"  # only a folder with this file is ever removed; it has the process to which it belongs
+FOREIGN = ("SGE_", "JOB_", "PE_")
+OF_A_JOB = ("NSLOTS", "NHOSTS", "NQUEUES", "QUEUE", "REQUEST", "RESTARTED", "ARC")
+
+BOOTSTRAP = """\
+admin_user none
+default_domain none
+ignore_fqdn true
+spooling_method classic
+spooling_lib libspoolc
+spooling_params {cell}/common;{spool}/qmaster
+binary_path {programs}
+qmaster_spool_dir {spool}/qmaster
+security_mode none
+listener_threads 2
+worker_threads 2
+scheduler_threads 1
+jvm_threads 0
+"""
+# As a site would have them: one task on each of several nodes, and any number on one.
+ENVIRONMENTS = {"nodes": "1", "smp": "$pe_slots", "fill": "$fill_up"}
+ENVIRONMENT = """\
+pe_name {name}
+slots 999
+user_lists NONE
+xuser_lists NONE
+start_proc_args NONE
+stop_proc_args NONE
+allocation_rule {rule}
+control_slaves TRUE
+job_is_first_task FALSE
+urgency_slots min
+accounting_summary FALSE
+qsort_args NONE
+"""
+# What a queue has that is not as in the template of `qconf -sq`. A busy machine is to take jobs all the same.
+QUEUE = {"load_thresholds": "NONE", "notify": "00:00:20", "slots": str(SLOTS), "shell_start_mode": "unix_behavior",
+         "rerun": "FALSE", "pe_list": " ".join(ENVIRONMENTS)}  # fmt: skip
+
+
+class ClusterError(RuntimeError):
+    """The cluster did not do what was asked. The text ends with the daemons' last words."""
+
+
+class SgeCluster:
+    """A head and two execution hosts with 8 slots and 2 GPUs each (complex `gpu`), queue all.q, parallel environments
+    `nodes` (allocation_rule 1), `smp` ($pe_slots) and `fill` ($fill_up).
+
+    Use it as a context manager, or call start() and stop(). A cluster belongs to the process that starts it: should
+    that die without stopping it, the next start on this machine clears it away. With detached=True it stays up.
+    """
+
+    against = "Grid Engine 8.1.9, 2 execution hosts"
+    hosts = NODES
+
+    def __init__(self, folder: str | Path | None = None, *, detached: bool = False) -> None:
+        self.folder = Path(folder or Path(tempfile.gettempdir(), f"sge-{secrets.token_hex(4)}")).absolute()
+        self.detached = detached
+        self.root, self.cell = self.folder / "root", self.folder / "root" / "default"
+        self.daemons = DaemonSet(self.folder)
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why it cannot run here, with the words to fix it; None when it can."""
+        if sys.platform != "linux":
+            return "a real Grid Engine needs Linux: run the tests in a container"
+        for program, package in (("sge_qmaster", "master"), ("sge_execd", "exec"), ("qsub", "client")):
+            if not (PROGRAMS / program).exists():
+                return f"gridengine-{package} not installed: {INSTALL}"
+        if absent := [name for name in ("ip", "nsenter", "unshare") if not shutil.which(name)]:
+            return f"{', '.join(absent)} not installed: {INSTALL}"
+        if os.geteuid() != 0:
+            return "not root, which Grid Engine's hosts need: run the tests as root, for instance in a container"
+        script = "ip link add probe0 type bridge && ip link add probe1 type veth"
+        probe = subprocess.run([*UNSHARE, "sh", "-c", script], capture_output=True, text=True, check=False)
+        return f"no network namespaces here: {probe.stderr.strip()}" if probe.returncode else None
+
+    # -- up and down
+
+    def start(self, *, timeout_s: float = 60.0) -> SgeCluster:
+        """Start everything; returns when both execution hosts take jobs."""
+        if reason := self.missing():
+            raise ClusterError(reason)
+        if not re.fullmatch(r"[\w./-]{1,70}", str(self.folder), re.ASCII):
+            raise ClusterError(f"{self.folder}: choose a path of at most 70 characters, none special or a space")
+        _clear_orphans()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(self.folder.iterdir()):
+            raise ClusterError(f"{self.folder} is not empty: stop the cluster that it holds, or choose another folder")
+        owner = None if self.detached else Proc.of(os.getpid())
+        (self.folder / MARK).write_text(f"{owner.pid} {owner.started}" if owner else "")
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._make_hosts(deadline)
+            self._make_cell()
+            self._write_commands()
+            self._launch(HEAD, "sge_qmaster")
+            self._wait(lambda: self._ask("qconf", "-sm").returncode == 0, deadline, "qmaster does not answer")
+            self._configure()
+            for name in NODES:
+                self._launch(name, "sge_execd")
+            self.wait_idle(timeout_s=deadline - time.monotonic())
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every daemon, every process of a job and every host, and remove the folder. Safe to call twice."""
+        if not (self.folder / MARK).exists():
+            return
+        for _ in range(20):
+            family = descendants(self._own())
+            if not family:
+                break
+            end(family, patience_s=0)
+        with contextlib.suppress(FileNotFoundError):  # somebody else clears away the same orphan
+            shutil.rmtree(self.folder)
+
+    def __enter__(self) -> SgeCluster:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    # -- what tests use
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a user's shell has on this cluster."""
+        path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
+        return {"PATH": path, "SGE_ROOT": str(self.root), "SGE_CELL": "default"}
+
+    @property
+    def on_head(self) -> list[str]:
+        """Words before a command that is to run on the head, as from a login node of the cluster."""
+        return self._enter(HEAD)
+
+    def env(self) -> dict[str, str]:
+        """The environment for a user's command on this cluster: ours, less every trace of another Grid Engine."""
+        foreign = {name for name in os.environ if name.startswith(FOREIGN) or name in OF_A_JOB}
+        return {name: value for name, value in os.environ.items() if name not in foreign} | self.environment
+
+    def run(self, *argv: str, timeout_s: float = 60.0, text: str | None = None) -> str:
+        """Run a command on the cluster and return what it printed; a failure shows its words."""
+        done = self._ask(*argv, timeout_s=timeout_s, text=text)
+        if done.returncode:
+            raise ClusterError(f"{shlex.join(argv)} exited {done.returncode}: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+    def wait_idle(self, *, timeout_s: float = 60.0) -> None:
+        """Wait until all execution hosts are there and have no job."""
+
+        def idle() -> bool:
+            if dead := self.daemons.dead():
+                raise ClusterError(f"{', '.join(dead)} ended by itself\n{self.last_words()}")
+            rows = [line.split() for line in self._ask("qstat", "-f").stdout.splitlines() if line.startswith("all.q@")]
+            return len(rows) == len(NODES) and all(len(row) == 5 and row[2].startswith("0/0/") for row in rows)
+
+        if not wait_until(idle, timeout_s=timeout_s, every_s=0.2):
+            raise ClusterError(f"not all hosts are idle: {self._ask('qstat', '-f').stdout}\n{self.last_words()}")
+
+    def cancel_all(self, *, timeout_s: float = 30.0) -> bool:
+        """Delete every job; whether all were gone in time."""
+        self._ask("qdel", "-f", "-u", "*")
+        return wait_until(lambda: not self._ask("qstat", "-u", "*").stdout.strip(), timeout_s=timeout_s)
+
+    def reset(self) -> None:
+        """Back to the start for the next test: no job, all hosts idle."""
+        if self._ask("qstat", "-u", "*").stdout.strip():
+            self.cancel_all()
+        self.wait_idle()
+
+    def last_words(self, lines: int = 15) -> str:
+        """The ends of all logs, for an error message."""
+        logs = [*self.folder.glob("spool/*/messages"), *self.folder.glob("logs/*")]
+        return "\n".join(
+            line for log in logs for line in (f"--- {log}", *log.read_text(errors="replace").splitlines()[-lines:])
+        )
+
+    # -- how
+
+    def _make_hosts(self, deadline: float) -> None:
+        """A process in namespaces of its own for each host, joined by a switch on the head."""
+        hosts = self.folder / "hosts"
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in ADDRESSES.items()))
+        for name in ADDRESSES:
+            ready = self.folder / f"ready-{name}"
+            script = (
+                f"mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up && touch {ready} && "
+                "exec sleep infinity"
+            )
+            self.daemons.start(name, [*UNSHARE, "sh", "-c", script], {"PATH": _SEARCH, **self._mark})
+            self._wait(ready.exists, deadline, f"{name} is not made")
+        self._on(HEAD, "ip", "link", "add", "switch", "type", "bridge")
+        self._on(HEAD, "ip", "address", "add", f"{ADDRESSES[HEAD]}/24", "dev", "switch")
+        self._on(HEAD, "ip", "link", "set", "switch", "up")
+        for name in NODES:
+            peer = ("type", "veth", "peer", "name", "eth0", "netns", str(self._host(name).pid))
+            self._on(HEAD, "ip", "link", "add", name, *peer)
+            self._on(HEAD, "ip", "link", "set", name, "master", "switch", "up")
+            self._on(name, "ip", "address", "add", f"{ADDRESSES[name]}/24", "dev", "eth0")
+            self._on(name, "ip", "link", "set", "eth0", "up")
+
+    def _make_cell(self) -> None:
+        spool, common = self.folder / "spool", self.cell / "common"
+        for folder in (common, spool / "qmaster" / "job_scripts"):
+            folder.mkdir(parents=True)
+        (self.root / "util").symlink_to(DEFAULTS / "util")
+        for name in ("bin", "utilbin"):
+            (self.root / name).mkdir()
+            (self.root / name / "lx-amd64").symlink_to(PROGRAMS)
+        (common / "bootstrap").write_text(BOOTSTRAP.format(cell=self.cell, spool=spool, programs=PROGRAMS))
+        (common / "act_qmaster").write_text(f"{HEAD}\n")
+        conf = (DEFAULTS / "default-configuration").read_text()
+        for key, value in {
+            "execd_spool_dir": spool, "min_uid": 0, "min_gid": 0, "mailer": "/bin/true", "load_report_time": "00:00:02",
+            "reporting_params": "accounting=true reporting=false flush_time=00:00:01 joblog=false sharelog=00:00:00",
+        }.items():  # fmt: skip
+            conf = re.sub(rf"(?m)^{key}\s.*$", f"{key} {value}", conf)
+        (self.folder / "configuration").write_text(conf)
+        init = [PROGRAMS / "spoolinit", "classic", "libspoolc", f"{common};{spool}/qmaster", "init"]
+        self._on(HEAD, *map(str, init))
+        self._on(HEAD, str(PROGRAMS / "spooldefaults"), "configuration", str(self.folder / "configuration"))
+        self._on(HEAD, str(PROGRAMS / "spooldefaults"), "complexes", str(DEFAULTS / "util/resources/centry"))
+        self._on(HEAD, str(PROGRAMS / "spooldefaults"), "usersets", str(DEFAULTS / "util/resources/usersets"))
+
+    def _write_commands(self) -> None:
+        """The commands for a process that may be on any host: where it is on one already, it stays there."""
+        folder = self.folder / "bin"
+        folder.mkdir()
+        for name in COMMANDS:
+            (folder / name).write_text(
+                "#!/bin/sh\n"
+                f'case $(hostname) in {"|".join(ADDRESSES)}) exec {PROGRAMS / name} "$@" ;; esac\n'
+                f'exec {shlex.join(self._enter(HEAD)[:-1])} --wdns="$PWD" -- {PROGRAMS / name} "$@"\n'
+            )
+            (folder / name).chmod(0o755)
+
+    def _configure(self) -> None:
+        """What the administrator of a site does first."""
+        for name in (HEAD, *NODES):
+            self._ask("qconf", "-as", name)
+        for name in NODES:
+            self._ask("qconf", "-ah", name)
+        self.load("-Ahgrp", "group_name @allhosts\nhostlist " + " ".join(NODES) + "\n")
+        for name, rule in ENVIRONMENTS.items():
+            self.load("-Ap", ENVIRONMENT.format(name=name, rule=rule))
+        complexes = self.run("qconf", "-sc")
+        self.load("-Mc", f"{complexes}gpu gpu INT <= YES YES 0 0\n")
+        folders = {name: self.folder / "tmp" / name for name in NODES}  # its processes would share those of one path
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        tmpdir = ",".join(["/tmp", *(f"[{name}={folder}]" for name, folder in folders.items())])
+        queue = self.run("qconf", "-sq")
+        for key, value in {"qname": "all.q", "hostlist": "@allhosts", "tmpdir": tmpdir, **QUEUE}.items():
+            queue = re.sub(rf"(?m)^{key}\s.*(\n\s+.*)*$", f"{key} {value}", queue)
+        for name in NODES:
+            host = f"hostname {name}\nload_scaling NONE\ncomplex_values gpu=2\nuser_lists NONE\nxuser_lists NONE\n"
+            self.load("-Me", host + "projects NONE\nxprojects NONE\nusage_scaling NONE\nreport_variables NONE\n")
+        self.load("-Aq", queue)
+        schedule = self.run("qconf", "-ssconf")
+        for key, value in {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1",
+                           "schedd_job_info": "true"}.items():  # fmt: skip
+            schedule = re.sub(rf"(?m)^{key}\s.*$", f"{key} {value}", schedule)
+        self.load("-Msconf", schedule)
+
+    def load(self, option: str, text: str) -> None:
+        """Hands a description to qconf, which can refuse it and exit 0."""
+        file = self.folder / "qconf.txt"
+        file.write_text(text)
+        done = self._ask("qconf", option, str(file))
+        words = f"{done.stdout}{done.stderr}".strip()
+        if done.returncode or not re.search(r"added|modified|changed", words):
+            raise ClusterError(f"qconf {option}: {words}\n{text}")
+
+    @property
+    def _mark(self) -> dict[str, str]:
+        return {"SGE_TEST_CLUSTER": str(self.folder)}
+
+    def _launch(self, host: str, daemon: str) -> None:
+        settings = {"PATH": _SEARCH, **self._mark, "SGE_ROOT": str(self.root), "SGE_CELL": "default", "SGE_ND": "1"}
+        settings |= {"SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
+        self.daemons.start(f"{daemon}-{host}", [*self._enter(host), str(PROGRAMS / daemon)], settings)
+
+    def _host(self, name: str) -> Proc:
+        host = self.daemons.get(name)
+        if host is None:
+            raise ClusterError(f"{name} is gone\n{self.last_words()}")
+        return host
+
+    def _enter(self, name: str) -> list[str]:
+        return [
+            "nsenter",
+            f"--target={self._host(name).pid}",
+            "--net",
+            "--uts",
+            "--mount",
+            f"--wdns={os.getcwd()}",
+            "--",
+        ]
+
+    def _on(self, host: str, *argv: str) -> str:
+        done = subprocess.run(
+            [*self._enter(host), *argv], env=self.env() | {"PATH": _SEARCH}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ClusterError(f"{shlex.join(argv)} on {host}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def _own(self) -> list[Proc]:
+        """The hosts and daemons, and all that has been started by one of them: jobs have the folder in SGE_ROOT."""
+        marks = {f"SGE_TEST_CLUSTER={self.folder}", f"SGE_ROOT={self.root}"}
+        return [proc for proc in running() if proc.pid != os.getpid() and marks & proc.environment()]
+
+    def _ask(self, *argv: str, timeout_s: float = 20.0, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command on the cluster; one that hangs is as good as one that fails."""
+        try:
+            return subprocess.run(
+                argv, env=self.env(), capture_output=True, text=True, timeout=timeout_s, check=False, input=text or ""
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(argv, 124, "", f"no answer after {timeout_s:.0f} s")
+
+    def _wait(self, ready: Callable[[], bool], deadline: float, complaint: str) -> None:
+        done = wait_until(lambda: bool(self.daemons.dead()) or ready(), timeout_s=deadline - time.monotonic())
+        if dead := self.daemons.dead():
+            complaint += f" ({', '.join(dead)} ended by itself)"
+        if dead or not done:
+            raise ClusterError(f"{complaint}\n{self.last_words()}")
+
+
+_SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def _clear_orphans() -> None:
+    """Stop the clusters whose owner died without stopping them, for instance a test run that was killed."""
+    for mark in Path(tempfile.gettempdir()).glob(f"sge-*/{MARK}"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = mark.read_text().split()  # none of a detached one
+            if not Proc(int(pid), int(started)).alive():
+                SgeCluster(mark.parent).stop()
+
+
+def main() -> int:
+    """The command line; see the module's own text."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("action", choices=("up", "down", "env"))
+    parser.add_argument("--dir", required=True, type=Path, help="the cluster's folder; down removes it")
+    options = parser.parse_args()
+    cluster = SgeCluster(options.dir, detached=True)
+    try:
+        if options.action == "up":
+            cluster.start()
+        if options.action == "down":
+            cluster.stop()
+        else:
+            for name, value in cluster.environment.items():
+                print(f"export {name}={shlex.quote(value)}")
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""What the real commands of Son of Grid Engine 8.1.9 printed, as the launcher reads it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.queries import AnswerLost, JobState, QueryError
+from launcher.schedulers.sge import commands
+from launcher.schedulers.sge.commands import SGE
+
+Says = Callable[..., None]
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text()
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Makes a command that prints something; the folder is the whole PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name: str, output: str = "", errors: str = "", code: int = 0) -> None:
+        for stream, text in (("out", output), ("err", errors)):
+            (tmp_path / f"{name}.{stream}").write_text(text)
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n/bin/cat {path}.out\n/bin/cat {path}.err >&2\nexit {code}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    return make
+
+
+def test_jobs_and_elements_of_arrays_are_told_apart() -> None:
+    jobs = commands.parse_jobs(recorded("qstat-g-d.xml"))
+    assert {job.id: job.raw_state for job in jobs.values()} == {
+        "5": "r", "15": "r", "9": "qw", "17": "qw", "7": "hqw",
+        "6_0": "r", "6_1": "r", "6_2": "qw", "6_3": "qw", "8_0": "hqw", "8_1": "hqw", "8_2": "hqw", "8_3": "hqw",
+    }  # fmt: skip
+    assert {job.state for job in jobs.values()} == {JobState.RUNNING, JobState.PENDING}
+
+
+@pytest.mark.parametrize(
+    ("letters", "state"),
+    [
+        ("r", JobState.RUNNING), ("t", JobState.RUNNING), ("Rr", JobState.RUNNING), ("dr", JobState.RUNNING),
+        ("qw", JobState.PENDING), ("hqw", JobState.PENDING), ("Eqw", JobState.PENDING), ("Rq", JobState.PENDING),
+        ("s", JobState.SUSPENDED), ("S", JobState.SUSPENDED), ("T", JobState.SUSPENDED), ("Rs", JobState.SUSPENDED),
+        ("z", JobState.GONE), ("?", JobState.UNKNOWN), ("", JobState.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_letters_of_states(letters: str, state: JobState) -> None:
+    assert commands.state_of(letters) is state
+
+
+def test_a_job_is_found_by_the_token_in_its_context(says: Says) -> None:
+    says("qstat", recorded("qstat-j.xml"))
+    assert SGE().find("tok2", "arr") == "6"
+    assert SGE().find("tok3", "arr") is None
+    origins = SGE().origins(["5", "6", "7"])
+    assert {number: (each.token, each.file) for number, each in origins.items()} == {
+        "5": ("tok1", "/home/me/out.$JOB_ID.$TASK_ID"), "6": ("tok2", "/home/me/out.$JOB_ID.$TASK_ID"),
+    }  # fmt: skip
+
+
+def test_a_job_that_is_not_there_is_no_error(says: Says) -> None:
+    says("qstat", recorded("qstat-j-unknown.xml"), code=1)
+    assert SGE().find("tok2", "arr") is None
+    assert SGE().origins(["99999"]) == {}
+
+
+def test_what_is_no_xml_is_no_answer(says: Says) -> None:
+    says("qstat", "Welcome to our cluster!\n")
+    with pytest.raises(QueryError, match="could not be read"):
+        SGE().jobs()
+
+
+def test_ends_of_jobs() -> None:
+    ends = {key: commands.last_of(times) for key, times in commands.records(recorded("qacct.txt")).items()}
+    told = {key: (end.state, end.raw_state, end.reason) for key, end in ends.items()}
+    assert told["6_0"] == told["6_1"] == (JobState.DONE, "COMPLETED", "")
+    assert told["21"] == (JobState.FAILED, "FAILED", "exit status 3"), "the time after it was requeued counts"
+    assert told["22"][:2] == (JobState.FAILED, "TIMEOUT")
+    assert told["29"] == (JobState.FAILED, "FAILED", "assumedly after job")
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        ({"failed": "25  : rescheduling", "exit_status": "99"}, JobState.GONE),
+        ({"failed": "100 : assumedly after job", "exit_status": "137", "deleted_by": "me@head"}, JobState.CANCELLED),
+        ({"failed": "0", "exit_status": "0", "deleted_by": "NONE"}, JobState.DONE),
+        ({}, JobState.FAILED),
+    ],
+)
+def test_a_record_of_accounting(record: dict[str, str], state: JobState) -> None:
+    assert commands.last_of([{"jobnumber": "1", **record}]).state is state
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "code", "job"),
+    [
+        ('Your job 5 ("plain") has been submitted\n', "", 0, "5"),
+        ('Your job-array 6.1-4:1 ("arr") has been submitted\n', "", 0, "6"),
+        ("", "Unable to run job: warning: me's job is not allowed to run in any queue\n"
+         'Your job 1 ("j.sh") has been submitted\nExiting.\n', 1, "1"),
+        ('Welcome!\nYour job 7 ("a") has been submitted\n', "", 0, "7"),
+    ],
+)  # fmt: skip
+def test_a_job_is_there_whatever_else_qsub_says(says: Says, output: str, errors: str, code: int, job: str) -> None:
+    says("qsub", output, errors, code)
+    assert SGE().submit("script.sh", os.environ) == job
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        ('Unable to run job: job rejected: the requested parallel environment "nope" does not exist\nExiting.\n',
+         'the requested parallel environment "nope" does not exist (`qconf -spl`'),
+        ('Unable to run job: Job was rejected because job requests unknown queue "nope.q"\nExiting.\n', "`qconf -sql`"),
+        ('Unable to run job: unknown resource "nope"\nExiting.\n', "`qconf -sc`"),
+        ('Unable to run job: denied: "1bad" is not a valid object name (cannot start with a digit)\nExiting.\n',
+         "cannot start with a digit"),
+        ("qsub: argument to -N option must not contain / \n", "must not contain /"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_told_in_grid_engines_words(says: Says, errors: str, words: str) -> None:
+    says("qsub", "", errors, 1)
+    with pytest.raises(Refused) as caught:
+        SGE().submit("script.sh", os.environ)
+    assert words in str(caught.value)
+    assert caught.value.definite
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        "error: commlib error: got select error (Connection refused)\nUnable to run job: unable to send message to "
+        'qmaster using port 1 on host "head": got send error\nExiting.\n',
+        "Unable to run job: failed receiving gdi request response for mid=1 (got syncron message receive timeout "
+        "error)\n",
+    ],
+)
+def test_nobody_knows_whether_there_is_a_job_when_the_qmaster_does_not_answer(says: Says, errors: str) -> None:
+    says("qsub", "", errors, 1)
+    with pytest.raises(NoAnswer):
+        SGE().submit("script.sh", os.environ)
+
+
+def test_a_job_that_has_ended_can_be_cancelled_again(says: Says) -> None:
+    says("qdel", 'denied: job "888" does not exist\n', code=1)
+    SGE().cancel("888")
+    SGE().cancel("888_1")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("error: commlib error: got select error (Connection refused)\n", QueryError),
+        ("failed receiving gdi request response for mid=1\n", AnswerLost),
+        ("root - you do not have the necessary privileges to delete the job\n", QueryError),
+    ],
+)
+def test_a_cancellation_that_fails(says: Says, words: str, kind: type[Exception]) -> None:
+    says("qdel", "", words, 1)
+    with pytest.raises(kind) as caught:
+        SGE().cancel("5")
+    assert isinstance(caught.value, AnswerLost) is (kind is AnswerLost)
+
+
+def test_what_an_array_may_have(says: Says) -> None:
+    says("qconf", recorded("qconf-sconf.txt"))
+    assert SGE().max_array_size(None) == 75000
+
+
+def test_ids() -> None:
+    assert (commands.array_of("17_3"), commands.array_of("17")) == ("17", "17")
+    assert (commands.sge_id("17_0"), commands.sge_id("17")) == ("17.1", "17")
+    assert commands.dependency(["5", "6_0", "6_1"]) == ["-hold_jid", "5,6"]
+    assert commands.dependency([]) == []

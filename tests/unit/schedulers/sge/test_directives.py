@@ -1,0 +1,115 @@
+"""Lines of a script for Grid Engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.schedulers.sge import directives, node
+from launcher.schedulers.sge.environment import sge_environment
+from launcher.spec.sections import Cluster
+from tests.unit.plans import bare_plan
+
+OF_CLUSTER = {field.name for field in dataclasses.fields(Cluster)} - {"name"}
+
+
+def lines(array: str | None = None, **fields: Any) -> list[str]:
+    """The lines of a plan; of `cluster` its keys are given as they are."""
+    cluster = {name: fields.pop(name) for name in list(fields) if name in OF_CLUSTER}
+    return directives.lines(bare_plan(**fields, cluster=cluster), "launcher-0", array)
+
+
+def test_elements_are_counted_from_one() -> None:
+    found = lines("0-14%4")
+    assert "-t 1-15" in found
+    assert "-tc 4" in found
+    assert "-o /runs/run-1/output-$JOB_ID_$TASK_ID.log" in found
+    assert "-t 1-1" in lines("0-0")
+
+
+def test_amounts_count_for_each_slot() -> None:
+    fields = {"nodes": 2, "parallel_environment": "four", "slots": 4, "gpus_per_node": 8, "gpu_directive": "resource"}
+    found = lines(**fields, gpu_resource="gpu", mem=64 << 30, mem_resource="h_vmem")
+    assert [line for line in found if line.startswith(("-pe", "-l"))] == [
+        "-pe four 8", "-l h_rt=01:00:00", "-l gpu=2", "-l h_vmem=16777216K",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="does not divide"):
+        lines(**{**fields, "gpus_per_node": 6}, gpu_resource="gpu")
+    with pytest.raises(ConfigError, match=r"cluster\.gpu_resource=gpu"):
+        lines(**fields)
+    with pytest.raises(ConfigError, match=r"cluster\.mem_resource=h_vmem"):
+        lines(mem=1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"name": "1st"}, "begin it with a letter"),
+        ({"name": "a:b"}, "letters, digits"),
+        ({"run_dir": "/my runs/a"}, "use another folder"),
+        ({"run_dir": "/$HOME/a"}, "use another folder"),
+        ({"run_dir": "/läufe/a"}, "use another folder"),
+        ({"nodes": 2}, "set cluster.parallel_environment"),
+        ({"slots": 2}, "cluster.slots=2"),
+        ({"nodes": 2, "parallel_environment": "a b"}, "cannot be the name of a parallel environment"),
+        ({"queue": "a b"}, "no blanks"),
+        ({"queue": "a'b"}, "no blanks, quotes"),
+        ({"resources": {"a b": 1}}, "cannot be a resource"),
+        ({"resources": {"h_rt": 1}}, "use time"),
+        ({"resources": {"a": "1,b=2"}}, "no blanks, quotes, commas"),
+        ({"directives": {"N": "x"}}, "use name"),
+        ({"directives": {"pe": "x 2"}}, "use nodes and cluster.parallel_environment"),
+        ({"directives": {"V": True}}, "the environment is handed on anyway"),
+        ({"directives": {"M": "a b"}}, "no blanks"),
+    ],
+)
+def test_what_cannot_stand_in_a_line_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lines(**fields)
+    assert told in str(caught.value)
+
+
+def test_extra_options_are_added_and_replace_ours() -> None:
+    found = lines(directives={"m": "abe", "l": ["fast=1", "a=2"], "notify": None, "r": "n", "R": True})
+    assert found[-5:] == ["-m abe", "-l fast=1", "-l a=2", "-r n", "-R"]
+    assert "-notify" not in found
+    assert "-r y" not in found
+    assert "-l h_rt=01:00:00" in found
+
+
+def test_a_job_finds_the_cell_and_nothing_of_another_job() -> None:
+    environ = {
+        "SGE_ROOT": "/sge", "SGE_CELL": "c", "SGE_QMASTER_PORT": "1", "SGE_TASK_ID": "3", "JOB_ID": "7", "NSLOTS": "4",
+        "PE_HOSTFILE": "/x", "TMPDIR": "/tmp/7", "OMP_NUM_THREADS": "4", "HOME": "/home/me",
+    }  # fmt: skip
+    assert sge_environment(environ).environment == {
+        "SGE_ROOT": "/sge", "SGE_CELL": "c", "SGE_QMASTER_PORT": "1", "HOME": "/home/me",
+    }  # fmt: skip
+    assert sge_environment({"OMP_NUM_THREADS": "4"}).environment == {"OMP_NUM_THREADS": "4"}
+
+
+def test_an_order_is_one_short_line_that_says_all() -> None:
+    values = {"environment": {f"A_{number}": "ä" * 50 for number in range(2000)}, "odd": "\udcff\n"}
+    line = node.order(values)
+    assert line.count(b"\n") == 1
+    assert len(line) < len(json.dumps(values)) / 10
+    assert node.read(line) == values
+
+
+def test_a_node_tells_its_tasks_what_is_its_own() -> None:
+    here = {
+        "HOSTNAME": "node2",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "TMPDIR": "/tmp/node2",
+        "PATH": "/bin",
+        "SGE_HGR_gpu": "3",
+    }
+    told = {"HOSTNAME": "node1", "CUDA_VISIBLE_DEVICES": "0", "PATH": "/opt/bin:/bin", "ROCR_VISIBLE_DEVICES": "1"}
+    assert node.environment(told, here) == {
+        "HOSTNAME": "node2", "CUDA_VISIBLE_DEVICES": "3", "TMPDIR": "/tmp/node2", "PATH": "/opt/bin:/bin",
+        "SGE_HGR_gpu": "3", "ROCR_VISIBLE_DEVICES": "1",
+    }  # fmt: skip
