@@ -1,9 +1,11 @@
-"""Replaces the sweeper `hydra/sweeper=optuna` by launcher/cli/optuna_search.py, if that is installed."""
+"""The sweeper `hydra/sweeper=optuna` (launcher/cli/optuna_search.py), with the settings of hydra-optuna-sweeper.
+
+hydra-optuna-sweeper needs Optuna 2. This sweeper replaces it, also where it is installed.
+"""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+import importlib.util
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -13,41 +15,58 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from launcher.errors import ConfigError
 from launcher.paths import is_ours
+
+# See https://optuna.readthedocs.io/en/stable/reference/samplers/ for these settings; others are added with a plus.
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "tpe": {"_target_": "optuna.samplers.TPESampler", "seed": None, "n_startup_trials": 10,
+            "n_ei_candidates": 24, "multivariate": False, "constant_liar": True},
+    "random": {"_target_": "optuna.samplers.RandomSampler", "seed": None},
+    "cmaes": {"_target_": "optuna.samplers.CmaEsSampler", "seed": None, "x0": None, "sigma0": None,
+              "warn_independent_sampling": True, "use_separable_cma": False},
+    "nsgaii": {"_target_": "optuna.samplers.NSGAIISampler", "seed": None, "population_size": 50, "mutation_prob": None,
+               "crossover_prob": 0.9, "swapping_prob": 0.5},
+    "grid": {"_target_": None},  # all combinations, in order
+}  # fmt: skip
+SWEEPER: dict[str, Any] = {
+    "_target_": "hydra_plugins.launcher_optuna.OptunaSearchSweeper", "_recursive_": False,
+    "defaults": [{"sampler": "tpe"}],
+    "direction": "minimize", "storage": None, "study_name": None, "n_trials": 20, "n_jobs": 2, "max_failure_rate": 0.0,
+    "params": None, "custom_search_space": None,
+}  # fmt: skip
 
 
 class OptunaSearchSweeper(Sweeper):
-    """Optuna's sweeper, which takes the trials of earlier commands from the sweep's runs."""
+    """Hydra's sweeper; `launcher.cli.optuna_search.OptunaSearch` does the work."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
         self._search: Any = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        # Lazily: Optuna takes seconds
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'launcher[optuna]'")
+        # Lazily: Optuna takes 0.2 s
         from launcher.cli.optuna_search import OptunaSearch
 
-        self._search = OptunaSearch(**self._settings)
-        self._search.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self._search = OptunaSearch(config, hydra_context, task_function, **self._settings)
 
     def sweep(self, arguments: list[str]) -> Any:
         return self._search.sweep(arguments)
 
 
 class OptunaSearchConfig(SearchPathPlugin):
-    """Registers our sweeper with the schema of Optuna's, in our own commands only: Hydra loads this in every Hydra app.
+    """Registers the sweeper, in our own commands only: Hydra loads this in every Hydra app.
 
     Hydra calls this when all plug-ins are loaded. Their order depends on where they are installed, and of two configs
     with one name the later one is used.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        theirs: Any = sys.modules.get("hydra_plugins.hydra_optuna_sweeper.config")
-        if theirs is None or not is_ours(each.path for each in search_path.get_path()):
+        if not is_ours(each.path for each in search_path.get_path()):
             return
-
-        @dataclass
-        class Settings(theirs.OptunaSweeperConf):
-            _target_: str = "hydra_plugins.launcher_optuna.OptunaSearchSweeper"
-
-        ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=Settings, provider="launcher")
+        store = ConfigStore.instance()
+        store.store(group="hydra/sweeper", name="optuna", node=SWEEPER, provider="launcher")
+        for name, settings in SAMPLERS.items():
+            store.store(group="hydra/sweeper/sampler", name=name, node=settings, provider="launcher")

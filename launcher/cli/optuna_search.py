@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: Optuna's sweeper, which takes earlier trials from the sweep's runs instead of a database.
+"""`hydra/sweeper=optuna`: a command that waits proposes points with Optuna, a batch at a time.
 
 A search continues when its command is repeated after it was killed. A database of trials would have to agree with the
 runs, and would miss a run that ended while no command was active (and SQLite is not safe on NFS). So each command makes
@@ -12,36 +12,60 @@ State of a sampler besides the trials (the generations of NSGA-II, the matrix of
 
 from __future__ import annotations
 
-import functools
-import logging
-import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.utils import instantiate
-from hydra_plugins.hydra_optuna_sweeper._impl import OptunaSweeperImpl, create_params_from_overrides
-from omegaconf import OmegaConf, read_write
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.errors import InstantiationException
+from hydra.types import HydraContext, TaskFunction
+from hydra.utils import get_method, instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
 from optuna.trial import TrialState
 
 from launcher.cli.multirun import Multirun
 from launcher.cli.search import PointFailed
 from launcher.cli.sweep_results import alone, text
 from launcher.cli.text import program
+from launcher.config import search_space
+from launcher.config.search_space import Space
+from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import ConfigError, LauncherError
 from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Sweep
+from launcher.sweeps.search import distributions
+
+RESULTS = "optimization_results.yaml"  # in the sweep's directory, as hydra-optuna-sweeper writes it
 
 
-class OptunaSearch(OptunaSweeperImpl):
-    """Optuna's sweeper, whose trials are points of a sweep of ours."""
+class OptunaSearch:
+    """A search whose trials are points of a sweep of ours. The settings are those of `hydra.sweeper`."""
 
-    sampler: Any
-    storage: Any
-    study_name: Any
+    def __init__(
+        self, config: DictConfig, context: HydraContext, task: TaskFunction, *, sampler: Any, direction: Any,
+        storage: Any, study_name: str | None, n_trials: int, n_jobs: int, max_failure_rate: float,
+        params: Mapping[str, Any] | None, custom_search_space: str | None,
+    ) -> None:  # fmt: skip
+        """
+        Raises:
+            ConfigError: a setting cannot be used.
+        """
+        if not 0 <= max_failure_rate <= 1:
+            raise ConfigError(f"hydra.sweeper.max_failure_rate={max_failure_rate}: it must be between 0 and 1")
+        self._config = config
+        self._sampler, self._storage, self._study_name = sampler, storage, study_name
+        self._directions = [direction] if isinstance(direction, str) else list(direction)
+        self._trials, self._workers, self._max_failure_rate = n_trials, n_jobs, max_failure_rate
+        self._params = params
+        self._extend: Callable[[DictConfig, Any], None] | None = (
+            get_method(custom_search_space) if custom_search_space else None
+        )
+        self._launcher: Any = Plugins.instance().instantiate_launcher(
+            config=config, hydra_context=context, task_function=task
+        )
 
     def sweep(self, arguments: list[str]) -> None:
         """Runs the search, and prints the best trial.
@@ -51,137 +75,162 @@ class OptunaSearch(OptunaSweeperImpl):
             LauncherError: more trials of a batch failed than max_failure_rate allows, or all did.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # sweep_follow prints the end of each point.
-        logging.getLogger(OptunaSweeperImpl.__module__).addFilter(lambda _: False)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        distributions, fixed = self._space(arguments)
-        multirun = getattr(self.launcher, "multirun", None)
+        space, fixed = space_of(arguments, self._params)
+        if self._extend is None:
+            require_space(space)
+        multirun = getattr(self._launcher, "multirun", None)
         if not isinstance(multirun, Multirun):
             raise ConfigError("hydra/sweeper=optuna needs hydra/launcher=launcher, the default")
         sweep, written = multirun.sweep_of(
-            [f"{key}={value}" for key, value in {**_lowest(distributions), **fixed}.items()]
+            search_space.overrides({key: each.ends()[0] for key, each in space.items()}, fixed)
         )
-        fixed = fixed_of(written, distributions)
-        with read_write(self.config.hydra):
-            self.config.hydra.sweep.dir = str(sweep.path)  # where optimization_results.yaml is written
-        study = self._study(sweep, distributions, fixed)
-        try:
-            super().sweep(arguments)
-        except PointFailed as error:
-            raise LauncherError(
-                f"{error}\nThe search has stopped. Correct the cause, `{program()} sweep rerun {sweep.id}`, and\n"
-                "repeat this command; or allow failures: hydra.sweeper.max_failure_rate=0.5 (of the trials that run at "
-                "once)"
-            ) from None
-        except ValueError:
-            if any(trial.state is TrialState.COMPLETE for trial in study.trials):
-                raise
-            raise LauncherError(f"no trial of {sweep.id} succeeded: {program()} sweep results {sweep.id}") from None
-        _print_best(sweep, study, fixed)
+        fixed = fixed_of(written, space)
+        study, left = self._study(sweep, space, fixed)
+        first = 0
+        while left > 0:
+            count = min(left, self._workers)
+            self._batch(sweep, study, space, fixed, first, count)
+            first, left = first + count, left - count
+        if not any(trial.state is TrialState.COMPLETE for trial in study.trials):
+            raise LauncherError(f"no trial of {sweep.id} succeeded: {program()} sweep results {sweep.id}")
+        _write_results(sweep, study)
+        _print_best(sweep, study, space, fixed)
 
-    def _space(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], dict[str, str]]:
-        """Returns the distribution of each key that is searched, and the overrides that all trials have.
+    def _study(self, sweep: Sweep, space: Space, fixed: Sequence[str]) -> tuple[optuna.Study, int]:
+        """The study, with all points of the sweep at the front of its queue, and how many trials are left to run.
 
         Raises:
-            ConfigError: Optuna cannot search them, or there are none.
+            ConfigError: Optuna cannot use the storage, or the sampler cannot use the space.
         """
-        self._process_searchspace_config()
+        points = sweep.manifest().points if sweep.recorded() else ()
+        known = [params for point in points if (params := params_of(point, space, fixed)) is not None]
+        settings: Any = OmegaConf.to_container(OmegaConf.create(self._sampler))
+        if isinstance(settings.get("seed"), int):
+            settings["seed"] += len(known)  # else it would suggest the known points once more
+        grid = settings["_target_"] is None
         try:
-            searched, fixed = create_params_from_overrides([*self._parse_sweeper_params_config(), *arguments])
-        except (NotImplementedError, ValueError, AssertionError) as error:
-            raise ConfigError(f"Optuna cannot search this: {error}") from None
-        searched = {**(self.search_space_distributions or {}), **searched}
-        searched = {key: value for key, value in searched.items() if key not in fixed}
-        if not searched and self.custom_search_space_extender is None:
-            raise ConfigError("there is nothing to search: give a key several values, 'workload.lr=interval(0.01,0.5)'")
-        return searched, fixed
-
-    def _study(
-        self, sweep: Sweep, distributions: Mapping[str, BaseDistribution], fixed: Mapping[str, str]
-    ) -> optuna.Study:
-        """Returns the study, with all points of the sweep at the front of its queue.
-
-        Raises:
-            ConfigError: Optuna cannot use the storage.
-        """
-        self.storage = self.storage or optuna.storages.InMemoryStorage()
-        self.study_name = self.study_name or sweep.id
+            sampler = None if grid else instantiate(settings)
+        except InstantiationException as error:
+            raise ConfigError(f"hydra.sweeper.sampler: {error}") from None
         try:
             study = optuna.create_study(
-                study_name=self.study_name, storage=self.storage, directions=self._get_directions(), load_if_exists=True
-            )
+                study_name=self._study_name or sweep.id, storage=self._storage, sampler=sampler,
+                directions=self._directions, load_if_exists=True,
+            )  # fmt: skip
         except Exception as error:
             raise ConfigError(
-                f"hydra.sweeper.storage={self.storage}: {type(error).__name__} {error}; leave it out, the sweep's runs "
-                "are enough to continue the search"
+                f"hydra.sweeper.storage={self._storage}: {type(error).__name__} {error}; leave it out, the sweep's "
+                "runs are enough to continue the search"
             ) from error
-        points = sweep.manifest().points if sweep.recorded() else ()
-        found = [params_of(point, distributions, fixed) for point in points]
-        known = [params for params in found if params is not None]
-        if isinstance(self.sampler, functools.partial) and self.sampler.func is optuna.samplers.GridSampler:
-            random.seed(sweep.id)  # GridSampler shuffles with it: the same order in each command
-            return study
-        trials = study.trials
-        stored = [trial.params for trial in trials if trial.state is TrialState.COMPLETE]
-        stored += [trial.system_attrs.get("fixed_params") for trial in trials if trial.state is TrialState.WAITING]
+        total = self._trials
+        if grid:
+            count = search_space.size(space)
+            if count is None:
+                raise ConfigError("hydra/sweeper/sampler=grid needs keys with a list of values: 'workload.lr=0.1,0.01'")
+            total = min(total, count)
+            known += [each for index in range(total) if (each := _combination(space, index)) not in known]
+        stored = [trial.params for trial in study.trials if trial.state is TrialState.COMPLETE]
+        stored += [
+            trial.system_attrs.get("fixed_params") for trial in study.trials if trial.state is TrialState.WAITING
+        ]
         for params in known:
             if params not in stored:
                 study.enqueue_trial(params)
-        self.n_trials -= sum(trial.params in known for trial in trials if trial.state is TrialState.COMPLETE)
-        settings: Any = OmegaConf.to_container(self.config.hydra.sweeper.sampler)
-        if known and settings.get("seed") is not None:  # else it would suggest the known points once more
-            self.sampler = instantiate({**settings, "seed": settings["seed"] + len(known)})
-        return study
+        complete = (trial for trial in study.trials if trial.state is TrialState.COMPLETE)
+        return study, total - sum(trial.params in known for trial in complete)
+
+    def _batch(
+        self, sweep: Sweep, study: optuna.Study, space: Space, fixed: Sequence[str], first: int, count: int
+    ) -> None:
+        """Proposes some points, waits for them, and records their values.
+
+        Raises:
+            LauncherError: more of them failed than max_failure_rate allows.
+        """
+        trials = [study.ask(distributions.of(space)) for _ in range(count)]
+        for trial in trials if self._extend else ():
+            assert self._extend is not None
+            with open_dict(self._config):
+                self._extend(self._config, trial)
+        batch = [search_space.overrides(written(trial.params, space), fixed) for trial in trials]
+        returns: Sequence[JobReturn] = self._launcher.launch(batch, initial_job_idx=first)
+        failures = []
+        for trial, each in zip(trials, returns, strict=True):
+            try:
+                value = each.return_value
+                study.tell(trial, [value] if isinstance(value, float) else value)
+            except PointFailed as error:
+                study.tell(trial, state=TrialState.FAIL)
+                failures.append(error)
+        if len(failures) / len(returns) > self._max_failure_rate:
+            raise LauncherError(
+                f"{failures[0]}\nThe search has stopped. Correct the cause, `{program()} sweep rerun {sweep.id}`, and\n"
+                "repeat this command; or allow failures: hydra.sweeper.max_failure_rate=0.5 (of the trials that run at "
+                "once)"
+            )
 
 
-def _lowest(distributions: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns one value of each key: its lowest, or its first choice."""
-    return {
-        key: each.choices[0] if isinstance(each, CategoricalDistribution) else each.low
-        for key, each in distributions.items()
-    }
+def written(params: Mapping[str, Any], space: Space) -> dict[str, str]:
+    """Returns a trial's values as they are written in overrides. Pure."""
+    return {key: distributions.text(space[key], value) if key in space else str(value) for key, value in params.items()}
 
 
-def fixed_of(written: Sequence[str], distributions: Mapping[str, BaseDistribution]) -> dict[str, str]:
-    """Returns the overrides that all points have, by key. Pure.
+def fixed_of(overrides: Sequence[str], space: Space) -> list[str]:
+    """Returns the overrides that all points have. Pure.
 
     Args:
-        written: the overrides of a point as they are recorded, without the values of secrets.
-        distributions: the keys that are searched.
+        overrides: the overrides of a point as they are recorded, without the values of secrets.
+        space: the keys that are searched.
     """
-    pairs = (each.partition("=") for each in written)
-    return {key: value for key, _, value in pairs if key not in distributions}
+    return [each for each in overrides if each.partition("=")[0] not in space]
 
 
-def params_of(
-    overrides: Sequence[str], distributions: Mapping[str, BaseDistribution], fixed: Mapping[str, str]
-) -> dict[str, Any] | None:
+def params_of(overrides: Sequence[str], space: Space, fixed: Sequence[str]) -> dict[str, Any] | None:
     """Returns a point's values of the keys that are searched; None: the point is not of this search. Pure.
 
     Args:
         overrides: the point's overrides.
-        distributions: the keys that are searched.
+        space: the keys that are searched.
         fixed: the overrides that all points of the search have.
     """
-    common = sweep_directory.canonical(f"{key}={value}" for key, value in fixed.items())
+    common = sweep_directory.canonical(fixed)
     own = dict(each.split("=", 1) for each in overrides if each not in common)
-    if len(own) != len(overrides) - len(common) or not distributions.keys() <= own.keys():
+    if len(own) != len(overrides) - len(common) or not space.keys() <= own.keys():
         return None
     params: dict[str, Any] = {}
-    for key, written in own.items():
-        distribution = distributions.get(key)
-        if isinstance(distribution, CategoricalDistribution):
-            params.update((key, choice) for choice in distribution.choices if str(choice) == written)
-        else:  # keys of a custom_search_space get their distribution only when Optuna suggests a value
-            params[key] = OverridesParser.create().parse_override(f"{key}={written}").value()
-    return params if params.keys() == own.keys() else None
+    for key, value in own.items():
+        if key not in space:  # of a custom_search_space, whose keys are known when Optuna suggests a value
+            params[key] = OverridesParser.create().parse_override(f"{key}={value}").value()
+        elif space[key].choices and value not in space[key].choices:
+            return None
+        else:
+            params[key] = distributions.param(space[key], value)
+    return params
 
 
-def _print_best(sweep: Sweep, study: optuna.Study, fixed: Mapping[str, str]) -> None:
-    """Prints the best trial; for several objectives, the Pareto-optimal trials."""
+def _combination(space: Space, index: int) -> dict[str, Any]:
+    values = search_space.combination(space, index)
+    return {key: distributions.param(space[key], each) for key, each in values.items()}
+
+
+def _best(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """The best trial; for several objectives, the Pareto-optimal trials."""
+    return study.best_trials if len(study.directions) > 1 else [study.best_trial]
+
+
+def _write_results(sweep: Sweep, study: optuna.Study) -> None:
+    if len(study.directions) > 1:
+        found: dict[str, Any] = {"solutions": [{"params": each.params, "values": each.values} for each in _best(study)]}
+    else:
+        found = {"best_params": study.best_params, "best_value": study.best_value}
+    OmegaConf.save(OmegaConf.create({"name": "optuna", **found}), sweep.path / RESULTS)
+
+
+def _print_best(sweep: Sweep, study: optuna.Study, space: Space, fixed: Sequence[str]) -> None:
     manifest = sweep.manifest()
-    for trial in study.best_trials if len(study.directions) > 1 else [study.best_trial]:
-        overrides = sweep_directory.canonical(f"{key}={value}" for key, value in {**trial.params, **fixed}.items())
+    for trial in _best(study):
+        overrides = sweep_directory.canonical(search_space.overrides(written(trial.params, space), fixed))
         values = ", ".join(
             f"{name} {text(value)}" for name, value in zip(manifest.objective, trial.values, strict=True)
         )

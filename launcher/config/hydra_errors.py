@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,6 @@ from launcher.errors import ConfigError, near
 from launcher.own_module import program
 from launcher.paths import GROUPS, choices
 
-OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds
 NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 
 
@@ -51,9 +49,6 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         arguments: the overrides that were composed.
     """
     text = str(error)
-    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
-    if missing.startswith(OPTUNA) and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
-        return "hydra/sweeper=optuna needs Optuna's sweeper: pip install 'launcher[optuna]'"
     if explained := profile_errors.explain(text):
         return explained
     if isinstance(error.__cause__, MissingMandatoryValue) and all(key_of(word) != "workload" for word in arguments):

@@ -64,7 +64,7 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
     found = []
     for word in words:
         if (one := _VARIABLE.fullmatch(word)) and redaction.is_secret(one[1], patterns):
-            if not re.fullmatch(_NO_VALUE, one[2].replace("\\", "")):  # Optuna's sweeper escapes braces
+            if not re.fullmatch(_NO_VALUE, one[2].replace("\\", "")):  # as sweepers write braces
                 key = word.partition("=")[0].strip()
                 word = key if key.startswith("~") else f"{key}=${{oc.env:{one[1]}}}"
         elif section := _SECTION.fullmatch(word):

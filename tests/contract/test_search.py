@@ -12,7 +12,7 @@ from launcher.runs.lookup import all_sweeps
 from launcher.runs.sweep_directory import Sweep
 from tests.launch import PYTHON, ROOT, Launcher, until
 
-pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'launcher[optuna]'")
+pytest.importorskip("optuna", reason="pip install 'launcher[optuna]'")
 
 SEARCH = (
     "-m", "workload=ddp_mnist", "workload.entry=tests.chaos.parabola:main", "hydra/sweeper=optuna",

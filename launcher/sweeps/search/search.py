@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
@@ -27,7 +26,6 @@ from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from launcher.config import search_space
-from launcher.config.search_space import Dimension
 from launcher.runs.search_record import (
     CAUSE,
     MIN_STEPS,
@@ -40,6 +38,7 @@ from launcher.runs.search_record import (
     Method,
     SearchRecord,
 )
+from launcher.sweeps.search import distributions
 from launcher.sweeps.search.budget import Cost, min_steps_of, permutation, spent
 from launcher.sweeps.search.journal import JournalBackend
 
@@ -82,7 +81,7 @@ class Search:
         """
         self._record = SearchRecord(sweep)
         self.settings = self._record.settings()
-        self._distributions = {key: distribution(each) for key, each in self.settings.space.items()}
+        self._distributions = distributions.of(self.settings.space)
         self._size = search_space.size(self.settings.space)
         self._next_rung: dict[int, float] = {}  # of each trial, the step at which its next report is decided
         self._opened: tuple[JournalBackend, optuna.Study] | None = None
@@ -101,7 +100,7 @@ class Search:
             params = self._choose(study, trials)
             if params is None:
                 return None
-            values = {key: text(self.settings.space[key], value) for key, value in params.items()}
+            values = {key: distributions.text(self.settings.space[key], value) for key, value in params.items()}
             overrides = search_space.overrides(values, self.settings.fixed)
             study.add_trial(
                 create_trial(
@@ -231,10 +230,10 @@ class Search:
 
     def _combination(self, index: int) -> dict[str, Any]:
         values = search_space.combination(self.settings.space, index)
-        return {key: param(self.settings.space[key], each) for key, each in values.items()}
+        return {key: distributions.param(self.settings.space[key], each) for key, each in values.items()}
 
     def _index(self, params: dict[str, Any]) -> int | None:
-        values = {key: text(each, params[key]) for key, each in self.settings.space.items()}
+        values = {key: distributions.text(each, params[key]) for key, each in self.settings.space.items()}
         return search_space.index_of(self.settings.space, values)
 
     def _min_steps(self, study: optuna.Study, total: int) -> int | None:
@@ -271,26 +270,6 @@ class Search:
     def _study(self, backend: JournalBackend) -> optuna.Study:
         storage, goal = JournalStorage(backend), self.settings.goal.value
         return optuna.create_study(storage=storage, study_name=NAME, load_if_exists=True, direction=goal)
-
-
-def distribution(dimension: Dimension) -> BaseDistribution:
-    """Returns a dimension as Optuna's distribution."""
-    if dimension.choices:
-        return CategoricalDistribution(dimension.choices)
-    if dimension.whole:
-        low, high, step = int(dimension.low), int(dimension.high), int(dimension.step or 1)
-        return IntDistribution(low, high, log=dimension.log, step=step)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
-
-
-def text(dimension: Dimension, value: Any) -> str:
-    """Returns a value of Optuna's as it is written in an override."""
-    return value if dimension.choices else dimension.text(value)
-
-
-def param(dimension: Dimension, written: str) -> Any:
-    """Returns a value of Optuna's, the inverse of `text`."""
-    return written if dimension.choices else int(written) if dimension.whole else float(written)
 
 
 def seed_of(seed: int, number: int) -> int:

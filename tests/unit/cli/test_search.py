@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
+from hydra_plugins.launcher_optuna import OptunaSearchSweeper
 from launcher.cli.multirun import CommandLine, Multirun
 from launcher.cli.search import PointFailed, Search, objectives, values_of
-from launcher.config.hydra_errors import explain
 from launcher.config.schema import BestIs, Config, Sweep
+from launcher.config.search_space import overrides
+from launcher.config.space_overrides import space_of
 from launcher.errors import ConfigError
 from launcher.runs import sweep_directory
 from launcher.sweeps.submit import RequestedPoint
@@ -107,26 +108,25 @@ def test_what_is_no_number_is_a_failed_trial(value: Any) -> None:
 # -- Optuna
 
 
-@pytest.mark.parametrize("missing", ["hydra/sweeper/optuna", "hydra/sweeper/sampler"])
-def test_without_optunas_sweeper_the_error_says_how_to_get_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    error = MissingConfigException(f"Could not find {missing!r}", missing, ["basic", "launcher"])
-    assert "pip install 'launcher[optuna]'" in explain(error, [])
+    with pytest.raises(ConfigError, match=r"pip install 'launcher\[optuna\]'"):
+        OptunaSearchSweeper().setup(hydra_context=None, task_function=None, config=None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def optuna_search() -> Any:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'launcher[optuna]'")
+    pytest.importorskip("optuna", reason="pip install 'launcher[optuna]'")
     from launcher.cli import optuna_search
 
     return optuna_search
 
 
 @pytest.mark.parametrize(
-    ("overrides", "params"),
+    ("point", "params"),
     [
         (["workload=p2p", "a=0.30233257263183977", "b=x", "c=3"], {"a": 0.30233257263183977, "b": "x", "c": 3}),
-        (["workload=p2p", "a=1e-05", "b=2", "c=0"], {"a": 1e-05, "b": 2, "c": 0}),
+        (["workload=p2p", "a=1e-05", "b=2", "c=0"], {"a": 1e-05, "b": "2", "c": 0}),
         (["workload=p2p", "a=0.1", "b=x", "c=3", "extra=1.5"], {"a": 0.1, "b": "x", "c": 3, "extra": 1.5}),
         (["workload=p2p", "a=0.1", "b=y", "c=3"], None),  # no such choice any more
         (["workload=p2p", "a=0.1", "b=x"], None),
@@ -134,17 +134,16 @@ def optuna_search() -> Any:
         (["a=0.1", "b=x", "c=3"], None),
     ],
 )
-def test_a_point_is_a_trial_again(optuna_search: Any, overrides: list[str], params: dict[str, Any] | None) -> None:
-    searched = optuna_search.create_params_from_overrides(["a=interval(0,1)", "b=choice(x,2)", "c=range(0,4)"])[0]
-    fixed = {"workload": "p2p", "sweep.objective": "loss"}
-    assert optuna_search.params_of(overrides, searched, fixed) == params
+def test_a_point_is_a_trial_again(optuna_search: Any, point: list[str], params: dict[str, Any] | None) -> None:
+    space = space_of(["a=interval(0,1)", "b=choice(x,2)", "c=range(0,4)"])[0]
+    assert optuna_search.params_of(point, space, ["workload=p2p", "sweep.objective=loss"]) == params
 
 
 def test_a_point_with_a_secret_is_a_trial_again(
     optuna_search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = "+cluster.environment.API_TOKEN=typed-secret"
-    searched, fixed = optuna_search.create_params_from_overrides(["a=interval(0,1)", typed])
+    space, fixed = space_of(["a=interval(0,1)", typed])
     given = make_config(
         cluster={"scheduler": "local", "environment": {"API_TOKEN": "typed-secret"}}, runs_dir=str(tmp_path)
     )
@@ -155,26 +154,26 @@ def test_a_point_with_a_secret_is_a_trial_again(
         return RequestedPoint(tuple(words), given, {})
 
     monkeypatch.setattr(multirun, "_requested", requested)
-    _, written = multirun.sweep_of(["a=0.5", *(f"{key}={value}" for key, value in fixed.items())])
+    _, written = multirun.sweep_of(["a=0.5", *fixed])
     assert written == ("a=0.5", "+cluster.environment.API_TOKEN=${oc.env:API_TOKEN}")
-    fixed = optuna_search.fixed_of(written, searched)
-    assert optuna_search.params_of(sweep_directory.canonical(written), searched, fixed) == {"a": 0.5}
+    fixed = optuna_search.fixed_of(written, space)
+    assert optuna_search.params_of(sweep_directory.canonical(written), space, fixed) == {"a": 0.5}
 
 
 def test_a_trial_that_was_asked_for_is_asked_for_again_to_the_letter(optuna_search: Any) -> None:
     """Or its point would be another one, and run twice."""
+    from launcher.sweeps.search import distributions
+
     optuna = optuna_search.optuna
-    searched, fixed = optuna_search.create_params_from_overrides(
-        ["lr=interval(1e-6,1)", "width=int(interval(1,64))", "sync=choice(ddp,manual)", "seed=3"]
+    space, fixed = space_of(
+        ["lr=interval(1e-6,1)", "width=int(interval(1,64))", "sync=choice(ddp,manual)", "p=range(0,1,0.1)", "seed=3"]
     )
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
 
-    def asked() -> list[str]:
-        trial = study.ask()
-        values = {name: trial._suggest(name, each) for name, each in searched.items()}
-        return [f"{name}={value}" for name, value in {**values, **fixed}.items()]
+    def asked() -> tuple[str, ...]:
+        return overrides(optuna_search.written(study.ask(distributions.of(space)).params, space), fixed)
 
     before = [asked() for _ in range(20)]
     for each in before:
-        study.enqueue_trial(optuna_search.params_of(each, searched, fixed))
+        study.enqueue_trial(optuna_search.params_of(each, space, fixed))
     assert [asked() for _ in range(20)] == before
