@@ -36,7 +36,7 @@ def run(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
     code = or_damaged(found, lambda: _examine(found, arguments))
     if isinstance(code, Damaged):
-        raise RunError(code.words)
+        raise RunError(code.message)
     return code
 
 
@@ -122,7 +122,7 @@ def _print_none(seen: RunStatus, program: str, name: str) -> None:
             _wrapped("before", f"round {place} began because {line}")
         return
     where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
-    print(f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.word})" if seen.word else ""))
+    print(f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.detail})" if seen.detail else ""))
     print(f"see {where}")
 
 

@@ -241,7 +241,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
         "left": far.left,
         "checkpoint": far.saved,
         "checkpoint_age": far.saved_ago,
-        "reason": seen.word or None,
+        "reason": seen.detail or None,
         "cause": why,
         **codes,
         "unanswered": seen.unanswered or None,
@@ -295,17 +295,17 @@ def _unreadable(each: Damaged) -> dict[str, Any]:
     return {
         **dict.fromkeys(COLUMNS), "run": each.run.id,
         "state": RunState.UNKNOWN.value if each.is_transient else UNREADABLE,
-        "cause": each.words, "directory": str(each.run.path), "over": not each.is_transient, "settled": False,
+        "cause": each.message, "directory": str(each.run.path), "over": not each.is_transient, "settled": False,
         "unread": True,
     }  # fmt: skip
 
 
 def _orphaned(orphan: Orphan) -> dict[str, Any]:
     """Returns the row of a job whose run directory is gone."""
-    job = f"job {orphan.job} is still {orphan.word} on {orphan.scheduler}"
+    job = f"job {orphan.job} is still {orphan.raw_state} on {orphan.scheduler}"
     return {
         **dict.fromkeys(COLUMNS), "run": orphan.folder.name, "state": ORPHANED, "job": orphan.job,
-        "cluster": orphan.scheduler, "reason": orphan.word, "directory": str(orphan.folder),
+        "cluster": orphan.scheduler, "reason": orphan.raw_state, "directory": str(orphan.folder),
         "cause": f"{orphan.folder} is gone, and {job}: `{program()} cancel {orphan.job}` ends it",
         "over": False, "settled": False,
     }  # fmt: skip

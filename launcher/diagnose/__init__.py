@@ -1,4 +1,4 @@
-"""Why a run waits, why one has ended, and what is wrong with a machine: `why`, `post-mortem`, `doctor`.
+"""Explains why a run waits (`why`), why it ended (`post-mortem`), and what is wrong with a machine (`doctor`).
 
 It may import everything but cli and report.
 """

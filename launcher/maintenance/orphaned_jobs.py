@@ -31,13 +31,13 @@ class Orphan:
     Attributes:
         scheduler: the scheduler's name.
         job: the job's id.
-        word: its state, in the scheduler's own terms; empty: not known.
+        raw_state: its state, in the scheduler's own terms; empty: not known.
         folder: where the run or sweep was.
     """
 
     scheduler: str
     job: str
-    word: str
+    raw_state: str
     folder: Path
 
 

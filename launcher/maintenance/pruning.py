@@ -94,14 +94,14 @@ def survey(runs_dir: Path) -> list[Old]:
     users: list[tuple[str, JobPlan]] = []  # unfinished runs
     for each in each_status(runs, live):
         if isinstance(each, Damaged):
-            found.append(Old(each.run.path, frozenset(), None, error=each.words))
+            found.append(Old(each.run.path, frozenset(), None, error=each.message))
             continue
         found.append(Old(each.run.path, frozenset({each.state.value}), each.history.moved or None))
         users += [] if each.state.over else [(each.run.id, each.plan)]
     for sweep in (Sweep(path) for path in folders if lookup.may_have(str(path), sweep_directory.RECORD)):
         made = or_damaged(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
         if isinstance(made, Damaged):
-            found.append(Old(sweep.path, frozenset(), None, error=made.words))
+            found.append(Old(sweep.path, frozenset(), None, error=made.message))
             continue
         found.append(made[0])
         users += made[1]

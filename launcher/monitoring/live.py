@@ -55,7 +55,7 @@ class RunStatus:
     """A run's current state.
 
     Attributes:
-        word: the scheduler's own state if it adds something (`PENDING (Resources)`), or why it did not respond.
+        detail: the scheduler's own state if it adds something (`PENDING (Resources)`), or why it did not respond.
         progress: the last progress event of rank 0.
         left: seconds of wall time left, according to the scheduler.
         unanswered: the scheduler that did not respond; empty if it did, or was not asked.
@@ -68,7 +68,7 @@ class RunStatus:
     plan: JobPlan
     history: RunHistory
     state: RunState
-    word: str
+    detail: str
     progress: Progress | None
     left: int | None = None
     unanswered: str = ""
@@ -86,13 +86,13 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A run whose record cannot be used; `words` say what is wrong, and what to do.
+    """A run whose record cannot be used; `message` says what is wrong, and what to do.
 
     If `is_transient`, the record cannot be read now, so nothing is known about the run, not even that it is damaged.
     """
 
     run: Run
-    words: str
+    message: str
     is_transient: bool = False
 
 
@@ -113,13 +113,13 @@ class JobStatus:
 
     Attributes:
         state: of the job; None: there is none.
-        word: the scheduler's on it, or why it did not respond.
+        detail: the scheduler's state of the job with its reason, or why it did not respond.
         answered: the scheduler responded, or need not be asked.
         signal: number of the signal that ended it, if the scheduler says so.
     """
 
     state: JobState | None = None
-    word: str = ""
+    detail: str = ""
     answered: bool = True
     signal: int | None = None
 
@@ -164,15 +164,15 @@ class JobMonitor:
             job = answer.jobs.get(key)
             older = plan.cluster.query_interval is not None and _predates(answer, history)
             if older and not answer.problem and (job is None or not job.state.live):
-                return JobStatus(word=_not_yet(plan), answered=False)
+                return JobStatus(detail=_not_yet(plan), answered=False)
         if answer.problem:
-            return JobStatus(word=answer.problem, answered=False)
+            return JobStatus(detail=answer.problem, answered=False)
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
             try:
                 job = self.ended(plan, history.job_id) or job
             except QueryError as error:
-                return JobStatus(word=str(error), answered=False)
-        return JobStatus() if job is None else JobStatus(job.state, _word(job), signal=job.signal)
+                return JobStatus(detail=str(error), answered=False)
+        return JobStatus() if job is None else JobStatus(job.state, _detail(job), signal=job.signal)
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
         """The fields `left`, `before` and `age` of RunStatus, from the last reply."""
@@ -182,7 +182,7 @@ class JobMonitor:
         job = answer.jobs.get(queries(plan).key(history.job_id))
         age = None if answer.asked is None else max(0.0, time.time() - answer.asked)
         left = None if job is None or job.time_left is None or age is None else max(0, int(job.time_left - age))
-        return left, _word(job) if job else "", age
+        return left, _detail(job) if job else "", age
 
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
         """Fetches, with one query, how jobs ended that their scheduler no longer lists, if there are several."""
@@ -326,7 +326,7 @@ class JobMonitor:
         plan, history = run.plan(), read_history(run)
         try:
             run.journal(cancelled())
-            run.mark("cancelled")  # or it would go on in another attempt
+            run.mark("cancelled")  # otherwise another attempt would be submitted
         finally:
             try:
                 self._end(run, plan, history, kill)
@@ -373,7 +373,7 @@ def _not_yet(plan: JobPlan) -> str:
     return f"its site wants {plan.cluster.query_interval} s between two queries (cluster.query_interval)"
 
 
-def _word(job: SchedulerJob) -> str:
+def _detail(job: SchedulerJob) -> str:
     return job.raw_state + (f" ({job.reason})" if job.reason else "")
 
 
@@ -415,7 +415,7 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
     left, before, age = live.details(plan, history)
     asked = plan.cluster.scheduler if plan.queued and not job.answered else ""
     return RunStatus(
-        run, plan, history, state, job.word, history.last(Progress), left, asked, before if asked else "", age,
+        run, plan, history, state, job.detail, history.last(Progress), left, asked, before if asked else "", age,
         job.signal,
     )  # fmt: skip
 
@@ -455,10 +455,10 @@ def all_statuses(runs: Iterable[Run], *, strict: bool) -> list[RunStatus]:
         if isinstance(each, RunStatus):
             seen.append(each)
         elif strict:
-            raise RunError(each.words)
+            raise RunError(each.message)
     return seen
 
 
 def cancelled() -> Cancelled:
-    """What the journal is told when this process's user cancels a run."""
+    """Returns the event of the journal for a cancellation by the user of this process."""
     return Cancelled(by=ownership.user_name(os.getuid()), host=socket.gethostname())

@@ -412,7 +412,7 @@ def require_over(run: Run, live: JobMonitor) -> None:
     if seen.state is RunState.DONE:
         raise RunError(f"{run.id} is done: there is nothing to resume")
     if not seen.state.over:
-        word = f" ({seen.word})" if seen.state is RunState.UNKNOWN and seen.word else ""
+        word = f" ({seen.detail})" if seen.state is RunState.UNKNOWN and seen.detail else ""
         raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
 
 

@@ -1,1 +1,1 @@
-"""What `doctor` looks at: this machine, its software, its shared folder and its scheduler."""
+"""The checks of `doctor`: this machine, its software, the folder of runs and the scheduler."""

@@ -1,1 +1,1 @@
-"""Why an attempt ended: kinds (a closed list), what they are recognised by, what to do. Only `evidence` reads files."""
+"""Finds out why an attempt ended: evidence, classification, advice. Only `evidence` and `findings` read files."""

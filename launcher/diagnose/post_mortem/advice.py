@@ -1,4 +1,4 @@
-"""What to do about an end: lines whose commands can be copied. Pure."""
+"""Advises what to do after an attempt has ended: steps, with commands to copy. Pure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Case:
-    """What advice depends on.
+    """An attempt that has ended, as far as advice depends on it.
 
     Attributes:
-        name: what the user calls the run by.
-        program: how this program is called.
-        plan, verdict: of the run and of the attempt.
-        memory: as in the evidence.
-        host: where it happened first; empty: nobody knows.
-        saved: there is a checkpoint to go on from.
-        fault: what agents have told of it.
-        log: the file with the failed rank's errors; empty: there is none.
-        word: the scheduler's on the job, as in the evidence.
+        name: the run, as the user named it on the command line.
+        program: the command of the launcher, as the user typed it.
+        plan: the plan of the run.
+        verdict: why the attempt ended.
+        memory: see `Evidence`.
+        host: the host of the first failure; empty: not known.
+        saved: whether there is a checkpoint.
+        fault: the first failure that agents reported.
+        log: the file with the standard error of the failed rank; empty: there is none.
+        detail: see `Evidence`.
     """
 
     name: str
@@ -43,11 +44,11 @@ class Case:
     saved: bool = False
     fault: Fault = Fault(cause="")  # noqa: RUF009  it is frozen
     log: str = ""
-    word: str = ""
+    detail: str = ""
 
     @property
     def sign(self) -> str:
-        """The line of a log, or the error, by which it was recognised; empty: there is none."""
+        """The log line or error message from which the kind was derived; empty: there is none."""
         return self.verdict.sign or self.fault.error or ""
 
     def resume(self, *overrides: str) -> str:
@@ -56,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do, and the command that does it; empty: it takes more than one."""
+    """A thing to do, and the command that does it; empty: it needs more than one command."""
 
     words: str
     command: str = ""
@@ -66,7 +67,7 @@ Steps = list["str | Step"]
 
 
 def advice(case: Case) -> list[Step]:
-    """What to do; empty for a run that is done."""
+    """Returns the steps for an attempt; an empty list if the run is done."""
     return [each if isinstance(each, Step) else Step(each) for each in _ADVICE[case.verdict.kind](case)]
 
 
@@ -75,22 +76,22 @@ def _memory(case: Case) -> Steps:
         max((case.memory.get(key, 0) for key in ("used", "peak", "largest")), default=0),
         case.memory.get("limit", 0),
     )
-    told = f" (it used {rough_size(used)} of {rough_size(limit)})" if used and limit else ""
-    if not told and used:
-        told = f" (its largest process had {rough_size(used)})"
+    amounts = f" (it used {rough_size(used)} of {rough_size(limit)})" if used and limit else ""
+    if not amounts and used:
+        amounts = f" (its largest process had {rough_size(used)})"
     lines: list[str | Step] = []
     if case.plan.queued:
         base = max(limit, case.plan.mem or 0, used)
         wanted = _twice(base) if base else "MORE"
         default = "" if base else " (it asked for none, so it had the site's default)"
-        lines.append(Step(f"ask for more memory{told or default}", case.resume(f"mem={wanted}")))
-    elif told:
-        lines.append(f"it took more memory than this machine could give{told}")
+        lines.append(Step(f"ask for more memory{amounts or default}", case.resume(f"mem={wanted}")))
+    elif amounts:
+        lines.append(f"it needed more memory than this machine has{amounts}")
     return [*lines, *_smaller(case), "DataLoader workers count as well: each holds a copy of what it reads"]
 
 
 def _twice(size: int) -> str:
-    """As the key mem is written, in whole gigabytes."""
+    """Returns twice a number of bytes as a value of the key mem, in whole gigabytes."""
     return f"{max(1, -(-2 * size // GIB))}G"
 
 
@@ -106,7 +107,7 @@ def _gpu_memory(case: Case) -> Steps:
     return [
         *_smaller(case),
         "or save memory: bfloat16, recomputed activations, weights divided over ranks (workload=fsdp_lm shows how)",
-        "where much is reserved and not used: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "if much memory is reserved but unused: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ]
 
 
@@ -120,14 +121,14 @@ def _shared_memory(case: Case) -> Steps:
 def _disk(case: Case) -> Steps:
     return [
         f"see what is full: df -h {case.plan.run_dir} (and the site's quota command, and TMPDIR{_on(case)})",
-        Step("make room, e.g. fewer checkpoints, and go on", case.resume("checkpoint.keep=1")),
+        Step("free some space, or keep fewer checkpoints", case.resume("checkpoint.keep=1")),
     ]
 
 
 def _limit(case: Case) -> Steps:
     return [
         f"see the limits{_on(case)}: ulimit -n -u",
-        "use fewer DataLoader workers or threads, or raise them by a set-up line of the profile "
+        "use fewer DataLoader workers or threads, or raise the limits with a set-up line of the profile "
         "(cluster.setup: ulimit -n 65536)",
     ]
 
@@ -135,18 +136,18 @@ def _limit(case: Case) -> Steps:
 def _wall_time(case: Case) -> Steps:
     more = case.resume(f"time={format_hours(2 * case.plan.time)}")
     if case.saved:
-        return [Step("go on from the last checkpoint", case.resume()), Step("or with more time", more)]
+        return [Step("continue from the last checkpoint", case.resume()), Step("or with more time", more)]
     return [
         Step("ask for more time", more),
-        "it saved nothing and would begin anew: a training with launcher.worker.stop.Stop is stopped, saved and goes "
-        "on by itself (docs/your-own.md)",
+        "it saved nothing, so it would start from the beginning; a training that uses launcher.stopping() saves before "
+        "the time limit and continues by itself (docs/your-own.md)",
     ]
 
 
-def _again(*before: str) -> Callable[[Case], Steps]:
+def _resume(*before: str) -> Callable[[Case], Steps]:
     def lines(case: Case) -> Steps:
-        where = "from the last checkpoint" if case.saved else "from its beginning"
-        return [*before, Step(f"go on {where}", case.resume())]
+        where = "from the last checkpoint" if case.saved else "from the beginning"
+        return [*before, Step(f"continue {where}", case.resume())]
 
     return lines
 
@@ -158,43 +159,43 @@ def _node(case: Case) -> Steps:
         more = [Step("or without that node", case.resume(scheduler.without(case.host, case.plan.cluster.exclude)))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [
-        Step("go on, on the nodes that it gets", case.resume()),
+        Step("continue, on the nodes that the scheduler gives it", case.resume()),
         *more,
-        *([Step("let it go on without a node next time", case.resume(spare))] if spare else []),
+        *([Step("let it continue with one node less next time", case.resume(spare))] if spare else []),
     ]
 
 
 def _gpu_error(case: Case) -> Steps:
     if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.sign):
-        return [f"that GPU is broken{_on(case)}: tell the site", *_node(case)]
+        return [f"this GPU is broken{_on(case)}: report it to the site", *_node(case)]
     return [
-        "run it once with the place of the error: CUDA_LAUNCH_BLOCKING=1 (cluster.environment)",
-        "an assert or an illegal access is mostly an index out of range in the code, or its data",
-        "if other nodes run it well, this one may be bad: preflight=true checks",
+        "run it once with CUDA_LAUNCH_BLOCKING=1 (cluster.environment): then the traceback shows the failing call",
+        "an assert or an illegal access is usually an index out of range, in the code or the data",
+        "if it works on other nodes, this one may be faulty: preflight=true checks it",
     ]
 
 
 def _hang(case: Case) -> Steps:
     limit = case.fault.limit or "launch.hang_timeout"
     return [
-        "look at the stacks below: who is in no collective holds up the others",
-        Step("if that may take so long", case.resume(f"{limit}={2 * keys_of(case.plan)[limit]}")),
+        "look at the stacks below: a rank that is in no collective holds up the others",
+        Step("if a step may take that long", case.resume(f"{limit}={2 * keys_of(case.plan)[limit]}")),
         *_node(case)[1:2],
     ]
 
 
 def _collective(case: Case) -> Steps:
     return [
-        "some rank did not take part in time: the ranks that did are named, so look at the others' logs",
+        "a rank did not take part in time: the ranks named here did, so look at the logs of the others",
         "do all ranks call the same collectives in the same order, and the same number of times?",
         Step("if a rank may be that late", case.resume(f"launch.timeout={2 * case.plan.launch.timeout}")),
     ]
 
 
 def _rendezvous(case: Case) -> Steps:
-    patience = case.resume(f"launch.rendezvous_timeout={2 * case.plan.launch.rendezvous_timeout}")
+    longer = case.resume(f"launch.rendezvous_timeout={2 * case.plan.launch.rendezvous_timeout}")
     return [
-        Step("is a node slow to start, or an import slow? Then wait longer", patience),
+        Step("is a node slow to start, or an import slow? Then wait longer", longer),
         Step(
             "is it the network? Name the interface (cluster.interface), or check all nodes",
             case.resume("preflight=true"),
@@ -204,38 +205,36 @@ def _rendezvous(case: Case) -> Steps:
 
 
 def _connection(case: Case) -> Steps:
-    return ["another rank or its node went away first: see the logs of all ranks", *_node(case)]
+    return ["another rank or its node ended first: see the logs of all ranks", *_node(case)]
 
 
 def _killed(case: Case) -> Steps:
     name = case.fault.signal or ""
-    log = [f"its last words: {case.log}"] if case.log else []
-    words = {
-        "SIGKILL": ["nobody says who did it: probably the kernel, for lack of memory, or somebody's kill -9"],
-        "SIGSEGV": ["native code went wrong (an extension, a library, a mix of versions): see where in its stack"],
-        "SIGABRT": ["a library gave up (NCCL, CUDA, glibc); its words stand just before the end of the log"],
+    log = [f"its last lines: {case.log}"] if case.log else []
+    causes = {
+        "SIGKILL": ["it is not known who sent it: probably the kernel, for lack of memory, or a user with kill -9"],
+        "SIGSEGV": ["native code failed (an extension, a library, a mix of versions): its stack shows where"],
+        "SIGABRT": ["a library aborted (NCCL, CUDA, glibc); its message is at the end of the log"],
         "SIGILL": ["a library was built for another kind of CPU than this node has"],
         "SIGFPE": ["native code divided by zero"],
-    }.get(name, ["nobody of the launcher sent this signal"])  # fmt: skip
+    }.get(name, ["the launcher did not send this signal"])  # fmt: skip
     limit = case.memory.get("limit") or case.plan.mem
     memory: Steps = []
     if name == "SIGKILL" and limit and case.plan.queued:
-        memory = [
-            Step(f"if it was memory, of which it may have {rough_size(limit)}", case.resume(f"mem={_twice(limit)}"))
-        ]
-    return [*words, *memory, *log, Step("try again", case.resume())]
+        memory = [Step(f"if it was memory (its limit is {rough_size(limit)})", case.resume(f"mem={_twice(limit)}"))]
+    return [*causes, *memory, *log, Step("try again", case.resume())]
 
 
 def _exited(case: Case) -> Steps:
-    hint = "it left without an exception (os._exit, sys.exit, or a library's exit)"
+    hint = "it exited without an exception (os._exit, sys.exit, or a library's exit)"
     if (code := case.fault.exit_code) is not None and code > 128:
-        hint += f"; a shell says {code} for a program that was killed by signal {code - 128}"
-    return [hint, *([f"its last words: {case.log}"] if case.log else []), Step("then", case.resume())]
+        hint += f"; a shell returns {code} for a program that signal {code - 128} has killed"
+    return [hint, *([f"its last lines: {case.log}"] if case.log else []), Step("then", case.resume())]
 
 
 def _code(case: Case) -> Steps:
     debug = "breakpoint() in a batch job: debug.rank=0 (docs/debugging.md)"
-    return ["mend the code; its own frames are in the traceback", Step("then", case.resume()), debug]
+    return ["fix the code; the traceback shows where it failed", Step("then", case.resume()), debug]
 
 
 def _import(case: Case) -> Steps:
@@ -247,30 +246,30 @@ def _import(case: Case) -> Steps:
 
 
 def _installed(case: Case) -> str:
-    """Where to look for a package that is not found."""
+    """Returns where a missing package should be installed."""
     plan = case.plan
     if plan.env.container is not None:
         return f"is it installed in {plan.env.container} (env.container)? {plan.env.python} -c 'import ...' inside"
     if plan.env.archive is not None:
-        made = f", made of {plan.archive.of}" if plan.archive.of else ""
-        return f"is it installed in what {plan.env.archive} (env.archive) was packed from{made}?"
+        made = f" (a copy of {plan.archive.of})" if plan.archive.of else ""
+        return f"is it installed in the environment that {plan.env.archive} (env.archive) contains{made}?"
     return f"is it installed for the job's Python? {plan.node_python} -c 'import ...'{_on(case)}"
 
 
 def _config(case: Case) -> Steps:
-    return [Step("change the setting that it names", case.resume("KEY=VALUE"))]
+    return [Step("change the setting that the cause names", case.resume("KEY=VALUE"))]
 
 
 def _file(case: Case) -> Steps:
     return [
-        f"is it there on the compute nodes, and may you read it? ls -l ...{_on(case)}",
+        f"does it exist on the compute nodes, and may you read it? ls -l ...{_on(case)}",
         Step("which data sets are here, and how to get one", f"{case.program} data"),
         Step("then", case.resume()),
     ]
 
 
 def _setup(case: Case) -> Steps:
-    return [f"try that line in a shell{_on(case)}; it is of cluster.setup, or of env",
+    return [f"try that line in a shell{_on(case)}; it is in cluster.setup or in env",
             Step("then", case.resume())]  # fmt: skip
 
 
@@ -280,12 +279,12 @@ def _no_progress(case: Case) -> Steps:
 
 
 def _cancelled(case: Case) -> Steps:
-    return _again()(case)
+    return _resume()(case)
 
 
 def _never(case: Case) -> Steps:
     lines: Steps = [Step("try again", case.resume())]
-    if "RaisedSignal:53" in case.word:
+    if "RaisedSignal:53" in case.detail:
         lines.insert(
             0, f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?"
         )
@@ -295,8 +294,8 @@ def _never(case: Case) -> Steps:
 def _unknown(case: Case) -> Steps:
     per = "task" if case.plan.launch.mode == LaunchMode.tasks.value else "node"
     return [Step("see what it printed last", f"{case.program} logs {case.name}"),
-            f"a {per} that is killed as a whole says nothing; accounting (sacct) or job history would know more",
-            *_again()(case)]  # fmt: skip
+            f"a {per} that is killed as a whole reports nothing; accounting (sacct) or job history may show more",
+            *_resume()(case)]  # fmt: skip
 
 
 _ADVICE: dict[Kind, Callable[[Case], Steps]] = {
@@ -307,8 +306,8 @@ _ADVICE: dict[Kind, Callable[[Case], Steps]] = {
     Kind.DISK_FULL: _disk,
     Kind.LIMIT: _limit,
     Kind.WALL_TIME: _wall_time,
-    Kind.PREEMPTED: _again("the scheduler gave its nodes to somebody else, and starts it again where it may"),
-    Kind.REQUEUED: _again("somebody, or Slurm after a node failure, put its job back: it starts again by itself"),
+    Kind.PREEMPTED: _resume("the scheduler gave its nodes to another job, and restarts it if it can"),
+    Kind.REQUEUED: _resume("a user, or Slurm after a node failure, requeued its job: it starts by itself"),
     Kind.CANCELLED: _cancelled,
     Kind.STOPPED: _cancelled,
     Kind.NODE_LOST: _node,

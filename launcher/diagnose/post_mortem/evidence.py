@@ -1,4 +1,4 @@
-"""Collects what is known of an attempt: the only part of a post-mortem that reads files or asks a scheduler."""
+"""Collects the evidence about an attempt from its files, and from what its scheduler remembers."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ from launcher.schedulers.scheduler import Queue, Scheduler
 from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
 
-TAIL = 64 * 1024  # bytes of an output's end that are read for one line
-LOG_LINES = 40  # of a rank's log that are searched for a symptom; older errors may have been handled
+TAIL = 64 * 1024  # bytes that are read from the end of an output
+LOG_LINES = 40  # lines of a rank's log that are searched for a symptom; older errors may have been handled
 Event = Mapping[str, Any]
 
 
 def of(seen: RunStatus) -> Evidence:
-    """What is known of the last attempt, without asking anybody anything more."""
+    """Returns the evidence about the last attempt, without a query to the scheduler."""
     history = seen.history
     evidence = _from_events(
         seen.plan,
         history.events,
-        Evidence(seen.state, begun=history.attempt is not None, word=seen.word, signal=seen.signal),
+        Evidence(seen.state, begun=history.attempt is not None, detail=seen.detail, signal=seen.signal),
     )
     evidence = replace(evidence, cancelled=history.cancelled, ended=history.code)
-    if not seen.state.over or seen.state is RunState.DONE or not evidence.silent:
+    if not seen.state.over or seen.state is RunState.DONE or not evidence.unexplained:
         return evidence
     attempt = None if history.attempt is None else Attempt(seen.run, history.attempt)
     return _with_texts(seen, attempt, None, evidence)
 
 
 def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None) -> Evidence:
-    """What is known of any attempt.
+    """Returns the evidence about any attempt that has ended.
 
     Args:
-        seen: the run.
+        seen: the status of the run.
         attempt: one of its attempts.
-        following: the next one; None: it is the last. That one is over as well when the run is, or waits again.
-        past: what the scheduler remembers of its job.
+        following: the next attempt; None: `attempt` is the last one.
+        past: the attempt's execution of its job, as the scheduler remembers it; None: it does not.
     """
     if following is None and seen.state.over:
         evidence = of(seen)
-        if not evidence.silent:
+        if not evidence.unexplained:
             evidence = _with_texts(seen, attempt, None, evidence)
     else:
         events = attempt.events()
@@ -78,7 +78,7 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
         evidence = _with_texts(seen, attempt, following, evidence)
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
-        evidence = replace(evidence, word=evidence.word or past.raw_state, memory=memory)
+        evidence = replace(evidence, detail=evidence.detail or past.raw_state, memory=memory)
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     limit = scheduler.memory(seen.plan) if isinstance(scheduler, RemembersJobs) else seen.plan.mem
     if limit and "limit" not in evidence.memory:
@@ -87,13 +87,13 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
 
 
 def _code(attempt: Attempt, events: Sequence[Event]) -> int | None:
-    """What an attempt ended with, by its script, or else by its agents."""
+    """Returns the exit code of an attempt, from its script or else from its agents; None: neither recorded one."""
     ended = last(events, Ended)
     return attempt.exit_code() if ended is None else ended.code
 
 
 def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
-    """The state that the run was in between this attempt and the next. Pure."""
+    """Returns the state of the run between this attempt and the next one. Pure."""
     if code is None:
         return RunState.STOPPED if every(events, StopRequested) else RunState.LOST
     return {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
@@ -121,7 +121,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
 
 
 def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
-    """With what schedulers, the job and the failed rank have written."""
+    """Adds the scheduler's notices, the job's output and the failed rank's log to the evidence."""
     output = output_lines(seen.run, attempt, following)
     found = notices.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
     amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
@@ -136,14 +136,17 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
 
 
 def _forms(scheduler: Scheduler) -> list[notices.Form]:
-    """Of what may be written into the output of its jobs; those that run inside another's job have what that writes."""
+    """Returns the forms of the notices that may be in the output of a job.
+
+    A run inside an allocation has the notices of the scheduler that made the allocation, which is not known here.
+    """
     has_jobs = scheduler.on_this_machine or isinstance(scheduler, Queue)
     writers = [scheduler] if has_jobs else registry.schedulers()
     return [form for each in writers if isinstance(each, WritesNotices) for form in each.notices()]
 
 
 def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
-    """The last lines that the job printed in an attempt; without one, in all."""
+    """Returns the last lines that the job printed during an attempt; for None, during all attempts."""
     outputs = run.outputs()
     begin, end = 0, None
     if attempt is not None:
@@ -159,11 +162,11 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
 
 
 def _started(attempt: Attempt) -> Started | None:
-    return first(event_file.read(attempt.events_file("script")), Started)  # those of ranks may be many
+    return first(event_file.read(attempt.events_file("script")), Started)  # the files of ranks may be long
 
 
 def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
-    """A rank's files of the last round that it had: what it printed, then its errors."""
+    """Returns the paths of a rank's standard output and standard error in its last round, in the order of `kinds`."""
     found: dict[int, dict[str, Path]] = {}
     for path in attempt.logs.glob(f"rank-{rank}.*"):
         if match := re.fullmatch(rf"rank-{rank}(?:\.round-(\d+))?\.(\w+)", path.name):
@@ -173,7 +176,13 @@ def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")
 
 
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
-    """The last lines of a part of a file; empty when it cannot be read."""
+    """Returns the last lines of a part of a file; an empty list if it cannot be read.
+
+    Args:
+        path: the file.
+        begin, end: the part, in bytes; None: to the end of the file.
+        most: the number of bytes to read.
+    """
     try:
         data, start = run_files.read_range(path, begin, end, most)
     except OSError:
@@ -182,16 +191,16 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
     return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
 
 
-def memories(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
-    """What the scheduler remembers of all runs of a job, oldest first; nothing where it does not answer."""
+def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
+    """Returns all executions of a job that the scheduler remembers, oldest first; empty: it does not answer."""
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     if job_id is None or not isinstance(scheduler, RemembersJobs):
         return []
     return scheduler.history(job_id, seen.plan.cluster.submit_timeout)
 
 
-def past_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool) -> JobExecution | None:
-    """Which of the runs of its job an attempt was."""
+def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool) -> JobExecution | None:
+    """Returns the execution of the job that an attempt was; None: the scheduler does not remember it."""
     if last and pasts:
         return pasts[-1]
     started = _started(attempt)

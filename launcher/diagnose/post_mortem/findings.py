@@ -1,4 +1,4 @@
-"""All that `post-mortem` shows of one attempt. Reads the logs of its ranks."""
+"""Collects everything that `post-mortem` shows about an attempt. Reads the logs of its ranks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Started, Stop, every, first, last
 
-LAST_LINES = 10  # of the rank's log that are shown
-MOST_RANKS = 256  # whose logs are looked at
+LAST_LINES = 10  # lines of the rank's log that are shown
+MOST_RANKS = 256  # ranks that are searched for errors
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What several ranks were doing at the time of a hang.
+    """The stack of ranks that hung at the same place, or of a rank that crashed.
 
     Attributes:
-        ranks: they.
-        frames: of the main thread, the newest first; empty: they wrote no stack.
+        ranks: the ranks.
+        frames: the frames of the main thread, the newest first; empty: they wrote no stack.
     """
 
     ranks: tuple[int, ...]
@@ -40,25 +40,27 @@ class Stack:
 
 @dataclass(frozen=True)
 class Findings:
-    """One attempt.
+    """What is known about an attempt.
 
     Attributes:
-        attempt: its number; None: the run never had one.
+        attempt: its number; None: the run had no attempt.
         verdict: why it ended.
-        time: when the first failure was told, or else when the scheduler ended it, in seconds since the epoch; None:
-            nobody knows.
-        rank, host: the first to fail, as far as it is known.
-        by: user who cancelled its job.
-        same, followed: other ranks with the same error, and those that only followed; `others` have another error.
-        restarts: why ranks were started again before, in this attempt.
-        traceback: of the rank, its own frames first.
-        log: last lines of its log, without that traceback.
-        stacks: of all ranks, for a hang.
-        files: what is where.
-        memory: as in the evidence.
-        todo: what to do.
-        codes: what is known of it, for programs.
-        fault: what agents told of the first failure.
+        time: when the first failure was reported or, without one, when the attempt ended, in seconds since the epoch;
+            None: not known.
+        rank, host: where the first failure was; None and empty: not known.
+        by: the user who cancelled the job.
+        same: other ranks with the same error.
+        followed: ranks that ended because others had ended.
+        others: ranks with another error, and its last line.
+        restarts: the causes of restarts of ranks within the attempt.
+        traceback: the traceback of `rank`, with few frames of libraries.
+        log: the last lines of the rank's log, without the traceback.
+        stacks: for a hang the stacks of all ranks, for a crash that of the rank.
+        files: files to look at, by what they are.
+        memory: see `Evidence`.
+        todo: the advice.
+        codes: the codes of the events.
+        fault: the first failure that agents reported.
     """
 
     attempt: int | None
@@ -81,7 +83,7 @@ class Findings:
     fault: Fault = Fault(cause="")  # noqa: RUF009  it is frozen
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the findings as JSON types."""
         return {
             "attempt": self.attempt, "kind": self.verdict.kind.value, "cause": self.verdict.cause,
             "sure": self.verdict.sure, "sign": self.verdict.sign or None, **self.codes.as_dict(),
@@ -100,55 +102,55 @@ class Findings:
 
 
 def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
-    """The attempts that are over, each with the next one."""
+    """Returns the attempts that are over, each with the next attempt."""
     attempts = seen.run.attempts()
     following: list[Attempt | None] = [*attempts[1:], None]
-    last = seen.state.over or seen.state is RunState.QUEUED  # a run that waits again
+    last = seen.state.over or seen.state is RunState.QUEUED  # queued for another attempt
     return [pair for pair in zip(attempts, following, strict=False) if last or pair[1] is not None]
 
 
 def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
-    """Why each attempt ended that is over, without asking the scheduler for more."""
+    """Returns why each attempt ended that is over, without a query to the scheduler."""
     found = [(attempt, known.of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
     return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
 
 
 def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
-    """All about one attempt; None: the run never had one.
+    """Returns the findings about an attempt.
 
     Args:
-        seen: the run.
-        attempt: one of its attempts.
-        following: the next one; None: it is the last.
-        name: what the user calls the run by.
-        program: how this program is called, for commands to copy.
+        seen: the status of the run.
+        attempt: one of its attempts; None: the run had no attempt.
+        following: the next attempt; None: `attempt` is the last one.
+        name: the run, as the user named it on the command line.
+        program: the command of the launcher, as the user typed it; for commands to copy.
     """
     if attempt is None:
         evidence = known.of(seen)
         verdict = classify(evidence)
-        case = Case(name, program, seen.plan, verdict, word=evidence.word)
-        by = _user([past.by for past in known.memories(seen, seen.history.job_id)])
+        case = Case(name, program, seen.plan, verdict, detail=evidence.detail)
+        by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.events()
     started = first(events, Started)
-    pasts = known.memories(seen, started.job if started else None)
-    past = known.past_of(pasts, attempt, last=following is None and seen.state.over)
+    pasts = known.job_executions(seen, started.job if started else None)
+    past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
     evidence = known.of_attempt(seen, attempt, following, past)
-    verdict, told = classify(evidence), evidence.fault
-    fault = told if isinstance(told, Fault) else Fault(cause="", host=told.host if told else "")
+    verdict, event = classify(evidence), evidence.fault
+    fault = event if isinstance(event, Fault) else Fault(cause="", host=event.host if event else "")
     rank, trace = fault.rank, (fault.traceback or "").strip()
     host = fault.accused[0].host if fault.accused else fault.host
-    if rank is not None and not trace and fault.code in LEFT:  # a program of its own
+    if rank is not None and not trace and fault.code in LEFT:  # a program of the user
         trace = traces.last_traceback(_errors(attempt, rank))
     same, followed, others = _others(attempt, rank, trace)
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
         saved=_has_saved(Path(seen.plan.checkpoint.dir)),
-        fault=fault, log=files.get("its errors", ""), word=evidence.word,
+        fault=fault, log=files.get("its errors", ""), detail=evidence.detail,
     )  # fmt: skip
     return Findings(
-        attempt.number, verdict, time=(told.time if told else 0) or _ended(evidence, events), rank=rank, host=host,
+        attempt.number, verdict, time=(event.time if event else 0) or _ended(evidence, events), rank=rank, host=host,
         by=_user([past.by] if past else []), same=same, followed=followed, others=others, restarts=restarts(events),
         traceback=traces.own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
         stacks=_stacks(attempt) if fault.code is FaultCode.HANG else _crash(attempt, rank),
@@ -157,7 +159,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
 
 
 def _has_saved(folder: Path) -> bool:
-    """Whether there is a checkpoint, as far as anybody can tell."""
+    """Whether there is a checkpoint; true also if the folder cannot be read now."""
     try:
         return checkpoints.newest_step(folder) is not None
     except checkpoints.Unavailable:
@@ -170,15 +172,15 @@ def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
-    """When an attempt of which no agent told the end was ended: by its script's word, or the scheduler's."""
-    told = [each.time for each in (last(events, Stop), last(events, Ended)) if each]
-    if told:
-        return max(told)
+    """Returns when an attempt without a fault ended, from its events or the scheduler's notices; None: not known."""
+    times = [each.time for each in (last(events, Stop), last(events, Ended)) if each]
+    if times:
+        return max(times)
     return next((notice.time for notice in evidence.notices if notice.time is not None), None)
 
 
 def _user(ids: Sequence[str]) -> str:
-    """The name of the one who cancelled."""
+    """Returns the name of the user who cancelled, from the ids or names in executions of the job."""
     by = next((each for each in reversed(ids) if each), "")
     try:
         return pwd.getpwuid(int(by)).pw_name if by.isdecimal() else by
@@ -187,7 +189,7 @@ def _user(ids: Sequence[str]) -> str:
 
 
 def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, ...], tuple[int, ...], dict[int, str]]:
-    """Other ranks: those with the same error, those that only followed, and errors of their own by rank."""
+    """Returns the fields `same`, `followed` and `others` of the findings."""
     if rank is None:
         return (), (), {}
     names = (re.fullmatch(r"rank-(\d+)\.err", path.name) for path in attempt.logs.glob("rank-*.err"))
@@ -208,7 +210,7 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
 
 
 def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
-    """The last lines that the rank wrote, without what is shown of it elsewhere."""
+    """Returns the last lines of the rank's log, without tracebacks and stacks that are shown elsewhere."""
     shown: list[str] = []
     for path in known.rank_logs(attempt, rank):
         lines = traces.before_crash(known.tail(path))
@@ -218,7 +220,7 @@ def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
 
 
 def _errors(attempt: Attempt, rank: int) -> list[str]:
-    """The last lines of a rank's errors."""
+    """Returns the last lines of a rank's standard error."""
     return [line for path in known.rank_logs(attempt, rank, ("err",)) for line in known.tail(path)]
 
 
@@ -245,7 +247,7 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
 
 
 def _files(seen: RunStatus, attempt: Attempt | None, rank: int | None) -> dict[str, str]:
-    """What is where, as far as it is there."""
+    """Returns the files to look at that exist, by what they are."""
     found = {"run": str(seen.run.path)}
     if outputs := seen.run.outputs():
         found["output"] = str(outputs[-1])

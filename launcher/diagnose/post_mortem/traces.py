@@ -1,12 +1,12 @@
-"""Tracebacks and stacks, cut to what a reader wants of them. Pure."""
+"""Extracts and shortens tracebacks and stacks for display. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-FRAMES = 6  # of a stack that are shown, the newest ones
-LONG = 8  # frames of a traceback from which on those of libraries are left out
+FRAMES = 6  # newest frames of a stack that are shown
+LONG = 8  # in a traceback with more frames than this, frames of libraries are left out
 _HEAD = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = re.compile(r'  File "([^"]*)", line \d+')
@@ -18,8 +18,11 @@ _LAUNCHER = re.compile(
 
 
 def own_frames(trace: str) -> str:
-    """A traceback with its own frames first: without those of the import machinery, and of a long one each run of a
-    library's frames as a line, but for the last, in which it was raised or which called the code again."""
+    """Shortens a traceback, so that the user's frames stand out.
+
+    Frames of the import machinery are removed. In a long traceback each sequence of frames of libraries is replaced by
+    a line with their number, apart from the last frame of the sequence.
+    """
     lines = trace.strip().splitlines()
     blocks = _blocks(lines)
     frames = [at for at, (path, _) in enumerate(blocks) if path]
@@ -39,7 +42,7 @@ def own_frames(trace: str) -> str:
 
 
 def _blocks(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Frames as (file, lines); what stands between them as ("", lines)."""
+    """Splits a traceback into frames (file, lines) and the text between them ("", lines)."""
     blocks: list[tuple[str, list[str]]] = []
     for line in lines:
         if match := _FRAME.match(line):
@@ -52,7 +55,7 @@ def _blocks(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def before_traceback(lines: Sequence[str]) -> list[str]:
-    """A log's lines up to its last traceback, or chain of tracebacks."""
+    """Returns the lines of a log before its last traceback, or before its last chain of tracebacks."""
     heads = [at for at, line in enumerate(lines) if line.startswith(_HEAD)]
     while heads:
         at = heads.pop()
@@ -63,7 +66,7 @@ def before_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """The last traceback, or chain of tracebacks, in a log, up to the line of its error; empty: there is none."""
+    """Returns the last traceback, or chain of tracebacks, in a log, up to the error's line; empty: there is none."""
     rest = list(lines[len(before_traceback(lines)) :])
     heads = [at for at, line in enumerate(rest) if line.startswith(_HEAD)]
     if not heads:
@@ -74,9 +77,9 @@ def last_traceback(lines: Sequence[str]) -> str:
 
 
 def crash(lines: Sequence[str]) -> tuple[str, ...]:
-    """The main thread's frames in what Python's faulthandler wrote at a crash; empty: it wrote nothing.
+    """Returns the frames of the main thread from the output of Python's faulthandler; empty: it wrote nothing.
 
-    torch's agent turns the faulthandler on in ranks: `Fatal Python error: Segmentation fault`.
+    The output begins with a line such as `Fatal Python error: Segmentation fault`.
     """
     begin = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("Fatal Python error: ")), None)
     if begin is None:
@@ -87,13 +90,13 @@ def crash(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def before_crash(lines: Sequence[str]) -> list[str]:
-    """A log's lines up to where the faulthandler wrote."""
+    """Returns the lines of a log before the output of the faulthandler."""
     begin = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error: ")), len(lines))
     return list(lines[:begin])
 
 
 def main_frames(stack: str) -> tuple[str, ...]:
-    """The newest frames of the main thread in what faulthandler wrote, down to the workload's own."""
+    """Returns the newest frames of the main thread from the faulthandler's output, without the launcher's frames."""
     main = re.split(r"\n\s*\n", stack.strip())[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     end = next((at for at, line in enumerate(frames) if line.endswith("in _run_workload")), len(frames))

@@ -1,19 +1,19 @@
-"""From what is known of an attempt to why it ended. Pure.
+"""Classifies why an attempt ended, from the evidence. Pure.
 
-The first line that fits counts:
+The first row that applies decides:
 
-| what is known | the kind |
+| evidence | kind |
 |---|---|
 | the run was given up | no-progress |
 | a set-up line failed | setup-failed |
-| a rank raised an exception | what its last line is a sign of (`symptoms`), else exception |
-| ranks did not meet, hang, or their nodes are bad, as agents say | rendezvous-timeout, hang, bad-node |
-| a program left with an exit code, and its log ends with a traceback | as for an exception |
-| a rank or a node ended without a word, or was told to stop | what the scheduler says of the job, or has written into |
-| | its output, but no cancellation if a rank had left or crashed before; else what the kernel's counters say; else |
-| | the last line of the rank's log with a symptom; else how it ended |
-| no agent said anything | the same, without a rank's log; else the stop request; else the last line with a symptom |
-| | of the job's output |
+| a rank raised an exception | the kind of its last line (`symptoms`), else exception |
+| agents report a failed rendezvous, a hang or a bad node | rendezvous-timeout, hang, bad-node |
+| a program exited with a code, and its log ends with a traceback | as for an exception |
+| a rank or a node ended without a report, or was asked to stop | the scheduler's state of the job, or its notice in |
+| | the job's output, but no cancellation if a rank had exited or crashed before; else the kernel's counters of killed |
+| | processes; else the last line of the rank's log with a symptom; else the exit code or signal |
+| no agent reported anything | the same, without a rank's log; else the stop request; else the last line with a |
+| | symptom in the job's output |
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from launcher.monitoring.state import RunState
 from launcher.runs.events import Fault, SetupFailed, Stays, Stop, StopRequested
 from launcher.schedulers import notices
 
-NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
+NEAR_LIMIT = 0.9  # a killed process that used this part of its memory limit was probably killed for it
 GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
 NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}
 LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
-# How a task ended that could not say so itself, where nothing else tells more.
-_ENDS = {FaultCode.TASK_NOT_STARTED: Kind.NEVER_STARTED, FaultCode.TASK_UNKNOWN: Kind.UNKNOWN}
-# Ends that agents cannot explain.
-_SILENT = NODE_LOST | LEFT | _ENDS.keys() | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
-# What a fault is that needs no further evidence, unless its error is a sign of something.
+# Kinds of tasks that reported no end themselves, if there is no other evidence.
+_TASK_KINDS = {FaultCode.TASK_NOT_STARTED: Kind.NEVER_STARTED, FaultCode.TASK_UNKNOWN: Kind.UNKNOWN}
+# Faults that agents report but cannot explain.
+_UNEXPLAINED = (
+    NODE_LOST | LEFT | _TASK_KINDS.keys() | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
+)
+# Kinds of faults that need no further evidence, unless their error message has a symptom.
 _KINDS = {
     FaultCode.HANG: Kind.HANG,
     FaultCode.NOT_JOINED: Kind.RENDEZVOUS_TIMEOUT,
@@ -54,7 +56,7 @@ _KINDS = {
     FaultCode.UNREADABLE: Kind.CONFIG_ERROR,
     FaultCode.CONDITION_FAILED: Kind.NEVER_STARTED,
 }
-_WORDS = {
+_STATE_KINDS = {
     "TIMEOUT": Kind.WALL_TIME,
     "DEADLINE": Kind.WALL_TIME,
     "PREEMPTED": Kind.PREEMPTED,
@@ -64,20 +66,20 @@ _WORDS = {
     "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
     "CANCELLED": Kind.CANCELLED,
 }
-# How a rank ends when its job is cancelled: by one of these signals, or as a shell tells of it.
+# How a rank ends if its job is cancelled: by one of these signals, or with a shell's exit code for it.
 _CANCELS = {"SIGTERM", "SIGKILL", "SIGINT"}
 _CANCELLED = {128 + signal.Signals[name] for name in _CANCELS}
-TELLING = {*_WORDS} - {"CANCELLED"}  # for an end that no rank can know of
+DECISIVE = {*_STATE_KINDS} - {"CANCELLED"}  # states that explain an end which ranks cannot explain
 
 
 @dataclass(frozen=True)
 class Codes:
-    """What agents, ranks and the script told of an end.
+    """The codes that agents, ranks and the job script recorded about an end.
 
     Attributes:
-        fault: what failed first.
-        stop: why it stopped early.
-        stays: why the run does not go on by itself.
+        fault: the first failure.
+        stop: why the attempt stopped early.
+        stays: why the run does not continue by itself.
     """
 
     fault: FaultCode | None = None
@@ -85,7 +87,7 @@ class Codes:
     stays: NextReason | None = None
 
     def as_dict(self) -> dict[str, str | None]:
-        """For programs."""
+        """Returns the codes as JSON types."""
         return {
             "code": self.fault.value if self.fault else None, "stop": self.stop.value if self.stop else None,
             "stays": self.stays.value if self.stays else None,
@@ -94,25 +96,26 @@ class Codes:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one attempt; everything but the state may be missing.
+    """Everything that is known about an attempt. All but the state may be missing.
 
     Attributes:
-        state: of the run, for its last attempt; of an earlier one, STOPPED if it was gone on from, else UNKNOWN.
-        fault, stop, stays: the first event `fault` or `setup_failed`, the last `stop` and `stays`.
-        request: the event `stop_requested`: the signal by which the attempt was asked to end, and the host that got it.
-        ended: its exit code.
-        begun: it has started.
-        scheduler: the scheduler's title.
-        word: its word on the job, with its reason (`TIMEOUT`, `FAILED (NonZeroExitCode)`).
-        signal: number of the signal that ended the job, if the scheduler says so.
-        notices: what it wrote into the output.
-        log: last lines of the failed rank's log.
-        output: last lines of the job's output.
-        cluster, setup: the profile's name, and the text of its set-up line that failed.
-        cancelled: `launcher cancel` was called for it.
-        preempted: its scheduler had begun to preempt its job when it stopped.
-        memory: bytes that were used and allowed, and kills, as `launcher.agent.memory` tells them; `used` and `limit`
-            as the scheduler does.
+        state: the state of the run after this attempt.
+        fault, stop, stays: the first event `fault` or `setup_failed`, the last `stop` and the last `stays`.
+        request: the last event `stop_requested`: the signal that asked the attempt to stop, and the host that got it.
+        ended: the exit code.
+        begun: whether the attempt has started.
+        scheduler: the title of the scheduler (`Slurm`).
+        detail: the scheduler's state of the job, with its reason (`TIMEOUT`, `FAILED (NonZeroExitCode)`).
+        signal: the number of the signal that ended the job, if the scheduler reports it.
+        notices: messages of the scheduler in the job's output.
+        log: the last lines of the failed rank's log.
+        output: the last lines of the job's output.
+        cluster: the name of the cluster's profile.
+        setup: the set-up line that failed.
+        cancelled: whether `launcher cancel` was called for the run.
+        preempted: whether the scheduler was preempting the job when it stopped.
+        memory: bytes that were used and allowed, and numbers of kills, as in `launcher.agent.memory`; `used` and
+            `limit` are the scheduler's.
     """
 
     state: RunState
@@ -123,7 +126,7 @@ class Evidence:
     ended: int | None = None
     begun: bool = True
     scheduler: str = ""
-    word: str = ""
+    detail: str = ""
     signal: int | None = None
     notices: tuple[notices.Notice, ...] = ()
     log: tuple[str, ...] = ()
@@ -136,7 +139,7 @@ class Evidence:
 
     @property
     def codes(self) -> Codes:
-        """What is known, for programs."""
+        """The codes of the events."""
         return Codes(
             self.fault.code if isinstance(self.fault, Fault) else None,
             self.stop.reason if self.stop else None,
@@ -144,23 +147,23 @@ class Evidence:
         )
 
     @property
-    def silent(self) -> bool:
-        """Whether what agents have told does not explain the end."""
+    def unexplained(self) -> bool:
+        """Whether the reports of agents do not explain the end, so that other evidence is needed."""
         if not isinstance(self.fault, Fault):
             return self.fault is None
-        if symptoms.lost_peer(self.fault.error or ""):  # somebody else was gone before
+        if symptoms.lost_peer(self.fault.error or ""):  # another rank had ended before
             return True
-        return self.fault.code in _SILENT and not self.fault.traceback
+        return self.fault.code in _UNEXPLAINED and not self.fault.traceback
 
     @property
-    def said(self) -> str:
-        """What the scheduler says of the job's end, in one word."""
-        word = self.word.partition(" ")[0]
-        return word if word in TELLING else notices.main_state(self.notices) or (word if word in _WORDS else "")
+    def job_state(self) -> str:
+        """The final state of the job according to the scheduler (`TIMEOUT`); empty: it says nothing of use."""
+        state = self.detail.partition(" ")[0]
+        return state if state in DECISIVE else notices.main_state(self.notices) or state * (state in _STATE_KINDS)
 
     @property
-    def by_itself(self) -> bool:
-        """Whether the rank that failed first left with an exit code, or crashed: nobody had cancelled it."""
+    def failed_uncancelled(self) -> bool:
+        """Whether the first failed rank exited or crashed in a way that no cancellation causes."""
         fault = self.fault
         if not isinstance(fault, Fault) or fault.rank is None:
             return False
@@ -174,10 +177,10 @@ class Verdict:
     """Why an attempt ended.
 
     Attributes:
-        kind: one of a closed list.
-        cause: in a line, as all commands tell it; None: there is nothing to tell.
-        sign: the line of a log or of an output by which it was recognised; empty: it is in the cause.
-        sure: else it is the most probable one.
+        kind: the kind of the end.
+        cause: the cause as one line, which all commands show; None: there is none.
+        sign: the line of a log from which the kind was derived; empty: it is in the cause.
+        sure: whether the evidence proves the kind; otherwise it is the most probable one.
     """
 
     kind: Kind
@@ -187,7 +190,7 @@ class Verdict:
 
 
 def classify(seen: Evidence) -> Verdict:
-    """The kind and the cause, by the table above."""
+    """Returns the verdict on an attempt, by the table above."""
     if seen.stays is not None and seen.stays.reason in GIVEN_UP:
         return Verdict(Kind.NO_PROGRESS, f"given up: {seen.stays.why}")
     if seen.state is RunState.DONE:
@@ -204,34 +207,35 @@ def classify(seen: Evidence) -> Verdict:
 
 
 def _fault(seen: Evidence, fault: Fault) -> Verdict:
-    """What agents have told of a fault."""
-    said, told = seen.said, fault.cause.rstrip(" :")
-    cause = f"{told}; {seen.scheduler} says {said}" if said in TELLING and seen.silent else told
-    if not seen.silent:
+    """Classifies an attempt of which agents reported a failure."""
+    state, cause = seen.job_state, fault.cause.rstrip(" :")
+    if state in DECISIVE and seen.unexplained:
+        cause = f"{cause}; {seen.scheduler} says {state}"
+    if not seen.unexplained:
         if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server that does not answer
             return Verdict(Kind.STOPPED, cause)
         return Verdict(
             symptoms.kind_of(fault.error or "", fault.exception) or _KINDS.get(fault.code, Kind.EXCEPTION), cause
         )
-    if said in _WORDS and not (said == "CANCELLED" and seen.by_itself):
-        return Verdict(_WORDS[said], cause)
+    if state in _STATE_KINDS and not (state == "CANCELLED" and seen.failed_uncancelled):
+        return Verdict(_STATE_KINDS[state], cause)
     if seen.cancelled:
         return Verdict(Kind.CANCELLED, cause)
     killed = fault.code is FaultCode.SIGNALLED and fault.signal == "SIGKILL"
     if (by_kernel := _killed_for_memory(seen.memory)) and killed:
         return Verdict(Kind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
     error = symptoms.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
-    if error:  # a program of its own, whose exception no agent has seen
+    if error:  # a program of the user; agents do not see its exceptions
         return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, f"{cause}: {error}", sign=error)
     if found := symptoms.last_symptom(seen.log):
         return Verdict(found[0], cause, sign=found[1])
-    return _by_end(seen, fault, cause)
+    return _by_code(seen, fault, cause)
 
 
-def _by_end(seen: Evidence, fault: Fault, cause: str) -> Verdict:
-    """How it ended is all that is known."""
-    if fault.code in _ENDS:
-        return Verdict(_ENDS[fault.code], cause, sure=False)
+def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
+    """Classifies by the code of the failure alone."""
+    if fault.code in _TASK_KINDS:
+        return Verdict(_TASK_KINDS[fault.code], cause, sure=False)
     if fault.code in NODE_LOST:
         return Verdict(Kind.NODE_LOST, cause, sure=False)
     if fault.code is FaultCode.SIGNALLED:
@@ -248,19 +252,19 @@ def _by_end(seen: Evidence, fault: Fault, cause: str) -> Verdict:
 
 
 def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
-    """Whether a process that was killed was killed for lack of memory, in words; and whether that is sure."""
+    """Returns why a killed process was killed for lack of memory, and whether that is certain; None: it was not."""
     if memory.get("kills"):
-        return "the kernel killed for lack of memory in its cgroup", True
+        return "the kernel killed processes for lack of memory in its cgroup", True
     if memory.get("host_kills"):
-        return "the kernel killed for lack of memory on that host", False
+        return "the kernel killed processes for lack of memory on that host", False
     most, limit = max(memory.get("largest", 0), memory.get("peak", 0), memory.get("used", 0)), memory.get("limit", 0)
     if limit and most >= NEAR_LIMIT * limit:
-        return f"it had {rough_size(most)} of {rough_size(limit)} memory", False
+        return f"it used {rough_size(most)} of {rough_size(limit)} memory", False
     return None
 
 
 def _stopped(seen: Evidence, stop: Stop) -> Verdict:
-    """The ranks have saved and left, or the script found that they were all killed."""
+    """Classifies an attempt that stopped early: ranks saved and exited, or the script found that all were killed."""
     stays = seen.stays
     at = f" at step {stop.step}" if stop.step is not None else ""
     cause = f"{stop.cause}{at}" + (f"; {stays.why}" if stays and stays.why != stop.cause else "")
@@ -270,8 +274,8 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
         return Verdict(Kind.STOPPED, cause)
     if seen.preempted:
         return Verdict(Kind.PREEMPTED, cause)
-    if seen.said in _WORDS:
-        return Verdict(_WORDS[seen.said], cause)
+    if seen.job_state in _STATE_KINDS:
+        return Verdict(_STATE_KINDS[seen.job_state], cause)
     if seen.cancelled:
         return Verdict(Kind.CANCELLED, cause)
     if stop.reason is StopReason.KILLED and seen.request is None:
@@ -282,25 +286,26 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
 
 
 def _without_fault(seen: Evidence) -> Verdict:
-    """No agent has said anything: they were killed, or there never were any."""
-    said, kind = seen.said, _WORDS.get(seen.said)
+    """Classifies an attempt of which no agent reported a failure: they were killed, or never started."""
+    state, kind = seen.job_state, _STATE_KINDS.get(seen.job_state)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
     request = text.asked_to_stop(seen.request.host, seen.request.signal) if seen.request else ""
-    named = f"{seen.scheduler} says {said}" if said in TELLING else seen.word or said
+    reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.detail or state
     found = symptoms.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""
     if seen.state is RunState.FAILED:
-        heard = f"its last words: {sign or last}" if (sign or last) and said not in _WORDS and not request else ""
-        words = [f"{request or 'no rank said why'}{code}", named, heard]
-        cause: str | None = "; ".join(word for word in words if word)
-    elif seen.cancelled and seen.state is RunState.CANCELLED and said not in TELLING:
+        show_last = (sign or last) and state not in _STATE_KINDS and not request
+        printed = f"its last line: {sign or last}" if show_last else ""
+        parts = [f"{request or 'no rank reported a cause'}{code}", reported, printed]
+        cause: str | None = "; ".join(part for part in parts if part)
+    elif seen.cancelled and seen.state is RunState.CANCELLED and state not in DECISIVE:
         at = f" at step {seen.stop.step}" if seen.stop and seen.stop.step is not None else ""
-        cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it began"
+        cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it started"
     else:
-        cause = "; ".join(word for word in (request, named) if word) or None
+        cause = "; ".join(part for part in (request, reported) if part) or None
     cancelled = seen.cancelled, seen.state is RunState.CANCELLED
-    if all(cancelled) or (kind is None and any(cancelled)):  # Slurm may cancel what has too much memory
+    if all(cancelled) or (kind is None and any(cancelled)):  # Slurm may cancel a job that uses too much memory
         return Verdict(Kind.CANCELLED, cause)
     if kind is not None:
         return Verdict(kind, cause)

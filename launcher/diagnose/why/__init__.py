@@ -1,1 +1,1 @@
-"""Why a run waits: what the scheduler says in words, the limit that binds, and what would start sooner."""
+"""Explains the state of a run: for a pending job its reason, the limit that it meets, and what would start sooner."""

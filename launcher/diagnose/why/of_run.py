@@ -1,4 +1,4 @@
-"""Why a run is where it is, whatever its state."""
+"""Explains the state of a run or of a point of a sweep."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from launcher.schedulers.diagnosis import ExplainsPending
 from launcher.schedulers.explanation import Explanation, Waiting
 from launcher.schedulers.queries import QueryError
 
-TIMEOUT = 10.0  # seconds that one question may take
+TIMEOUT = 10.0  # seconds for one query to the scheduler
 
 
 def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
-    """The explanation of a run or a point.
+    """Explains the state of a run.
 
     Args:
-        run: the run.
-        program: how the launcher was called.
-        cause: tells in a line why a run is not going on.
+        run: the run, which may be a point of a sweep.
+        program: the command of the launcher, as the user typed it.
+        cause: returns the cause of a run's end as one line; None: it is not known.
 
-    | the run is | what is told |
+    | state of the run | explanation |
     |---|---|
-    | queued | its reason, from the scheduler |
-    | running | since when, and how far it is |
-    | suspended | by whom |
-    | done | so |
-    | stopped, failed, cancelled, lost | the cause in a line, and that `post-mortem` knows more |
-    | unconfirmed | how to find out |
-    | unknown | that the scheduler does not answer, or its word, which is not known here |
-    | a point that has not begun | what it waits for |
+    | queued | the scheduler's reason, and what would start sooner |
+    | running | since when it runs, and its step |
+    | suspended | the scheduler's state |
+    | done | that it is done |
+    | stopped, failed, cancelled, lost | the cause as one line; `post-mortem` shows more |
+    | unconfirmed | how to find out whether it was submitted |
+    | unknown | that the scheduler does not answer, or that its state for the job is not known to the launcher |
+    | a point that has not started | what it waits for |
 
     Raises:
         RunError: its record cannot be read.
@@ -53,9 +53,9 @@ def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) ->
 
 def _queued(seen: RunStatus, program: str) -> Explanation:
     plan, job_id = seen.plan, str(seen.history.job_id)
-    fixed = any(word.partition("=")[0].lstrip("+~") == "min_nodes" for word in seen.run.record().get("overrides", []))
+    fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in seen.run.record().get("overrides", []))
     scheduler, waiting = registry.scheduler(plan.cluster.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
-    unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.word}", job=job_id)
+    unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.detail}", job=job_id)
     if not isinstance(scheduler, ExplainsPending):
         return unexplained
     try:
@@ -66,67 +66,67 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
         found = replace(found, do=_throttle(program, sweep))
     if seen.history.attempt is None:
         return found
-    again = f"it has run before (attempt {seen.history.attempt}), and waits to go on from its newest checkpoint"
-    return replace(found, notes=(again, *found.notes))
+    before = f"it has run before (attempt {seen.history.attempt}), and will continue from its newest checkpoint"
+    return replace(found, notes=(before, *found.notes))
 
 
 def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
     run, state, job = seen.run.id, seen.state, seen.history.job_id
     if state is RunState.RUNNING:
-        return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` tells more")
+        return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` shows more")
     if state is RunState.SUSPENDED:
-        word = seen.word.partition(" ")[0]
+        says = seen.detail.partition(" ")[0]
         return Explanation(
-            run, state.value, f"its scheduler has stopped its processes for another job (it says {word})", job=job,
-            do="wait: it continues by itself when what it was suspended for is over",
+            run, state.value, f"its scheduler has stopped its processes for another job (it says {says})", job=job,
+            do="wait: it continues by itself when the other job is over",
         )  # fmt: skip
     if state is RunState.DONE:
         return Explanation(run, state.value, "it is done", job=job, do=f"`{program} report {run}` shows its results")
     if state is RunState.UNCONFIRMED:
         return Explanation(
-            run, state.value, "it was being submitted, and nobody knows whether the scheduler took it", job=job,
-            do=f"repeat the command that submitted it with run_id={run}: it takes the job that is there, or submits it",
+            run, state.value, "it was being submitted, and it is not known whether the scheduler accepted it", job=job,
+            do=f"repeat the command that submitted it with run_id={run}: it finds the job, or submits it",
         )  # fmt: skip
     if state is RunState.UNKNOWN:
-        told = seen.word or "its scheduler does not answer"
-        if seen.plan.queued and seen.word and not seen.unanswered:
+        why = seen.detail or "its scheduler does not answer"
+        if seen.plan.queued and seen.detail and not seen.unanswered:
             scheduler = seen.plan.cluster.scheduler
-            told = f"{scheduler} says {seen.word}, a state that is not known here, so it counts as not over"
+            why = f"{scheduler} says {seen.detail}, a state that the launcher does not know, so it counts as not over"
         return Explanation(
-            run, state.value, f"nobody can tell: {told}", job=job,
-            do=f"`{program} doctor --cluster {seen.plan.cluster.name}` looks at the scheduler",
+            run, state.value, f"its state is not known: {why}", job=job,
+            do=f"`{program} doctor --cluster {seen.plan.cluster.name}` checks the scheduler",
         )  # fmt: skip
     why = cause(seen) or {
-        RunState.CANCELLED: "it was cancelled", RunState.LOST: "its job is gone without a word"
-    }.get(state, "no rank said why")  # fmt: skip
-    do = f"`{program} post-mortem {run}` tells more; `{program} resume {run}` goes on"
+        RunState.CANCELLED: "it was cancelled", RunState.LOST: "its job is gone, and its script recorded no end"
+    }.get(state, "no rank reported a cause")  # fmt: skip
+    do = f"`{program} post-mortem {run}` shows more; `{program} resume {run}` continues it"
     return Explanation(run, state.value, why, job=job, do=do)
 
 
 def _running(seen: RunStatus) -> str:
     events = seen.history.events
     since = format_time(int(time.time() - events[0]["time"])) if events else None
-    words = [f"it has run for {since}" if since else "it runs, and has not reported yet"]
+    parts = [f"it has run for {since}" if since else "it runs, and has not reported yet"]
     if seen.progress:
         total = f" of {seen.progress.total}" if seen.progress.total > 0 else ""
-        words.append(f"step {seen.progress.step}{total}")
-    return ", ".join(words) + (
-        f" (the scheduler says {seen.word})" if seen.word.split(" ")[0] not in ("", "RUNNING", "R") else ""
+        parts.append(f"step {seen.progress.step}{total}")
+    return ", ".join(parts) + (
+        f" (the scheduler says {seen.detail})" if seen.detail.split(" ")[0] not in ("", "RUNNING", "R") else ""
     )
 
 
 def _not_begun(run: Run, state: str, program: str) -> Explanation:
     sweep = sweep_of(run)
-    assert sweep is not None  # only points have not begun
+    assert sweep is not None  # only points can be in this state
     if state == RunState.CANCELLED.value:
         return Explanation(
-            run.id, state, "it was cancelled before it began",
-            do=f"`{program} sweep rerun {sweep.id}` starts what did not run",
+            run.id, state, "it was cancelled before it started",
+            do=f"`{program} sweep rerun {sweep.id}` starts the points that did not run",
         )  # fmt: skip
     if int(run.path.name) not in sweep.local_requests():
         return Explanation(
-            run.id, state, "it has not been handed over yet: the scheduler took no more jobs, or its submitter ended",
-            do=f"`{program} sweep rerun {sweep.id}` hands over what is left",
+            run.id, state, "it is not submitted: the scheduler accepted no more jobs, or the command was interrupted",
+            do=f"`{program} sweep rerun {sweep.id}` submits the remaining points",
         )  # fmt: skip
     at_once = sweep.manifest().parallelism or 1
     return Explanation(

@@ -248,7 +248,7 @@ def test_options_and_runs_come_in_any_order(call: Call, tmp_path: Path) -> None:
         (None, "", (JobState.PENDING, ""), None),
         (None, "", (None, "squeue does not answer", False), "squeue does not answer"),
         (1, "rank 0 is out of memory", (JobState.FAILED, "FAILED"), "rank 0 is out of memory"),
-        (1, "", (None,), "no rank said why (exit code 1)"),
+        (1, "", (None,), "no rank reported a cause (exit code 1)"),
     ],
 )
 def test_status_adds_a_line_only_when_it_says_something(

@@ -33,7 +33,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of four ranks whose scheduler has forgotten it."""
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus())
-    monkeypatch.setattr(evidence, "memories", lambda *_: [])
+    monkeypatch.setattr(evidence, "job_executions", lambda *_: [])
     (tmp_path / "runs").mkdir()
     run = Run.create(tmp_path / "runs" / "a")
     run.write_record(plan_of(nodes=2, procs_per_node=2), {}, {"launcher": "1", "token": "t"})
@@ -116,7 +116,7 @@ def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
     attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGKILL", memory={"kills": 1})
     line = cause(live.status_of(made, live.JobMonitor()))
     assert line == verdict(call)["cause"]
-    assert line == "it was killed; the kernel killed for lack of memory in its cgroup"
+    assert line == "it was killed; the kernel killed processes for lack of memory in its cgroup"
 
 
 def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
@@ -157,7 +157,8 @@ def test_what_the_scheduler_wrote_belongs_to_the_attempt_that_was_running(made: 
     code, shown = call("a")
     assert code == 0
     assert shown.startswith(
-        "attempt 0  preempted: no rank said why (exit code 143); Slurm says PREEMPTED\nattempt 1  out"
+        "attempt 0  preempted: no rank reported a cause (exit code 143); Slurm says\n           PREEMPTED\n"
+        "attempt 1  out"
     )
 
 
@@ -168,7 +169,7 @@ def test_the_job_of_another_attempt_has_an_output_of_its_own(made: Run) -> None:
 
 
 def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "memories", lambda *_: [JobExecution("CANCELLED", by="0", used=5000)])
+    monkeypatch.setattr(evidence, "job_executions", lambda *_: [JobExecution("CANCELLED", by="0", used=5000)])
     attempt(made, ended=143, cause="it was asked to stop", code="stopped_early")
     told = verdict(call)
     assert (told["kind"], told["cancelled_by"], told["memory"]["used"]) == ("cancelled", "root", 5000)
@@ -297,9 +298,9 @@ def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> 
     event_file.append(first.events_file("script"), kinds.Started(job="7"))
     text = first.events_file("script").read_text().splitlines()
     first.events_file("script").write_text(json.dumps({**json.loads(text[0]), "time": begun}) + "\n")
-    assert evidence.past_of(pasts, first, last=False) == pasts[0]
-    assert evidence.past_of(pasts, first, last=True) == pasts[1]
-    assert evidence.past_of([], first, last=True) is None
+    assert evidence.execution_of(pasts, first, last=False) == pasts[0]
+    assert evidence.execution_of(pasts, first, last=True) == pasts[1]
+    assert evidence.execution_of([], first, last=True) is None
 
 
 def test_what_pbs_remembers() -> None:

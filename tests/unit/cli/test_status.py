@@ -485,7 +485,8 @@ def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
     with pytest.raises(RunError, match=f"a is {state}"):
         require_over(run, JobMonitor())
     if state == "unknown":
-        assert f"slurm says {word}, a state that is not known here" in explain(run, "launcher", lambda _: None).why
+        why = explain(run, "launcher", lambda _: None).why
+        assert f"slurm says {word}, a state that the launcher does not know" in why
 
 
 def test_states_are_not_waited_for_as_long_as_a_submission() -> None:

@@ -65,9 +65,9 @@ TOLD_WORDS = "n1 was told to stop (SIGTERM)"
         (Evidence(RunState.STOPPED, request=TOLD), Kind.STOPPED, TOLD_WORDS),
         (Evidence(RunState.FAILED, request=TOLD, ended=143, output=("Terminated",)), Kind.STOPPED,
          f"{TOLD_WORDS} (exit code 143)"),
-        (Evidence(RunState.FAILED, request=TOLD, ended=143, scheduler="PBS", word="TIMEOUT"), Kind.WALL_TIME,
+        (Evidence(RunState.FAILED, request=TOLD, ended=143, scheduler="PBS", detail="TIMEOUT"), Kind.WALL_TIME,
          f"{TOLD_WORDS} (exit code 143); PBS says TIMEOUT"),
-        (Evidence(RunState.CANCELLED, request=TOLD, ended=143, word="CANCELLED"), Kind.CANCELLED,
+        (Evidence(RunState.CANCELLED, request=TOLD, ended=143, detail="CANCELLED"), Kind.CANCELLED,
          f"{TOLD_WORDS}; CANCELLED"),
         (Evidence(RunState.STOPPED, request=TOLD, stop=Stop(cause="they were killed", reason=StopReason.KILLED)),
          Kind.STOPPED, "they were killed"),
@@ -317,15 +317,15 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
     [
         # killed without a word
         (failed(KILLED), Kind.KILLED, SAY),
-        (failed(KILLED, word="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY, f"{SAY}; Slurm says OUT_OF_MEMORY"),
-        (failed(KILLED, word="FAILED (NonZeroExitCode)", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
+        (failed(KILLED, detail="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY, f"{SAY}; Slurm says OUT_OF_MEMORY"),
+        (failed(KILLED, detail="FAILED (NonZeroExitCode)", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
          f"{SAY}; Slurm says OUT_OF_MEMORY"),
         (failed(KILLED, memory={"kills": 1}), Kind.OUT_OF_MEMORY,
-         f"{SAY}; the kernel killed for lack of memory in its cgroup"),
+         f"{SAY}; the kernel killed processes for lack of memory in its cgroup"),
         (failed(KILLED, memory={"host_kills": 1}), Kind.OUT_OF_MEMORY,
-         f"{SAY}; the kernel killed for lack of memory on that host"),
+         f"{SAY}; the kernel killed processes for lack of memory on that host"),
         (failed(KILLED, memory={"largest": 15 * GIB, "limit": 16 * GIB}), Kind.OUT_OF_MEMORY,
-         f"{SAY}; it had 15G of 16G memory"),
+         f"{SAY}; it used 15G of 16G memory"),
         (failed(KILLED, memory={"largest": 5 * GIB, "limit": 16 * GIB}), Kind.KILLED, SAY),
         (failed(CRASHED, memory={"kills": 1}), Kind.KILLED, None),
         (failed(signalled("SIGBUS")), Kind.SHARED_MEMORY, None),
@@ -340,28 +340,28 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(exited(1), log=("a", "Traceback (most recent call last):", "  x", "E: no")), Kind.EXCEPTION,
          f"{SAY}: E: no"),
         # asked to stop
-        (failed(ASKED, word="TIMEOUT"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
-        (failed(ASKED, word="TIMEOUT (TimeLimit)"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, detail="TIMEOUT"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, detail="TIMEOUT (TimeLimit)"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
         (failed(ASKED, notices=lines(BY_TIME)), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
-        (failed(ASKED, scheduler="PBS", word="TIMEOUT (Job run at ... exceeded resource walltime)"), Kind.WALL_TIME,
+        (failed(ASKED, scheduler="PBS", detail="TIMEOUT (Job run at ... exceeded resource walltime)"), Kind.WALL_TIME,
          f"{SAY}; PBS says TIMEOUT"),
-        (failed(ASKED, word="PREEMPTED"), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
+        (failed(ASKED, detail="PREEMPTED"), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
         (failed(ASKED, notices=lines(BY_PREEMPTION)), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
         (failed(ASKED, notices=lines(BY_REQUEUE)), Kind.REQUEUED, f"{SAY}; Slurm says REQUEUED"),
         (failed(ASKED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
-        (failed(ASKED, word="CANCELLED"), Kind.CANCELLED, SAY),
+        (failed(ASKED, detail="CANCELLED"), Kind.CANCELLED, SAY),
         (failed(ASKED, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, SAY),
         (failed(ASKED), Kind.STOPPED, SAY),
         # the first failure counts, and not what was ended for it
-        *((failed(told, notices=lines(line), word=word), kind, SAY)
+        *((failed(told, notices=lines(line), detail=state), kind, SAY)
           for told, kind in ((LEFT, Kind.EXITED), (CRASHED, Kind.KILLED))
-          for line, word in ((BY_SRUN[0], ""), (BY_SRUN[1], ""), (BY_SOMEBODY, ""), (BY_SOMEBODY, "CANCELLED"))),
+          for line, state in ((BY_SRUN[0], ""), (BY_SRUN[1], ""), (BY_SOMEBODY, ""), (BY_SOMEBODY, "CANCELLED"))),
         (failed(KILLED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
         (failed(exited(143), notices=lines(BY_SOMEBODY)), Kind.CANCELLED, None),
         (failed(LEFT, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
         # nodes and connections
         (failed(GONE), Kind.NODE_LOST, SAY),
-        (failed(GONE, word="NODE_FAIL"), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
+        (failed(GONE, detail="NODE_FAIL"), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
         (failed(GONE, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
         (failed(GONE, notices=lines(BY_NODE)), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
         (failed(fault(FaultCode.NODE_SILENT)), Kind.NODE_LOST, None),
@@ -395,40 +395,41 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(raised("MemoryError")), Kind.OUT_OF_MEMORY, SAY),
         (failed(raised("RuntimeError: a subprocess exited with code 3")), Kind.EXCEPTION, None),
         # nobody said anything
-        (failed(ended=137, word="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY,
-         "no rank said why (exit code 137); Slurm says OUT_OF_MEMORY"),
-        (failed(ended=None, word="TIMEOUT (TimeLimit)", output=("srun: forcing job termination",)), Kind.WALL_TIME,
-         "no rank said why; Slurm says TIMEOUT"),
-        (failed(ended=None, word="NODE_FAIL"), Kind.NODE_LOST, "no rank said why; Slurm says NODE_FAIL"),
-        (failed(ended=137), Kind.KILLED, "no rank said why (exit code 137)"),
+        (failed(ended=137, detail="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY,
+         "no rank reported a cause (exit code 137); Slurm says OUT_OF_MEMORY"),
+        (failed(ended=None, detail="TIMEOUT (TimeLimit)", output=("srun: forcing job termination",)), Kind.WALL_TIME,
+         "no rank reported a cause; Slurm says TIMEOUT"),
+        (failed(ended=None, detail="NODE_FAIL"), Kind.NODE_LOST, "no rank reported a cause; Slurm says NODE_FAIL"),
+        (failed(ended=137), Kind.KILLED, "no rank reported a cause (exit code 137)"),
         (failed(ended=1, output=("/usr/bin/python3: No module named launcher.agent", "", "ImportError: no torch", "x")),
-         Kind.IMPORT_ERROR, "no rank said why (exit code 1); its last words: ImportError: no torch"),
+         Kind.IMPORT_ERROR, "no rank reported a cause (exit code 1); its last line: ImportError: no torch"),
         (failed(ended=93, output=("the end",)), Kind.CONFIG_ERROR, None),
         (failed(ended=3, output=("bash: line 4: oh", " ")), Kind.UNKNOWN,
-         "no rank said why (exit code 3); its last words: bash: line 4: oh"),
-        (failed(begun=False, ended=None, word="FAILED (RaisedSignal:53(Real-time_signal_19))"), Kind.NEVER_STARTED,
-         "no rank said why; FAILED (RaisedSignal:53(Real-time_signal_19))"),
-        (failed(ended=None, scheduler="PBS", word="FAILED (in words)", signal=9), Kind.KILLED,
-         "no rank said why; FAILED (in words)"),
-        (failed(ended=None, scheduler="PBS", word="FAILED (a comment: killed by SIGKILL)"), Kind.UNKNOWN, None),
+         "no rank reported a cause (exit code 3); its last line: bash: line 4: oh"),
+        (failed(begun=False, ended=None, detail="FAILED (RaisedSignal:53(Real-time_signal_19))"), Kind.NEVER_STARTED,
+         "no rank reported a cause; FAILED (RaisedSignal:53(Real-time_signal_19))"),
+        (failed(ended=None, scheduler="PBS", detail="FAILED (in words)", signal=9), Kind.KILLED,
+         "no rank reported a cause; FAILED (in words)"),
+        (failed(ended=None, scheduler="PBS", detail="FAILED (a comment: killed by SIGKILL)"), Kind.UNKNOWN, None),
         (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
         (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(cause="it was asked", step=7)),
          Kind.PREEMPTED, "it was asked at step 7"),
         (Evidence(RunState.LOST), Kind.LOST, None),
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), Kind.REQUEUED, "Slurm says REQUEUED"),
         (failed(ended=143, notices=lines(BY_REQUEUE), output=(BY_REQUEUE,)), Kind.REQUEUED,
-         "no rank said why (exit code 143); Slurm says REQUEUED"),
+         "no rank reported a cause (exit code 143); Slurm says REQUEUED"),
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_PREEMPTION)), Kind.PREEMPTED,
          "Slurm says PREEMPTED"),
-        (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED, "it was cancelled before it began"),
-        (Evidence(RunState.CANCELLED, begun=False, cancelled=True, word="CANCELLED (Dependency)"), Kind.CANCELLED,
-         "it was cancelled before it began"),
-        (Evidence(RunState.CANCELLED, cancelled=True, word="CANCELLED", stop=Stop(cause="it was asked", step=21)),
+        (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED,
+         "it was cancelled before it started"),
+        (Evidence(RunState.CANCELLED, begun=False, cancelled=True, detail="CANCELLED (Dependency)"), Kind.CANCELLED,
+         "it was cancelled before it started"),
+        (Evidence(RunState.CANCELLED, cancelled=True, detail="CANCELLED", stop=Stop(cause="it was asked", step=21)),
          Kind.CANCELLED, "it was cancelled at step 21"),
-        (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", word="TIMEOUT"), Kind.CANCELLED,
+        (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", detail="TIMEOUT"), Kind.CANCELLED,
          "Slurm says TIMEOUT"),
-        (Evidence(RunState.CANCELLED, word="CANCELLED"), Kind.CANCELLED, "CANCELLED"),
-        (Evidence(RunState.CANCELLED, scheduler="Slurm", word="CANCELLED", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
+        (Evidence(RunState.CANCELLED, detail="CANCELLED"), Kind.CANCELLED, "CANCELLED"),
+        (Evidence(RunState.CANCELLED, scheduler="Slurm", detail="CANCELLED", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
          "Slurm says OUT_OF_MEMORY"),
         (Evidence(RunState.DONE, ended=0), Kind.DONE, None),
     ],
@@ -519,7 +520,7 @@ def test_more_memory_is_named_with_what_was_used() -> None:
     told = steps(Kind.OUT_OF_MEMORY, memory={"used": int(15.8 * GIB), "limit": 16 * GIB})
     assert "ask for more memory (it used 15.8G of 16G)|python -m launcher resume run-1 mem=32G" in told
     assert "mem=MORE" in steps(Kind.OUT_OF_MEMORY)
-    assert "of which it may have 16G|python -m launcher resume run-1 mem=32G" in steps(
+    assert "(its limit is 16G)|python -m launcher resume run-1 mem=32G" in steps(
         Kind.KILLED, fault=KILLED, memory={"limit": 16 * GIB}
     )
     assert "mem=" not in steps(Kind.KILLED, fault=KILLED, memory={"largest": GIB})
@@ -531,17 +532,18 @@ def test_more_memory_is_named_with_what_was_used() -> None:
 def test_other_advice_has_commands_that_can_be_copied() -> None:
     assert "resume run-1 time=02:00:00" in steps(Kind.WALL_TIME)
     assert steps(Kind.WALL_TIME, saved=True).startswith(
-        "go on from the last checkpoint|python -m launcher resume run-1\n"
+        "continue from the last checkpoint|python -m launcher resume run-1\n"
     )
     assert "cluster.exclude=node2" in steps(Kind.NODE_LOST, host="node2")
     excluding = plan_of(cluster={"exclude": "node7"})
     assert "\"cluster.exclude='node7,node2'\"" in steps(Kind.NODE_LOST, host="node2", plan=excluding)
     assert "exclude" not in steps(Kind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": "pbs"}))
-    assert "tell the site" in steps(Kind.GPU_ERROR, fault=raised("RuntimeError: CUDA error: uncorrectable ECC error"))
+    broken = raised("RuntimeError: CUDA error: uncorrectable ECC error")
+    assert "report it to the site" in steps(Kind.GPU_ERROR, fault=broken)
     assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, fault=raised("CUDA error: device-side assert triggered"))
     assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "our own words on Xid 79")
     slurms = "FAILED (RaisedSignal:53(Real-time_signal_19))"
-    assert "could not be opened" in steps(Kind.NEVER_STARTED, word=slurms)
+    assert "could not be opened" in steps(Kind.NEVER_STARTED, detail=slurms)
     assert "could not be opened" not in steps(Kind.NEVER_STARTED, f"our own words: {slurms}")
     assert "signal 9" in steps(Kind.EXITED, fault=exited(137))
 
@@ -558,7 +560,7 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
             {"container": "/t.sif", "python": "py"},
             "is it installed in /t.sif (env.container)? py -c 'import ...' inside",
         ),
-        ({"archive": "/e.tar"}, "is it installed in what /e.tar (env.archive) was packed from?"),
+        ({"archive": "/e.tar"}, "is it installed in the environment that /e.tar (env.archive) contains?"),
     ],
 )
 def test_a_missing_package_is_looked_for_where_the_ranks_ran(env: dict[str, Any], asked: str) -> None:

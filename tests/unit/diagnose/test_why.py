@@ -78,7 +78,7 @@ STOP = '{"time": 2.0, "event": "stop", "cause": "the time is over", "step": 7}'
         ((STARTED, '{"time": 2.0, "event": "ended", "code": 0}'), "done", "it is done", "report"),
         ((STARTED, '{"time": 2.0, "event": "ended", "code": 1}'), "failed", "exit code 1", "post-mortem"),
         ((STARTED, STOP, '{"time": 3.0, "event": "ended", "code": 75}'), "stopped", "the time is over", "resume"),
-        ((STARTED,), "lost", "gone without a word", "post-mortem"),
+        ((STARTED,), "lost", "its script recorded no end", "post-mortem"),
     ],
 )
 def test_a_run_that_is_over_is_told_in_a_line(
@@ -92,7 +92,7 @@ def test_a_run_that_is_over_is_told_in_a_line(
 
 def test_a_point_that_waits_for_its_turn_says_how_many_run_at_once(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None, parallelism=1)
-    assert "has not been handed over" in explain(sweep.run(2), "launcher", cause).why
+    assert "it is not submitted" in explain(sweep.run(2), "launcher", cause).why
     sweep.request_local([2], restart=False)
     found = explain(sweep.run(2), "launcher", cause)
     assert (found.state, found.limits) == ("waiting", (f"sweep {sweep.id}: 1 point at once (sweep.parallelism)",))
