@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.torch_compat import fsdp_computes_on
 from tests.launch import Launcher
+from tests.torch_features import needs_fsdp_on_cpus
 
-pytestmark = pytest.mark.skipif(
-    not fsdp_computes_on(torch.device("cpu")), reason="FSDP of this torch computes on GPUs alone"
-)
+pytestmark = needs_fsdp_on_cpus
 
 SMALL = (
     "workload=fsdp_lm", "workload.layers=2", "workload.heads=2", "workload.width=18", "workload.context=16",

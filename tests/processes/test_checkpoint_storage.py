@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from launcher import Env
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.storage import LauncherReader, LauncherWriter
+from launcher.torch_compat import Shard, distribute_tensor
 from tests.processes.workload_ranks import run_ranks
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.config.schema import DDPMnist, FSDPLm
 from tests.processes.workload_ranks import run_ranks
+from tests.torch_features import needs_fsdp_on_cpus
 
 
 def in_events(config: Any, env: Any) -> dict[str, Any]:
@@ -29,9 +30,10 @@ def in_events(config: Any, env: Any) -> dict[str, Any]:
             DDPMnist("ddp_mnist", "", seed=0, dataset="digits", threads=1, epochs=1),
             {"progress": ["epoch", "images_per_s", "loss", "lr"], "evaluated": ["accuracy", "test_loss"]},
         ),
-        (
+        pytest.param(
             FSDPLm("fsdp_lm", "", seed=0, layers=1, heads=2, width=8, context=8, steps=2, sample=0, threads=1),
             {"progress": ["loss", "lr", "tokens_per_s"], "evaluated": ["perplexity", "val_loss"]},
+            marks=needs_fsdp_on_cpus,
         ),
     ],
     ids=["ddp_mnist", "fsdp_lm"],

@@ -15,16 +15,14 @@ from torch.nn.functional import cross_entropy
 from launcher import Env
 from launcher.checkpoint.state import Content
 from launcher.config.schema import FSDPLm, Precision
-from launcher.torch_compat import fsdp_computes_on
 from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import RankResult, run_ranks
+from tests.torch_features import needs_fsdp_on_cpus
 from workloads import gpt, training
 from workloads.fsdp import Trainer, compute_dtype, main
 from workloads.ranks import WorkloadError
 
-pytestmark = pytest.mark.skipif(
-    not fsdp_computes_on(torch.device("cpu")), reason="FSDP of this torch computes on GPUs alone"
-)
+pytestmark = needs_fsdp_on_cpus
 
 # Widths and batches that divide evenly by no number of ranks, so that every part has another size.
 SMALL = FSDPLm(

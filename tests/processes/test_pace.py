@@ -15,6 +15,7 @@ from launcher.worker import heartbeat, step_timing
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import run_ranks
+from tests.torch_features import needs_fsdp_on_cpus
 from workloads import ddp, fsdp
 
 
@@ -64,7 +65,7 @@ LM = FSDPLm(
         (mnist(sync=Sync.manual), 10),
         (mnist(momentum=0.0), 10),
         (mnist(micro_batch_size=32), 10),
-        (LM, 9),
+        pytest.param(LM, 9, marks=needs_fsdp_on_cpus),
     ],
     ids=["ddp", "manual", "invariant", "accumulated", "fsdp"],
 )

@@ -6,6 +6,7 @@ import builtins
 import errno
 import io
 import os
+import pathlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,13 @@ class FileServer:
         self._left: dict[str, list[int]] = {}
         self.slept = Clock(monkeypatch, shared_files).slept
         monkeypatch.setattr(shared_files, "_rests_until", float("-inf"))
-        for owner, name in (
+        calls: list[tuple[Any, str]] = [
             (os, "open"), (os, "stat"), (os, "lstat"), (os, "scandir"), (builtins, "open"), (io, "open")
-        ):  # fmt: skip
-            monkeypatch.setattr(owner, name, self._failing(getattr(owner, name)))
+        ]  # fmt: skip
+        if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10: paths have functions of their own
+            calls += [(accessor, "open"), (accessor, "stat"), (accessor, "scandir")]
+        for owner, name in calls:
+            monkeypatch.setattr(owner, name, staticmethod(self._failing(getattr(owner, name))))
 
     def fail(self, part: str | Path, times: int = FOR_EVER, number: int = errno.EIO) -> None:
         """From now on so many calls on paths that contain this text fail with this error."""

@@ -19,6 +19,9 @@ from launcher.checkpoint.format import CheckpointError, Misfit
 from launcher.checkpoint.storage import LauncherReader, LauncherWriter
 from launcher.cli import commands
 
+# torch 2.4 has no `no_dist`, and newer ones warn without it.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 
 
@@ -28,12 +31,12 @@ def state(value: float) -> dict[str, Any]:
 
 def save(folder: Path, *steps: int, **changes: Any) -> None:
     for step in steps:
-        dcp.save(state(step), storage_writer=LauncherWriter(folder, step, **changes), no_dist=True)
+        dcp.save(state(step), storage_writer=LauncherWriter(folder, step, **changes))
 
 
 def load(folder: Path, **changes: Any) -> int:
     into = state(-1)
-    dcp.load(into, storage_reader=LauncherReader(folder, **changes), no_dist=True)
+    dcp.load(into, storage_reader=LauncherReader(folder, **changes))
     (value,) = {int(each) for tensor in into["model"].values() for each in tensor.unique().tolist()}
     assert into["step"] == value
     return value
@@ -64,7 +67,7 @@ def test_the_step_may_come_with_the_checkpoint_id(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     writer = LauncherWriter(folder)
     for step in (10, 20):
-        dcp.save(state(step), checkpoint_id=f"elsewhere/step-{step}", storage_writer=writer, no_dist=True)
+        dcp.save(state(step), checkpoint_id=f"elsewhere/step-{step}", storage_writer=writer)
     assert names(folder) == ["step-000000010", "step-000000020"] and load(folder) == 20
 
 
@@ -78,7 +81,7 @@ def test_saves_that_overlap_do_not_disturb_each_other(tmp_path: Path) -> None:
             save(tmp_path, 3)
             return super().write_data(*args)
 
-    dcp.save(state(2), storage_writer=Second(tmp_path, 2, keep=3), no_dist=True)
+    dcp.save(state(2), storage_writer=Second(tmp_path, 2, keep=3))
     assert {"step-000000002", "step-000000003"} <= set(names(tmp_path))
     assert load(tmp_path / "step-000000002") == 2 and load(tmp_path / "step-000000003") == 3
 
@@ -105,7 +108,7 @@ def test_a_save_that_fails_leaves_no_checkpoint(tmp_path: Path) -> None:
 def test_what_dcp_wrote_alone_is_not_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     save(folder, 1)
-    dcp.save(state(9), checkpoint_id=folder / "step-000000009", no_dist=True)
+    dcp.save(state(9), checkpoint_id=folder / "step-000000009")
     (folder / "step-000000009").chmod(0o700)
     checkpointer = Checkpointer(folder, ALONE, identity={}, read_timeout=0)
     with pytest.raises(Misfit, match=r"was written by torch.distributed.checkpoint alone: .* checkpoint adopt"):
@@ -117,7 +120,7 @@ def test_what_dcp_wrote_alone_is_not_passed_over(tmp_path: Path) -> None:
 def test_a_folder_that_dcp_wrote_is_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "checkpoints"
     save(folder, 20)
-    dcp.save(state(9), checkpoint_id=folder / "global_step9", no_dist=True)
+    dcp.save(state(9), checkpoint_id=folder / "global_step9")
     (folder / "global_step9").chmod(0o700)
     assert commands.main(["checkpoint", "adopt", str(folder / "global_step9")]) == 0
     assert "step-000000009: step 9" in capsys.readouterr().out
@@ -130,7 +133,7 @@ def test_a_folder_that_dcp_wrote_is_adopted(tmp_path: Path, capsys: pytest.Captu
 
 def test_what_is_not_whole_or_not_plain_is_not_adopted(tmp_path: Path) -> None:
     path = tmp_path / "x-3"
-    dcp.save(state(9), checkpoint_id=path, no_dist=True)
+    dcp.save(state(9), checkpoint_id=path)
     path.chmod(0o700)
     data = (path / "__0_0.distcp").read_bytes()
     (path / "__0_0.distcp").write_bytes(data[:100])
