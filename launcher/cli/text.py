@@ -73,9 +73,9 @@ def plan_table(plan: JobPlan) -> str:
 
 
 def bound_to(plan: JobPlan) -> list[str]:
-    """The cores of each rank, as far as they are known before a node is. Pure."""
+    """The cores of each rank, as far as they are known before a node is: those of its type, if the profile names it."""
     # Lazily: only this table needs it
-    from launcher.binding import wanted
+    from launcher.binding import devices, masks, node_types, wanted
 
     asked = wanted.parse(plan.launch.bind)
     if plan.procs_per_node == 1 and asked.kind == wanted.AUTO:
@@ -85,8 +85,29 @@ def bound_to(plan: JobPlan) -> list[str]:
         return [f"CPUs {ranges(cpus)}: local rank {place}" for place, cpus in enumerate(lists)]
     if asked.kind == wanted.NONE or (asked.kind == wanted.AUTO and plan.launch.mode == "tasks"):
         return ["nothing" if asked.kind == wanted.NONE else "what the scheduler binds each task to"]
-    beside = "next to its GPU" if plan.gpus_per_node and plan.workload.device != "cpu" else "of its part"
-    return [f"cores {beside} (launch.bind={plan.launch.bind}), decided on each node"]
+    gpus = plan.gpus_per_node > 0 and plan.workload.device != "cpu"
+    beside = "next to its GPU" if gpus else "of its part"
+    lines = [f"cores {beside} (launch.bind={plan.launch.bind}), decided on each node"]
+    if plan.cluster.node_type is None:
+        return lines
+    about = node_types.load(plan.cluster.node_type)
+    try:
+        ranks = devices.near(
+            about.node, {}, range(plan.procs_per_node), gpus=gpus, most=plan.gpus_per_node or None,
+            pairs=plan.cluster.nics,
+        )  # fmt: skip
+    except devices.Untold as error:
+        return [*lines, f"on a node of type {about.name} nothing: {error}"]
+    found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
+    if not found.bound:
+        return [*lines, f"on a node of type {about.name} nothing: {found.why_not}"]
+    return [*lines, f"on a whole node of type {about.name}:", *(
+        ", ".join([
+            f"  CPUs {ranges(rank.cpus)}: local rank {place}",
+            *([f"GPU {about.node.gpus.index(rank.near.gpu)}"] if rank.near.gpu else []),
+            *([rank.near.nic.name] if rank.near.nic else []),
+        ]) for place, rank in enumerate(found.ranks)
+    )]  # fmt: skip
 
 
 def cause(seen: RunStatus) -> str | None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import add_runs_dir, find, whole_number
+from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Collection, Mapping
+
+    from launcher.binding.node import Node
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -16,6 +22,7 @@ def configure(parser: ArgumentParser) -> None:
         "--ranks", type=whole_number, metavar="N", help="ranks on this node (default: one per GPU, else one)"
     )
     parser.add_argument("--bind", default="auto", metavar="HOW", help="as launch.bind (default: auto)")
+    parser.add_argument("--node-type", metavar="TYPE", help="a node of this type instead of this one (`list`: all)")
     add_runs_dir(parser)
 
 
@@ -24,8 +31,10 @@ def run(arguments: Namespace) -> int:
     # Lazily: neither --help nor completion needs it
     from launcher.cli.topology_picture import pictures
 
+    if arguments.name is not None and arguments.node_type is not None:
+        raise ConfigError("--node-type is for a node of no run: leave out one of the two")
     if arguments.name is None:
-        print("\n".join(_here(arguments.ranks, arguments.bind)))
+        print("\n".join(_unbound(arguments.ranks, arguments.bind, arguments.node_type)))
         return 0
     # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_unreadable
@@ -41,28 +50,46 @@ def run(arguments: Namespace) -> int:
     raise RunError(f"{found.id} has started no ranks yet, so that none of them is bound")
 
 
-def _here(wanted: int | None, how: str) -> list[str]:
-    """This node, with so many ranks."""
+def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
+    """This node, or one of a known type, with so many ranks."""
     # Lazily: neither --help nor completion needs it
     import os
     import socket
 
-    from launcher.binding import devices, masks, nvidia, sysfs
+    from launcher.binding import node_types, sysfs
+
+    if node_type is None:
+        return _drawn(socket.gethostname(), sysfs.read(), os.sched_getaffinity(0), os.environ, wanted, how)
+    if node_type == "list":
+        return [f"{name}  {node_types.load(name).node.kind}" for name in node_types.names()]
+    node_types.require(node_type, "--node-type")
+    about = node_types.load(node_type)
+    gpus = tuple(replace(gpu, address=f"GPU {place}", tile=None) for place, gpu in enumerate(about.node.gpus))
+    node = replace(about.node, gpus=gpus)  # the addresses differ from node to node
+    return [*_drawn(node_type, node, about.allowed, {}, wanted, how), "", *wrap(f"Source: {about.source}", 79)]
+
+
+def _drawn(
+    host: str, node: Node, allowed: Collection[int], environ: Mapping[str, str], wanted: int | None, how: str
+) -> list[str]:
+    """The picture of a node with so many ranks; None: one for each GPU, else one."""
+    # Lazily: neither --help nor completion needs it
+    from launcher.binding import devices, masks, nvidia
     from launcher.binding.wanted import NONE, Wanted, parse
     from launcher.cli.topology_picture import devices_of, pictures
     from launcher.runs.bindings import event_of
 
-    node, allowed, bind = sysfs.read(), os.sched_getaffinity(0), parse(how)
+    bind = parse(how)
     try:
-        seen = len(devices.visible(node, os.environ, nvidia.parent_of_slice))
+        seen = len(devices.visible(node, environ, nvidia.parent_of_slice))
         near = devices.near(
-            node, os.environ, range(wanted or seen or 1), gpus=seen > 0, parent=nvidia.parent_of_slice
+            node, environ, range(wanted or seen or 1), gpus=seen > 0, parent=nvidia.parent_of_slice
         )  # fmt: skip
         found = masks.bind(node, allowed, near, bind)
         why_not = found.why_not
     except devices.Untold as error:
         found = masks.bind(node, allowed, [masks.Near()] * (wanted or 1), Wanted(NONE))
         why_not = str(error)
-    told = event_of(socket.gethostname(), node, allowed, found.ranks, why_not=why_not)
+    told = event_of(host, node, allowed, found.ranks, why_not=why_not)
     beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
     return pictures([told], beside)

@@ -194,6 +194,7 @@ class Cluster:
     limits: Limits = field(default_factory=Limits)  # what one job may ask for
     pools: dict[str, Pool] = field(default_factory=dict)  # more limits and variables by partition, queue or QOS
     check: bool = True  # compare a plan with the live partition or queue before it is submitted
+    node_type: str | None = None  # type of its nodes (`topology --node-type`), for the bindings that a dry run shows
     nics: list[str] = field(default_factory=list)  # network device of each GPU (without GPUs: of each rank), by number
     rank_environment: dict[str, Any] = field(default_factory=dict)  # variables of each rank; {nic} is its own of nics
     expects: dict[str, Any] = field(default_factory=dict)  # what a preflight finds NCCL to use: net, plugin, provider

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from launcher import redaction
+from launcher.binding import node_types
 from launcher.binding import wanted as binding
 from launcher.config import schema
 from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow
@@ -309,6 +310,8 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
     _require(cluster)
     _refuse_negative("", config)
     _refuse_control_characters("", keys_of(plan))
+    if cluster.node_type is not None:
+        node_types.require(cluster.node_type, "cluster.node_type")
     rules.check_keys(cluster, plan.gpus_per_node)
     if plan.world_size < workload.min_ranks:
         raise ConfigError(

@@ -49,6 +49,7 @@ class Cluster:
     setup: tuple[str, ...]
     template: str | None
     environment: Mapping[str, str | None]  # without secrets
+    node_type: str | None
     nics: tuple[str, ...]  # one for each GPU or, without GPUs, for each local rank
     rank_environment: Mapping[str, str]  # {nic} in a value stands for the rank's network device
     expects: Mapping[str, list[str]]  # compared with what NCCL reports; see launcher/worker/nccl_report.py

@@ -103,13 +103,15 @@ def judge(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str:
 
     Args:
         fabric: of a rank; None: it has left no log.
-        expects: of net, plugin and provider the values of which one is right (of a plugin its beginning).
+        expects: of net, plugin and provider the values of which one is right; of net and plugin the beginning, for a
+            plug-in calls its network IBext_v8, say.
     """
     if fabric is None or not fabric.net:
         return ""
     for name, accepted in expects.items():
         value = getattr(fabric, name)
-        if any(value.lower() == each.lower() or (name == "plugin" and value.startswith(each)) for each in accepted):
+        whole = name == "provider"
+        if any(value.lower() == each.lower() if whole else value.lower().startswith(each.lower()) for each in accepted):
             continue
         wanted = " or ".join(accepted)
         found = f"{fabric.words}, and this cluster expects {name} {wanted} (cluster.expects)"

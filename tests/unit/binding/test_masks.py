@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.binding import devices, masks, sysfs
+from launcher.binding import devices, masks, node_types, sysfs
 from launcher.binding.masks import Binding, BindingRefused, Near
 from launcher.binding.node import Core, Gpu, Nic, Node
 from launcher.binding.wanted import parse
@@ -40,6 +41,7 @@ AUTO = {
         "49-55,113-119", "57-63,121-127", "17-23,81-87", "25-31,89-95", "1-7,65-71", "9-15,73-79", "33-39,97-103",
         "41-47,105-111",
     ],
+    "juwels-booster": ["12-23,60-71", "0-11,48-59", "36-47,84-95", "24-35,72-83"],
     "lumi-g": [
         "49-55,113-119", "57-63,121-127", "17-23,81-87", "25-31,89-95", "1-7,65-71", "9-15,73-79", "33-39,97-103",
         "41-47,105-111",
@@ -70,6 +72,12 @@ def test_a_known_node_type_has_its_ranks_beside_their_gpus(name: str, tmp_path: 
     ranks = devices.near(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     assert node.unknown == ()
     assert shown(masks.bind(node, allowed, ranks, parse("auto"))) == AUTO[name]
+
+
+@pytest.mark.parametrize("name", trees.NAMES)
+def test_a_node_type_is_what_is_read_on_such_a_node(name: str, tmp_path: Path) -> None:
+    node, _ = node_of(name, tmp_path)
+    assert node_types.load(name).node == replace(node, gpus=tuple(replace(gpu, uuid="") for gpu in node.gpus))
 
 
 LUMI_ORDER = [49, 57, 17, 25, 1, 9, 33, 41]

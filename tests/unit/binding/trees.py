@@ -1,10 +1,4 @@
-"""Trees of sysfs as nodes of known types have them, built from one file each in `nodes/`.
-
-A file has: `source`; `sockets`, the lists of CPUs of each; `numa`, the same of each NUMA node; `siblings`, by how much
-the numbers of a core's two threads differ (0: it has one); `cache`, how many cores share a last level of cache;
-`distances`; `kept`, CPUs that the site keeps for itself, which a job's mask leaves out; `gpus` (vendor, PCI address,
-NUMA node, model, tiles) and `nics` (name, interface, PCI address, NUMA node, Gb/s).
-"""
+"""Trees of sysfs as nodes of known types have them, built from the files in launcher/binding/nodes."""
 
 from __future__ import annotations
 
@@ -12,22 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+from launcher.binding import node_types
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 
-NODES = Path(__file__).parent / "nodes"
-NAMES = sorted(path.stem for path in NODES.glob("*.json"))
+NAMES = node_types.names()
 
 
 def description(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((NODES / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((node_types.FOLDER / f"{name}.json").read_text())
     return found
 
 
 def allowed(about: dict[str, Any]) -> list[int]:
     """The CPUs that a job of its own gets there."""
-    kept = parse_ranges(about["kept"]) if about.get("kept") else ()
-    return sorted(set(parse_ranges(",".join(about["sockets"]))) - set(kept))
+    return list(node_types.of("", about).allowed)
 
 
 def build(root: Path, about: dict[str, Any]) -> Path:

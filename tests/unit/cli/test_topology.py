@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding import devices, masks, sysfs
+from launcher.binding import devices, masks, node_types, sysfs
 from launcher.binding.wanted import parse
 from launcher.cli import commands
 from launcher.cli.topology_picture import WIDTH, devices_of, pictures
-from launcher.errors import RunError
+from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
 from launcher.runs.bindings import event_of
 from launcher.runs.events import Bound
@@ -89,6 +89,24 @@ def test_every_known_node_fits_the_terminal(name: str, bind: str, tmp_path: Path
 def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["topology", "--ranks", "1"]) == 0
     assert "  rank  cores  CPUs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", trees.NAMES)
+def test_a_node_of_a_known_type(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["topology", "--node-type", name]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{name}: {node_types.load(name).node.kind}"[:60])
+    assert "Source: http" in shown or "Source: NCAR" in shown
+    assert max(map(len, shown.splitlines())) <= WIDTH
+
+
+def test_known_types_are_listed_and_others_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["topology", "--node-type", "list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(trees.NAMES)
+    with pytest.raises(ConfigError, match=r"--node-type=frontir: there is no such type of node\. Did you mean"):
+        commands.main(["topology", "--node-type", "frontir"])
+    with pytest.raises(ConfigError, match="leave out one of the two"):
+        commands.main(["topology", "a", "--node-type", "frontier"])
 
 
 def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

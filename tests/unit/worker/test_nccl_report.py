@@ -71,6 +71,12 @@ def test_what_a_cluster_expects(name: str, expects: dict[str, tuple[str, ...]], 
     assert bool(problem) == bool(found)
 
 
+@pytest.mark.parametrize(("net", "expected"), [("IBext_v8", "IB"), ("ib", "IB"), ("AWS Libfabric", "aws")])
+def test_a_network_is_expected_by_the_beginning_of_its_name(net: str, expected: str) -> None:
+    assert judge(Fabric(net=net), {"net": (expected,)}) == ""
+    assert judge(Fabric(net=f"x{net}"), {"net": (expected,)}) != ""
+
+
 def test_without_a_log_nobody_can_tell(tmp_path: Path) -> None:
     assert nccl_report.read(tmp_path / "none") is None
     assert judge(None, {"net": ("IB",)}) == ""
