@@ -36,7 +36,7 @@ from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import ConfigError, LauncherError
 from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Sweep
-from launcher.sweeps.search import distributions
+from launcher.search import distributions
 
 RESULTS = "optimization_results.yaml"  # in the sweep's directory, as hydra-optuna-sweeper writes it
 

@@ -11,7 +11,7 @@ releases a link for a process that was killed, so each waiting process decides w
 
 Times are those of the waiting process's own monotonic clock, so clocks of nodes need not agree. A holder on another
 machine that was cut off for longer than `timeout` may return and believe that it holds the lock. What the lock protects
-must bear two appends at once; see `launcher.sweeps.search.journal`.
+must bear two appends at once; see `launcher.search.journal`.
 """
 
 from __future__ import annotations

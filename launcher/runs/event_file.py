@@ -78,6 +78,24 @@ def read(path: Path | str, end: int | None = None, *, retry_seconds: float | Non
     yield from (entry for entry in entries if _misfit(entry) is None)
 
 
+def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Returns the events in a file from a byte on, and the byte after them, for the next call.
+
+    A last line that is still being written is left for the next call.
+
+    Raises:
+        UnavailableError: the file cannot be read now.
+        RunError: the path is not a regular file.
+    """
+    found = unwrap(retry_read(lambda: run_files.read_range(path, offset, None, run_files.EVENTS_LIMIT), path))
+    if found is None:
+        return [], offset
+    data, start = found
+    end = data.rfind(b"\n") + 1
+    lines = [line for line in data[:end].split(b"\n") if 0 < len(line) <= LONGEST_LINE]
+    return [entry for entry in map(_parsed, lines) if _misfit(entry) is None], start + end
+
+
 def problems(path: Path | str) -> list[str]:
     """Returns a text for each line that `read` leaves out, with the reason; not for the last line, which may grow.
 

@@ -2,8 +2,8 @@
 
     SWEEP/search/           0700, files 0600
       settings.json         what is searched and how; written by the submitter
-      template.json         how the record of a point is made (launcher/sweeps/search/points.py)
-      journal.jsonl         Optuna's journal of all trials; asked and written by the jobs (launcher/sweeps/search)
+      template.json         how the record of a point is made (launcher/search/points.py)
+      journal.jsonl         Optuna's journal of all trials; asked and written by the jobs (launcher/search)
       lock                  held while the journal is written
 
 Trial N is point N of the sweep. The journal is read here without Optuna, which takes 0.2 s to import. Its operations

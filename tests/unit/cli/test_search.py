@@ -162,7 +162,7 @@ def test_a_point_with_a_secret_is_a_trial_again(
 
 def test_a_trial_that_was_asked_for_is_asked_for_again_to_the_letter(optuna_search: Any) -> None:
     """Or its point would be another one, and run twice."""
-    from launcher.sweeps.search import distributions
+    from launcher.search import distributions
 
     optuna = optuna_search.optuna
     space, fixed = space_of(

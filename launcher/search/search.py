@@ -38,9 +38,9 @@ from launcher.runs.search_record import (
     Method,
     SearchRecord,
 )
-from launcher.sweeps.search import distributions
-from launcher.sweeps.search.budget import Cost, min_steps_of, permutation, spent
-from launcher.sweeps.search.journal import JournalBackend
+from launcher.search import distributions
+from launcher.search.budget import Cost, min_steps_of, permutation, spent
+from launcher.search.journal import JournalBackend
 
 NAME = "search"  # of Optuna's study
 RUNGS = 3  # rungs below all steps, unless sweep.min_steps is given
@@ -171,6 +171,19 @@ class Search:
                 if each is not None:
                     study._storage.set_trial_user_attr(trial._trial_id, key, each)
             study.tell(number, value if state is TrialState.COMPLETE else None, state)
+
+    def points(self) -> list[Trial]:
+        """Returns all points that have been chosen, also by other processes.
+
+        Raises:
+            UnavailableError, OSError: as for `ask`.
+        """
+        if self._opened is None:
+            with self._operation():
+                pass
+        assert self._opened is not None
+        trials = self._opened[1].get_trials(deepcopy=False)
+        return [Trial(number, tuple(each.user_attrs[OVERRIDES])) for number, each in enumerate(trials)]
 
     def stop(self, why: str) -> None:
         """Ends the search: `ask` chooses no more points.

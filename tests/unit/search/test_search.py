@@ -17,13 +17,13 @@ import pytest
 from launcher.config.space_overrides import space_of
 from launcher.files import run_files
 from launcher.runs.search_record import Goal, Method, SearchRecord, SearchSettings, TrialState
-from launcher.sweeps.search import budget
-from launcher.sweeps.search.budget import Cost
+from launcher.search import budget
+from launcher.search.budget import Cost
 
 optuna = pytest.importorskip("optuna", minversion="4", reason="pip install 'launcher[optuna]'")
 
-from launcher.sweeps.search import search as search_module  # noqa: E402
-from launcher.sweeps.search.search import Outcome, Search, Trial  # noqa: E402
+from launcher.search import search as search_module  # noqa: E402
+from launcher.search.search import Outcome, Search, Trial  # noqa: E402
 
 GRID = ["workload=ddp_mnist", "workload.lr=0.1,0.01,0.001", "seed=range(3)"]
 FLOATS = ["workload=ddp_mnist", "workload.lr=tag(log,interval(1e-4,1e-1))", "workload.momentum=interval(0,1)"]
@@ -355,7 +355,7 @@ def test_an_operation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         real = os.write
-        patch.setattr("launcher.sweeps.search.journal.os.write", full)
+        patch.setattr("launcher.search.journal.os.write", full)
         with pytest.raises(OSError, match="No space left"):
             search.ask()
     assert SearchRecord(tmp_path).journal_file.read_bytes() == before

@@ -1,0 +1,85 @@
+"""Records of points that are made without Hydra are those that the submitter would have made with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config.search_space import combination, overrides, size
+from launcher.config.space_overrides import space_of
+from launcher.errors import ConfigError
+from launcher.search.template import record_of, template_of
+
+
+def composed(values: dict[str, str], name: str) -> dict[str, Any]:
+    """A config of four keys, of which others are made."""
+    lr, seed, kind = float(values["lr"]), int(values["seed"]), values["kind"]
+    section = {"conv": {"kind": "conv", "width": 8}, "linear": {"kind": "linear"}}[kind]
+    return {
+        "plan": {
+            "run_id": name, "run_dir": f"/runs/{name}", "checkpoint": {"dir": f"/runs/{name}/checkpoints"},
+            "workload": {"params": {"lr": lr, "seed": seed, "model": section}}, "nodes": 1,
+        },
+        "config": {"seed": seed, "workload": {"lr": lr, "seed": seed, "model": section}, "note": f"a {kind} model"},
+    }  # fmt: skip
+
+
+def template(space: dict[str, Any], make: Any = composed) -> dict[str, Any]:
+    first = {key: each.ends()[0] for key, each in space.items()}
+    others = {
+        key: {text: make({**first, key: text}, "s/0") for text in each.ends()} for key, each in space.items()
+    }  # fmt: skip
+    found = template_of(make(first, "s/0"), make(first, "s/1"), others, space, ("s/0", "s/1"))
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def test_every_point_has_the_record_that_it_would_have_been_composed_with() -> None:
+    space, _ = space_of(["lr=range(0.1,0.5,0.1)", "seed=range(3,9,2)", "kind=conv,linear"])
+    made = template(space)
+    for number in range(size(space) or 0):
+        values = combination(space, number)
+        record = record_of(made, f"s/{number}", overrides(values, ()))
+        assert record.pop("overrides") == list(overrides(values, ()))
+        assert record == composed(values, f"s/{number}")
+    assert size(space) == 24
+
+
+def test_whole_numbers_stay_whole_and_others_do_not() -> None:
+    space, _ = space_of(["lr=interval(1,2)", "seed=1,2", "kind=conv,linear"])
+    record = record_of(template(space), "s/7", ("lr=1.5", "seed=2", "kind=conv"))
+    assert record["plan"]["workload"]["params"] == {"lr": 1.5, "seed": 2, "model": {"kind": "conv", "width": 8}}
+    assert isinstance(record["config"]["seed"], int)
+
+
+def test_a_number_within_a_text_is_refused_and_choices_are_not() -> None:
+    def make(values: dict[str, str], name: str) -> dict[str, Any]:
+        return {"plan": {"name": f"lr-{values['lr']}", "run_dir": name}}
+
+    with pytest.raises(ConfigError, match=r"name is made of lr.*a list of values"):
+        template(space_of(["lr=interval(0,1)"])[0], make)
+    made = template(space_of(["lr=0.1,0.2"])[0], make)
+    assert record_of(made, "s/3", ("lr=0.2",))["plan"] == {"name": "lr-0.2", "run_dir": "s/3"}
+
+
+def test_a_value_that_depends_on_two_keys_is_refused() -> None:
+    def make(values: dict[str, str], name: str) -> dict[str, Any]:
+        return {"plan": {"name": f"{values['a']}-{values['b']}", "run_dir": name}}
+
+    with pytest.raises(ConfigError, match="name depends on a and on b"):
+        template(space_of(["a=1,2", "b=1,2"])[0], make)
+
+
+def test_what_differs_between_points_follows_from_their_ids() -> None:
+    with pytest.raises(ConfigError, match="port is another one for each point"):
+        template(space_of(["a=1,2"])[0], lambda _, name: {"plan": {"run_dir": name, "port": 7000 + int(name[-1])}})
+
+
+def test_the_template_is_not_changed(tmp_path: Path) -> None:
+    space, _ = space_of(["lr=0.1,0.2", "seed=1,2", "kind=conv,linear"])
+    made = template(space)
+    before = json.dumps(made)
+    record_of(made, "s/1", ("lr=0.2", "seed=2", "kind=linear"))
+    assert json.dumps(made) == before
