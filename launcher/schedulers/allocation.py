@@ -1,11 +1,4 @@
-"""The allocation in which this shell runs: its scheduler, its nodes, and the command that starts tasks on them.
-
-| SLURM_JOB_ID | PBS_JOBID and PBS_NODEFILE | scheduler | tasks are started by |
-|---|---|---|---|
-| set | any | Slurm | srun |
-| not set | both set | PBS | pbsdsh |
-| not set | one is missing | no allocation | |
-"""
+"""The allocation in which this shell runs: its scheduler, its nodes, and the command that starts tasks on them."""
 
 from __future__ import annotations
 
@@ -15,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from launcher.schedulers.hostlist import expand_counts, hosts_of
+from launcher.schedulers import registry
+from launcher.schedulers.scheduler import HoldsAllocations
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -27,33 +21,49 @@ class Allocation:
 
     Attributes:
         nodes: how many it has.
-        starter: `srun` or `pbsdsh`.
+        starter: the command that starts tasks on its nodes: `srun`, or one of registry.STARTERS.
         cpus: CPUs on each of its nodes; empty: unknown.
+        job: the id of its job.
     """
 
     nodes: int
     starter: str
     cpus: tuple[int, ...] = ()
+    job: str = ""
+
+
+def known() -> list[HoldsAllocations]:
+    """Returns the schedulers whose allocations can be used, in the order in which they are tried."""
+    return [each for each in registry.schedulers() if isinstance(each, HoldsAllocations)]
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Returns the allocation that the environment describes; None: there is none.
 
     Raises:
-        ConfigError: its node file cannot be read.
+        ConfigError: the list of its nodes cannot be read.
     """
-    if "SLURM_JOB_ID" in environ:
-        cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")  # `16(x2),8`
-        return Allocation(
-            int(environ.get("SLURM_JOB_NUM_NODES", "1")), "srun", tuple(expand_counts(cpus)) if cpus else ()
-        )
-    if not environ.get("PBS_JOBID") or not (path := environ.get("PBS_NODEFILE")):
-        return None
+    for scheduler in known():
+        if all(map(environ.get, scheduler.allocation_variables)):
+            return scheduler.allocation(environ)
+    return None
+
+
+def read_nodes(environ: Mapping[str, str], variable: str) -> str:
+    """Returns the text of the file with an allocation's nodes.
+
+    Args:
+        environ: of the shell.
+        variable: has the path of the file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        return Allocation(len(hosts_of(Path(path).read_text())), "pbsdsh")
+        return Path(environ[variable]).read_text()
     except OSError as error:
         raise ConfigError(
-            f"cluster=allocation: the node file of the PBS job cannot be read (PBS_NODEFILE={path}: "
+            f"cluster=allocation: the list of the allocation's nodes cannot be read ({variable}={environ[variable]}: "
             f"{error.strerror}): start the launcher on the job's first node"
         ) from None
 

@@ -163,6 +163,26 @@ class Queue(Scheduler):
         """Returns the environment in which a job of the run submits the next one. Writes the files that job needs."""
 
 
+class HoldsAllocations(ABC):
+    """A scheduler with interactive jobs: a run can start in the allocation of one (cluster=allocation).
+
+    Attributes:
+        interactive: a command that gets such an allocation.
+        allocation_variables: the environment variables by which an allocation is recognised.
+    """
+
+    interactive: str
+    allocation_variables: Collection[str]
+
+    @abstractmethod
+    def allocation(self, environ: Mapping[str, str]) -> Allocation:
+        """Returns the allocation that an environment with all of `allocation_variables` describes.
+
+        Raises:
+            ConfigError: the list of its nodes cannot be read.
+        """
+
+
 class Requeues(ABC):
     """A scheduler where a user can requeue a running job, which keeps its id."""
 

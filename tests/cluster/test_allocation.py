@@ -66,7 +66,8 @@ def test_more_cpus_than_it_holds_are_refused(launcher: Launcher, gpus: tuple[str
 def test_outside_of_an_allocation_it_is_refused(launcher: Launcher) -> None:
     done = inside(launcher, [])
     assert done.returncode == 2
-    assert "get one with salloc first" in done.stderr
+    assert "this shell is in no allocation. Commands that get one" in done.stderr
+    assert "salloc (SLURM_JOB_ID)" in done.stderr
 
 
 def test_a_run_saves_before_its_allocation_ends_and_can_be_resumed_in_another(launcher: Launcher) -> None:

@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, long_size
 from launcher.redaction import HIDDEN, is_secret, without_password
+from launcher.schedulers.allocation import allocation
 
 MIB, GIB = 2**20, 2**30
 # Variables that change what the launcher, torch or a scheduler does.
@@ -37,9 +39,11 @@ def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Variables that change what runs do, and whether this shell is inside of a job."""
-    job = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID")
-    if job:
-        yield ok("shell", f"inside of job {job}: cluster=allocation runs here")
+    try:
+        if held := allocation(environ):
+            yield ok("shell", f"inside of job {held.job}: cluster=allocation runs here")
+    except ConfigError as error:
+        yield warning("shell", str(error))
     found = shown_environment(environ)
     if found:
         yield ok("variables", "; ".join(f"{name}={value}" for name, value in found.items()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
-from launcher.schedulers.allocation import Allocation, allocation
+from launcher.schedulers.allocation import Allocation, allocation, known
 from launcher.schedulers.job_environment import Scrubbed, scrubbed, without_own_defaults
 from launcher.schedulers.queries import Ending
 from launcher.schedulers.scheduler import Scheduler
@@ -40,7 +40,7 @@ class LocalScheduler(Scheduler):
 
 
 class AllocationScheduler(LocalScheduler):
-    """The allocation of Slurm or PBS in which the command was typed: the script runs here, its tasks on its nodes."""
+    """The allocation in which the command was typed: the script runs here, its tasks on its nodes."""
 
     name = "allocation"
     title = "this allocation"
@@ -55,10 +55,10 @@ class AllocationScheduler(LocalScheduler):
     def held(self, environ: Mapping[str, str]) -> Allocation:
         found = allocation(environ)
         if found is None:
+            ways = ", ".join(f"{each.interactive} ({' and '.join(each.allocation_variables)})" for each in known())
             raise ConfigError(
-                "cluster=allocation: this shell is in no allocation (neither SLURM_JOB_ID nor PBS_JOBID and "
-                "PBS_NODEFILE are set): get one with salloc first, or on PBS with qsub -I, or use a cluster that is "
-                "submitted to"
+                "cluster=allocation: this shell is in no allocation. Commands that get one, with the variables that "
+                f"it sets: {ways}. Or use a cluster that is submitted to"
             )
         return found
 

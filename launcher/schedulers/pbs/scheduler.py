@@ -10,12 +10,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
+from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
 from launcher.schedulers.pbs.environment import pbs_environment
-from launcher.schedulers.scheduler import CountsJobs, Queue
+from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue
 from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
 
 
-class PBSScheduler(Queue, CountsJobs, PBSDiagnosis):
+class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
     """PBS: OpenPBS or PBS Professional."""
 
     name = "pbs"
@@ -38,6 +40,8 @@ class PBSScheduler(Queue, CountsJobs, PBSDiagnosis):
         job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
         output="$PBS_JOBID.OU",
     )  # fmt: skip
+    interactive = "qsub -I"
+    allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")
     keys = ("queue", "project", "place", "chunk", "resources", "totals", "mpiexec")
     instead = MappingProxyType(
         {
@@ -53,6 +57,9 @@ class PBSScheduler(Queue, CountsJobs, PBSDiagnosis):
     gpu_directives = (GpuDirective.ngpus, GpuDirective.none)
     no_requeue = "PBS lets only operators requeue, so a new job is submitted"
     secrets_in_files = True
+
+    def allocation(self, environ: Mapping[str, str]) -> Allocation:
+        return Allocation(len(hosts_of(read_nodes(environ, "PBS_NODEFILE"))), "pbsdsh", job=environ["PBS_JOBID"])
 
     def executor(self) -> type[RunExecutor]:
         # Lazily: submitit takes 45 ms, and only a submission needs it

@@ -10,14 +10,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
+from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.scheduler import Queue, Requeues
+from launcher.schedulers.scheduler import HoldsAllocations, Queue, Requeues
 from launcher.schedulers.sge.commands import SGE, array_of
 from launcher.schedulers.sge.diagnosis import SGEDiagnosis
 from launcher.schedulers.sge.environment import sge_environment
 from launcher.schedulers.sge.find_command import find
+from launcher.schedulers.sge.hosts import hosts_of
 from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
 AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
-class SGEScheduler(Queue, Requeues, SGEDiagnosis):
+class SGEScheduler(Queue, HoldsAllocations, Requeues, SGEDiagnosis):
     """Grid Engine."""
 
     name = "sge"
@@ -42,6 +44,8 @@ class SGEScheduler(Queue, Requeues, SGEDiagnosis):
         job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
         output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
     )  # fmt: skip
+    interactive = "qrsh -pe NAME SLOTS bash"
+    allocation_variables = ("JOB_ID", "PE_HOSTFILE")
     keys = ("queue", "project", "resources", "parallel_environment", "slots", "gpu_resource", "mem_resource")
     instead = MappingProxyType(
         {
@@ -59,6 +63,9 @@ class SGEScheduler(Queue, Requeues, SGEDiagnosis):
     )
     gpu_directives = (GpuDirective.resource, GpuDirective.none)
     secrets_in_files = True
+
+    def allocation(self, environ: Mapping[str, str]) -> Allocation:
+        return Allocation(len(hosts_of(read_nodes(environ, "PE_HOSTFILE"))), "qrsh", job=environ["JOB_ID"])
 
     def executor(self) -> type[RunExecutor]:
         # Lazily: submitit takes 45 ms, and only a submission needs it

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
 from launcher.failures.codes import NextReason
+from launcher.schedulers.allocation import Allocation
+from launcher.schedulers.hostlist import expand_counts
 from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
 from launcher.schedulers.queries import Ending, QueryError
-from launcher.schedulers.scheduler import JOB_TIMEOUT, CountsJobs, ExcludesNodes, Queue, Requeues, ShowsPreemption
+from launcher.schedulers.scheduler import (
+    JOB_TIMEOUT,
+    CountsJobs,
+    ExcludesNodes,
+    HoldsAllocations,
+    Queue,
+    Requeues,
+    ShowsPreemption,
+)
 from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.commands import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 
-class SlurmScheduler(Queue, CountsJobs, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
+class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
     """Slurm."""
 
     name = "slurm"
@@ -35,6 +45,8 @@ class SlurmScheduler(Queue, CountsJobs, Requeues, ShowsPreemption, ExcludesNodes
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", ends="parts/ends_by_squeue.sh.j2",
     )  # fmt: skip
+    interactive = "salloc"
+    allocation_variables = ("SLURM_JOB_ID",)
     keys = ("partition", "qos", "constraint", "reservation", "exclude", "gpu_type", "srun_args")
     instead = MappingProxyType(
         {
@@ -48,6 +60,11 @@ class SlurmScheduler(Queue, CountsJobs, Requeues, ShowsPreemption, ExcludesNodes
         }
     )
     gpu_directives = (GpuDirective.gres, GpuDirective.gpus_per_node, GpuDirective.none)
+
+    def allocation(self, environ: Mapping[str, str]) -> Allocation:
+        nodes = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
+        cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")  # `16(x2),8`
+        return Allocation(nodes, "srun", tuple(expand_counts(cpus)) if cpus else (), environ["SLURM_JOB_ID"])
 
     def executor(self) -> type[RunExecutor]:
         # Lazily: submitit takes 45 ms, and only a submission needs it

@@ -16,7 +16,7 @@ from tests.unit.plans import plan_of
 def test_slurm_tells_the_cpus_of_each_node(told: str | None, cpus: tuple[int, ...]) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(len(cpus))}
     environ |= {} if told is None else {"SLURM_JOB_CPUS_PER_NODE": told}
-    assert allocation(environ) == Allocation(len(cpus), "srun", cpus)
+    assert allocation(environ) == Allocation(len(cpus), "srun", cpus, "7")
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,15 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
     ("environ", "found", "nodes"),
     [
         ({}, None, 1),
-        (SLURM, allocation.Allocation(3, "srun"), 3),
-        ({"SLURM_JOB_ID": "1"}, allocation.Allocation(1, "srun"), 1),
-        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(2, "pbsdsh"), 2),
-        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(3, "srun"), 3),
+        (SLURM, allocation.Allocation(3, "srun", job="1"), 3),
+        ({"SLURM_JOB_ID": "1"}, allocation.Allocation(1, "srun", job="1"), 1),
+        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(2, "pbsdsh", job="1.s"), 2),
+        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(3, "srun", job="1"), 3),
         ({"PBS_JOBID": "1.s"}, None, 1),
         ({"PBS_NODEFILE": "{file}"}, None, 1),
+        ({"JOB_ID": "7", "PE_HOSTFILE": "{file}"}, allocation.Allocation(2, "qrsh", job="7"), 2),
+        ({"JOB_ID": "7"}, None, 1),
+        ({"PE_HOSTFILE": "{file}"}, None, 1),
     ],
 )
 def test_who_holds_the_allocation(
