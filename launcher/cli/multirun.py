@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.confirm import confirm
@@ -17,7 +18,7 @@ from launcher.formatting import plural, ranges
 from launcher.monitoring.live import JobMonitor, read_history, status_of
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import sweep_directory
-from launcher.runs.directory import token_of
+from launcher.runs.directory import Run, token_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import job_script
 from launcher.spec import cost
@@ -121,12 +122,11 @@ class Multirun:
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
         """Calls `confirm` with the resources of all points that have no job yet; for a search, of all trials."""
-        sweep = Sweep(prepared.path)
         exists = prepared.existing is not None
         new = [
-            plan for index, plan in prepared.plans.items()
+            plan for plan in prepared.jobs.values()
             if plan.queued
-            and not (exists and sweep.run(index).recorded() and read_history(sweep.run(index)).job_id is not None)
+            and not (exists and (run := Run(Path(plan.run_dir))).recorded() and read_history(run).job_id is not None)
         ]  # fmt: skip
         if new:
             trials = self._search.trials if self._search else None
@@ -193,9 +193,14 @@ def show(prepared: PreparedSweep) -> None:
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
     print(f"sweep      {prepared.path.name}: {plural(len(prepared.points), 'point')}")
     print(f"directory  {prepared.path}")
-    if asking := [plan for plan in prepared.plans.values() if plan.queued]:
+    if asking := [plan for plan in prepared.jobs.values() if plan.queued]:
         for number, line in enumerate(cost.lines_of_all(asking)):
             print(f"{'' if number else 'asks for':<11}{line}")
+    if prepared.pilots:
+        pilot = prepared.pilots[0]
+        print(f"\n# {plural(len(prepared.pilots), 'pilot')} on {pilot.cluster.name}, {_at_once(prepared)}")
+        print(job_script.script(pilot, token=token_of(pilot.run_dir)), end="")
+        return
     for plan, members in prepared.groups:
         most = next(throttles) if plan.queued else None
         print(f"\n# {plural(len(members), 'point')} on {plan.cluster.name}: {ranges(members)}")
@@ -225,7 +230,16 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster.name
         print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")
-    if submitted.local:
+    if submitted.pilots is not None:
+        cluster = next(iter(prepared.plans.values())).cluster.name
+        for number, job in submitted.pilots.jobs.items():
+            print(f"pilot      {sweep.pilot(number).id}: job {job} on {cluster}")
+        if submitted.pilots.left:
+            print(
+                f"           {plural(submitted.pilots.left, 'pilot')} could not be submitted: {submitted.pilots.words}"
+            )
+        print(f"           {_at_once(prepared)}")
+    elif submitted.local:
         most = prepared.parallelism or 1
         print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
     if submitted.already_submitted:
@@ -239,6 +253,14 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
             "Repeat the command when some of the others are over: it submits the rest",
             file=sys.stderr,
         )
+
+
+def _at_once(prepared: PreparedSweep) -> str:
+    packing = prepared.manifest.packing
+    assert packing is not None, "it has pilots"
+    nodes = f"{plural(packing.nodes, 'node')} of {plural(packing.slots, 'slot')}"
+    most = packing.pilots * packing.nodes * packing.slots
+    return f"each with {nodes}: {plural(most, 'point')} at once"
 
 
 def _submitted_before(submitted: SubmittedSweep) -> str:

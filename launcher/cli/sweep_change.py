@@ -12,6 +12,7 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.spec import cost
 from launcher.submission.from_overrides import secrets_again
 from launcher.sweeps import control
+from launcher.sweeps.pilots import SubmittedPilots
 from launcher.sweeps.submit import SubmittedSweep
 
 
@@ -43,12 +44,28 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
 def lines_of(submitted: SubmittedSweep) -> list[str]:
     """Returns lines about the points that were submitted, and those that were not."""
     lines = [f"job      {job}: {_points(points)}" for job, points in submitted.jobs]
+    if submitted.pilots is not None:
+        return lines + lines_of_pilots(submitted.sweep, submitted.pilots)
     if submitted.local:
         lines.append(f"here     {_points(submitted.local)}")
     if submitted.not_accepted:
         lines.append(f"left     {_points(submitted.not_accepted)}: {submitted.limit}")
         lines.append(f"         later: {program()} sweep rerun {submitted.sweep.id}")
     return lines
+
+
+def lines_of_pilots(sweep: Sweep, submitted: SubmittedPilots) -> list[str]:
+    """Returns lines about the pilots that were submitted, and those that were not."""
+    lines = [f"pilot    {sweep.pilot(number).id}: job {job}" for number, job in submitted.jobs.items()]
+    if submitted.left:
+        lines.append(f"left     {plural(submitted.left, 'pilot')}: {submitted.words}")
+        lines.append(f"         later: {program()} sweep throttle {sweep.id} {_pilots(sweep)}")
+    return lines
+
+
+def _pilots(sweep: Sweep) -> int:
+    packing = sweep.manifest().packing
+    return packing.pilots if packing else 0
 
 
 def _points(points: Sequence[int]) -> str:
@@ -75,7 +92,15 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 
 
 def throttle(sweep: Sweep, most: int) -> int:
-    """Sets how many points may run at once, and prints the share of each array; returns 0."""
+    """Sets how many points (of a packed sweep: pilots) may run at once, and prints what follows; returns 0."""
+    if sweep.manifest().packing is not None:
+        submitted, stopping = control.throttle_pilots(sweep, most)
+        print(f"{sweep.id}: {plural(most, 'pilot')}")
+        for line in lines_of_pilots(sweep, submitted):
+            print(line)
+        for name in stopping:
+            print(f"stops    {name}: its points go on in others")
+        return 1 if submitted.left else 0
     given = control.throttle(sweep, most)
     print(f"{sweep.id}: at most {plural(most, 'point')} at once")
     for job, part in given:

@@ -26,7 +26,7 @@ from launcher.monitoring.sweep import (
 from launcher.runs.directory import is_being_submitted
 from launcher.runs.sweep_directory import Sweep, differing, label
 from launcher.schedulers.query_cache import interval
-from launcher.sweeps import control
+from launcher.sweeps import control, pilots
 
 MIN_POLL_INTERVAL = 0.2  # seconds; at first, and while points run on this machine
 MAX_POLL_INTERVAL = 10.0  # seconds
@@ -135,6 +135,10 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
             polls += 1
 
 
+def _without_pilots(sweep: Sweep) -> str:
+    return f"no pilot runs, and points wait: see why, then\n  {program()} sweep rerun {sweep.id}"
+
+
 def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> str | None:
     """Makes sure that a process starts the points that wait for this machine.
 
@@ -152,6 +156,8 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
     try:
         if is_being_submitted(sweep.path):  # a submitter is at work
             return None
+        if sweep.manifest().packing is not None:
+            return None if pilots.live(sweep, SweepMonitor(share=True)) else _without_pilots(sweep)
         asked = sweep.local_requests()
     except UnavailableError:  # not known now; the next call may know
         return None

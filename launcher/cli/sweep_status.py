@@ -12,7 +12,8 @@ from typing import Any
 
 from launcher.cli.progress import bar
 from launcher.cli.text import cause, print_columns, program
-from launcher.formatting import format_time
+from launcher.formatting import format_time, plural
+from launcher.monitoring import packed
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     WAITING,
@@ -55,16 +56,23 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 
 def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
     """Prints a sweep: a bar, the number of points in each state, and lines for points that failed or run; returns 0."""
-    seen = point_statuses(sweep)
-    keys = differing([each.point.overrides for each in seen])
+    monitor, manifest = SweepMonitor(), sweep.manifest()
+    seen = point_statuses(sweep, monitor)
+    keys = differing(manifest.points)
+    activity = None
+    if manifest.packing is not None:
+        board = monitor.boards.of(sweep, manifest.packing)
+        activity = packed.activity_of(sweep, manifest.packing, board, len(manifest.points))
     if as_json:
-        manifest = sweep.manifest()
         points = [row(each) for each in seen]
-        values = {"sweep": sweep.id, "directory": str(sweep.path), "parallelism": manifest.parallelism}
+        values: dict[str, Any] = {"sweep": sweep.id, "directory": str(sweep.path), "parallelism": manifest.parallelism}
+        values |= {"pilots": vars(activity)} if activity else {}
         print(json.dumps({**values, "counts": counts(seen), "points": points}, indent=1))
         return 0
     _print_bar(counts(seen))
     print(f"{sweep.id}: {summary(counts(seen))}")
+    if activity and activity.slots:
+        print(_pilots_line(activity))
     listed = seen if everything else _over_first([each for each in seen if each.state not in WITHOUT_LINE])
     shown = listed if everything else listed[:RECENT]
     if shown:
@@ -76,6 +84,16 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
     if any(each.over and each.state != RunState.DONE.value for each in seen):
         print(f"\nnext  {program()} sweep rerun {sweep.id}")
     return 0
+
+
+def _pilots_line(activity: packed.Activity) -> str:
+    """Returns what the pilots do: `7 of 8 slots busy (96 % of their time), 42.0 points a minute, done in 3m`."""
+    parts = [f"{activity.busy} of {plural(activity.slots, 'slot')} busy ({activity.share:.0%} of their time)"]
+    if activity.rate:
+        parts.append(f"{60 * activity.rate:.1f} points a minute")
+    if activity.left:
+        parts.append(f"all over in {format_time(int(activity.left))}")
+    return ", ".join(parts)
 
 
 def _over_first(seen: Sequence[PointStatus]) -> list[PointStatus]:

@@ -315,6 +315,11 @@ class Sweep:
     parallelism: int | None = None  # points that may run at once; empty: as many as the site lets, one on this machine
     objective: Any = None  # metric (or a list) by which points are compared, and that a search such as Optuna's gets
     best_is: BestIs = BestIs.max  # which value of the (first) metric is the best: max or min
+    slots: Nat | None = None  # points that share a node of a pilot, a job that runs one point after the other
+    pack: Nat | None = None  # number of pilots that share the points, instead of a job for each point
+    nodes: Nat = 1  # nodes of each pilot
+    gpus: int | None = None  # GPUs on each node of a pilot; empty: as many as its slots ask for. Fewer are shared
+    retries: int = 2  # how often a point that fails in a pilot is tried again, on another node where there is one
 
 
 @dataclass

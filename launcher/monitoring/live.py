@@ -27,6 +27,7 @@ from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
 from launcher.files.shared_files import is_transient
+from launcher.monitoring.packed import Boards, is_packed, of_point
 from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed, Cancelled, Ended, Progress, every
@@ -139,6 +140,7 @@ class JobMonitor:
         self._ended: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
         self._least: dict[str, float] = {}  # seconds that sites want between two queries, by scheduler
         self._announced = False
+        self.boards = Boards()
 
     @property
     def asked(self) -> Collection[str]:
@@ -147,6 +149,8 @@ class JobMonitor:
 
     def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
         """What is known of the run's job."""
+        if is_packed(run):
+            return JobStatus(of_point(run, self.boards))
         if not plan.queued:
             process = process_of(run)
             if process is None:

@@ -8,18 +8,21 @@
 | has or had a job | that of its run (launcher/monitoring/state.py) |
 | has a damaged record | damaged |
 | has a record that cannot be read now | unknown: it may be running, and is not started again |
+| shares pilots with others | by their claims; see launcher/monitoring/packed.py |
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import DONE
 from launcher.files.shared_files import is_transient
+from launcher.monitoring import packed
 from launcher.monitoring.live import (
     DAMAGE,
     ENDS,
@@ -32,6 +35,7 @@ from launcher.monitoring.live import (
 )
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
+from launcher.runs.claims import State
 from launcher.runs.directory import Run
 from launcher.runs.event_json import known
 from launcher.runs.events import Cancelled, Ended, ProcessStarted, Submitted, Submitting, as_kind, every
@@ -61,12 +65,17 @@ class PointStatus:
     Attributes:
         point: the point.
         state: one of STATES.
-        seen: the state of its run; None if that adds nothing (waiting and done), or cannot be read.
+        found: the state of its run, or a function that reads it.
     """
 
     point: Point
     state: str
-    seen: RunStatus | None = None
+    found: RunStatus | Callable[[], RunStatus | None] | None = None
+
+    @cached_property
+    def seen(self) -> RunStatus | None:
+        """The state of its run; None if that adds nothing (waiting and done), or cannot be read."""
+        return self.found() if callable(self.found) else self.found
 
     @property
     def live(self) -> bool:
@@ -125,10 +134,36 @@ def point_statuses(
         RunError: there is no such sweep.
     """
     live = live or SweepMonitor()
-    asked = sweep.local_requests()
     cancelled = sweep.cancelled() if cancelled is None else cancelled
-    wanted = [point for point in sweep.points() if points is None or point.index in points]
+    manifest = sweep.manifest()
+    wanted = [
+        Point(index, overrides, sweep.run(index)) for index, overrides in enumerate(manifest.points)
+        if points is None or index in points
+    ]  # fmt: skip
+    if manifest.packing is not None:
+        board = live.boards.of(sweep, manifest.packing)
+        return [_packed(point, board, cancelled, live) for point in wanted]
+    asked = sweep.local_requests()
     return [_look_at(point, asked.get(point.index), cancelled, live) for point in wanted]
+
+
+def _packed(point: Point, board: packed.Board, cancelled: bool, live: SweepMonitor) -> PointStatus:
+    """The state of a point that pilots run; its own record is read when it is asked for."""
+    log = board.log(point.index)
+    if log.state is State.DONE:
+        return PointStatus(point, RunState.DONE.value)
+    if log.state.over:
+        return PointStatus(point, log.state.value, partial(_of_record, point.run, live) if log.begun else None)
+    if board.runs(point.index):
+        return PointStatus(point, RunState.RUNNING.value, partial(_of_record, point.run, live))
+    return PointStatus(point, RunState.CANCELLED.value if cancelled else WAITING)
+
+
+def _of_record(run: Run, live: SweepMonitor) -> RunStatus | None:
+    try:
+        return status_of(run, live) if run.attempts() else None
+    except DAMAGE:
+        return None
 
 
 def not_begun(run: Run) -> str | None:

@@ -132,6 +132,21 @@ def read_ends(path: str) -> list[dict[str, Any]]:
     return first + last[::-1]
 
 
+def first_and_last(path: Path | str) -> list[dict[str, Any]]:
+    """Returns the first and the last event of a file, which may be the same.
+
+    Raises:
+        UnavailableError, RunError: as for `read`.
+    """
+    parts = unwrap(retry_read(lambda: run_files.read_ends(path, _END_BYTES, _END_BYTES), path)) or []
+    lines = [line for part in parts for line in part.split(b"\n")]
+
+    def valid(lines: Iterable[bytes]) -> dict[str, Any] | None:
+        return next((event for event in map(_parsed, lines) if _misfit(event) is None), None)
+
+    return [event for event in (valid(lines), valid(reversed(lines))) if event is not None]
+
+
 def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> list[bytes]:
     """Returns the lines of a file, or of its last `end` bytes; then the first line may be a rest that is not JSON."""
     first, last = (run_files.EVENTS_LIMIT // 2,) * 2 if end is None else (0, end)

@@ -91,6 +91,81 @@ class CancelFailed(Event):
     error: str = ""
 
 
+# -- the journal of a slot manager, which runs points of a packed sweep; for statistics, since claims are the truth
+
+
+class ManagerBegan(Event):
+    """A slot manager begins.
+
+    Attributes:
+        host: its node.
+        job: id of its pilot's job.
+        slots: points that it runs at once.
+        pid, start, namespace: its process, see `launcher.processes.groups.Process`, and the namespace of its id.
+    """
+
+    event: ClassVar[str] = "manager_began"
+    host: str
+    job: str
+    slots: int
+    pid: int
+    start: int
+    namespace: str
+
+
+class PointBegan(Event):
+    """A slot manager has claimed a point, and starts it.
+
+    Attributes:
+        point: its number.
+        slot: the slot that it runs in.
+    """
+
+    event: ClassVar[str] = "point_began"
+    point: int
+    slot: int
+
+
+class PointEnded(Event):
+    """A point's process has ended.
+
+    Attributes:
+        point: its number.
+        slot: the slot that it ran in.
+        code: its exit code; negative: the signal that killed it.
+        kind: the entry of its log (launcher.runs.claims.Kind).
+    """
+
+    event: ClassVar[str] = "point_ended"
+    point: int
+    slot: int
+    code: int
+    kind: str
+
+
+class NodeLeftOut(Event):
+    """A slot manager takes no more points, since several have failed on its node.
+
+    Attributes:
+        points: those.
+    """
+
+    event: ClassVar[str] = "node_left_out"
+    points: tuple[int, ...]
+
+
+class ManagerIdle(Event):
+    """A slot manager has found no point, and ends unless one was freed in this moment."""
+
+    event: ClassVar[str] = "manager_idle"
+
+
+class ManagerEnded(Event):
+    """A slot manager has ended, and will write nothing more."""
+
+    event: ClassVar[str] = "manager_ended"
+
+
 # -- an attempt
 
 

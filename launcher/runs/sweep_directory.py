@@ -8,6 +8,7 @@
       environment.sh        on PBS: the submitter's environment that the jobs inherit
       code/                 with env.snapshot: the code that its points run
       points                requests to run points on this machine (launcher/sweeps/local_points.py)
+      claims/, managers/    of a packed sweep: which pilot runs which point (launcher/runs/claims.py)
       cancelled             points that have not started must not start
       N/                    point N, a run like any other (launcher/runs/directory.py); its id is SWEEP/N
 
@@ -48,6 +49,30 @@ COMMAND_KEYS = (
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How points of a packed sweep share pilots.
+
+    Attributes:
+        pilots: number of pilots, each with a job of its own.
+        nodes: nodes of each pilot.
+        slots: points that run at once on each node.
+        gpus: GPUs of each node, which the slots share.
+        gpus_per_point, cpus_per_point: what a point asks for on its node.
+        retries: how often a point that has failed is retried.
+        lease: seconds without a heartbeat after which the points of a slot manager are taken over.
+    """
+
+    pilots: int
+    nodes: int
+    slots: int
+    gpus: int
+    gpus_per_point: int
+    cpus_per_point: int
+    retries: int
+    lease: float
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of sweep.json.
 
@@ -58,6 +83,7 @@ class Manifest:
         objective: metrics by which points are compared.
         best_is: which value of the first metric is the best: max or min.
         parallelism: number of points that may run at once; None: as many as the site lets.
+        packing: how points share pilots; None: each point has a job of its own.
     """
 
     name: str
@@ -66,6 +92,7 @@ class Manifest:
     objective: tuple[str, ...] = ()
     best_is: str = "max"
     parallelism: int | None = None
+    packing: Packing | None = None
 
 
 def element_id(array_id: str, index: int) -> str:
@@ -161,7 +188,8 @@ class Sweep:
             raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
         points = tuple(tuple(overrides) for overrides in values.pop("points"))
         sequences: dict[str, Any] = {key: tuple(values.pop(key)) for key in ("command", "objective") if key in values}
-        return Manifest(points=points, **sequences, **values)
+        packing = Packing(**found) if (found := values.pop("packing", None)) else None
+        return Manifest(points=points, packing=packing, **sequences, **values)
 
     def points(self) -> list[Point]:
         """Returns all points, sorted by their numbers."""
@@ -169,6 +197,10 @@ class Sweep:
 
     def run(self, index: int) -> Run:
         return Run(self.path / str(index))
+
+    def pilot(self, number: int) -> Run:
+        """Returns the run of a pilot, which is beside the sweep."""
+        return Run(self.path.with_name(f"{self.id}-pilot-{number}"))
 
     def journal(self, event: Event) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""

@@ -22,6 +22,7 @@ from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.queries import AnswerLost
 from launcher.spec.plan import JobPlan
+from launcher.sweeps import pilots
 from launcher.sweeps.grouping import shares
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
         sweep.mark_cancelled(True)  # first, because the process that starts points on this machine reads it
     try:
         with only_submitter(sweep.path):
+            if (packing := sweep.manifest().packing) is not None:
+                return pilots.cancel(sweep, points, packing, kill=kill)
             return _cancel(sweep, points, kill)
     except LauncherError:
         if points is None:
@@ -182,6 +185,23 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
         for array, part in changed:
             queries(array.plan).throttle(array.job, part)
     return [(array.job, part) for array, part in changed]
+
+
+def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, list[str]]:
+    """Sets the number of pilots of a packed sweep: those that were submitted, and the ids of those that stop.
+
+    Raises:
+        SubmissionError: the scheduler refused, or did not answer.
+        QueryError: a scheduler does not answer.
+    """
+    # Lazily: submitit takes 45 ms, and whoever cancels needs none of it
+    from launcher.sweeps.submit import JOB_LIMIT
+
+    with only_submitter(sweep.path):
+        packing = sweep.manifest().packing
+        assert packing is not None, "the sweep is packed"
+        stopping = [seen.run.id for _, seen in pilots.live(sweep, SweepMonitor())[most:]]
+        return pilots.throttle(sweep, packing, most, lambda words: bool(JOB_LIMIT.search(words))), stopping
 
 
 def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:

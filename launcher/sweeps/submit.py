@@ -30,15 +30,16 @@ from launcher.monitoring.live import queries, read_history
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
-from launcher.runs import sweep_directory
+from launcher.runs import live_index, sweep_directory
 from launcher.runs.directory import Run, only_submitter, token_of
 from launcher.runs.events import Submitted, every
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Manifest, Sweep
-from launcher.schedulers import registry
+from launcher.schedulers import job_script, registry
 from launcher.schedulers.executor import begun
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import parts
+from launcher.spec import limits
 from launcher.spec.plan import JobPlan, check_name
 from launcher.submission.inputs import Inputs
 from launcher.submission.interrupts import Interrupted, held_back
@@ -56,7 +57,7 @@ from launcher.submission.submit import (
     start,
     tried,
 )
-from launcher.sweeps import grouping
+from launcher.sweeps import grouping, pilots
 
 # Messages of Slurm and PBS when a user has as many jobs as are allowed; they accept more when some have ended.
 JOB_LIMIT = re.compile(
@@ -89,6 +90,7 @@ class PreparedSweep:
         parallelism: how many points may run at once; None: no limit.
         notes: messages for the user.
         secrets: environment variables that are written to no file.
+        pilots: the plans of the pilots that run the points; empty: each point has a job of its own.
     """
 
     path: Path
@@ -101,6 +103,12 @@ class PreparedSweep:
     parallelism: int | None
     notes: tuple[str, ...]
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    pilots: Mapping[int, JobPlan] = dataclasses.field(default_factory=dict)
+
+    @property
+    def jobs(self) -> dict[int, JobPlan]:
+        """What the scheduler is asked for: the plans of the pilots, else of the points, by their numbers."""
+        return dict(self.pilots or self.plans)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,7 @@ class SubmittedSweep:
         local: points that run on this machine, a few at a time.
         not_accepted: points that the scheduler does not accept now.
         limit: the scheduler's message about points that it does not accept.
+        pilots: the pilots that were submitted; None: the sweep has none.
     """
 
     sweep: Sweep
@@ -122,6 +131,7 @@ class SubmittedSweep:
     local: tuple[int, ...]
     not_accepted: tuple[int, ...] = ()
     limit: str = ""
+    pilots: pilots.SubmittedPilots | None = None
 
 
 def id_of(command: Sequence[str], name: str) -> str:
@@ -191,14 +201,42 @@ def prepare_sweep(
     plans, notes = _plans(by_index, manifest, sweep_id, environ)
     keys = sweep_directory.differing(recorded)
     arrays = grouping.groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
+    asking, manifest = _pilots(first, manifest, arrays, plans, Sweep(path))
     for _, members in arrays:
         with _naming(members[0], by_index[members[0]].overrides, keys):
             config = by_index[members[0]].config
             held, jobs = held_by(config, environ), 0 if existing else 1  # the rest of them can be submitted later
-            notes.update(dict.fromkeys(admitted(plans[members[0]], config, environ, held, jobs)))
+            plan = asking[0] if asking else plans[members[0]]
+            notes.update(dict.fromkeys(admitted(plan, config, environ, held, jobs)))
     return PreparedSweep(
-        path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets
-    )
+        path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets,
+        asking,
+    )  # fmt: skip
+
+
+def _pilots(
+    config: Config, manifest: Manifest, groups: Sequence[tuple[JobPlan, tuple[int, ...]]],
+    plans: Mapping[int, JobPlan], sweep: Sweep,
+) -> tuple[dict[int, JobPlan], Manifest]:  # fmt: skip
+    """The plans of the pilots, and the manifest with how points share them; none if each point has a job of its own.
+
+    Raises:
+        ConfigError: the points cannot share pilots, or the site does not allow such pilots.
+    """
+    point = plans[groups[0][1][0]]
+    packing = pilots.packing_of(config, point)
+    if packing is None:
+        return {}, manifest
+    if len(groups) > 1:
+        one, other = groups[0][1][0], groups[1][1][0]
+        raise ConfigError(
+            f"points {one} and {other} ask for different jobs, and cannot share pilots (sweep.slots, sweep.pack): only "
+            "what ranks see may differ (workload, train, seed, ...); make a sweep of each"
+        )
+    found = {number: pilots.plan_of(point, sweep, packing, number) for number in range(packing.pilots)}
+    limits.check_limits(found[0], config.cluster)
+    job_script.script(found[0], token="")
+    return found, dataclasses.replace(manifest, packing=packing)
 
 
 def _secrets(points: Sequence[RequestedPoint]) -> dict[str, str]:
@@ -298,11 +336,24 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
         done |= {i for i in prepared.plans if i not in made | done and read_history(sweep.run(i)).job_id is not None}
         for index in set(prepared.plans) - done - made:
             sweep.run(index).clear_marks()  # it may have been cancelled before it was submitted
-        submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism)
-        submitted = submitter.submit(set(prepared.plans) - done)
+        if prepared.pilots:
+            done, point = set(prepared.plans) - made, prepared.order[0]
+            submitted = _submit_pilots(sweep, prepared.plans[point], prepared.points[point].resolved, prepared.order)
+        else:
+            submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism)
+            submitted = submitter.submit(set(prepared.plans) - done)
     with contextlib.suppress(OSError):  # a convenience: commands also take a path
         Run(sweep.path).link(default_runs_dir())
     return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
+
+
+def _submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int]) -> SubmittedSweep:
+    """Submits the pilots that are not live; the lock is held."""
+    live_index.add(sweep.path)
+    packing = sweep.manifest().packing
+    assert packing is not None, "the sweep is packed"
+    submitted = pilots.submit(sweep, packing, point, config, lambda words: bool(JOB_LIMIT.search(words)))
+    return SubmittedSweep(sweep, (), (), () if point.queued else tuple(points), pilots=submitted)
 
 
 def resubmit(
@@ -330,6 +381,9 @@ def resubmit(
         sweep.mark_cancelled(False)
         for index in points:
             sweep.run(index).clear_marks()
+        if sweep.manifest().packing is not None:
+            pilots.start_again(sweep, points)
+            return _submit_pilots(sweep, plans[points[0]], sweep.run(points[0]).record()["config"], points)
         submitter = _ArraySubmitter(sweep, groups, plans, sweep.manifest().parallelism, restart=True)
         return submitter.submit(set(points))
 

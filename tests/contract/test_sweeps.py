@@ -201,3 +201,59 @@ def test_a_dry_run_shows_what_is_submitted(launcher: Launcher) -> None:
     assert script.read_text() in shown.stdout
     assert Points(launcher).wait() == 0
     assert lookup.all_runs(launcher.runs_dir) == []
+
+
+PACKED = ("sweep.slots=2", "sweep.pack=2", "sweep.retries=1")
+
+
+@EACH
+def test_points_share_pilots(launcher: Launcher) -> None:
+    points, printed = sweep(
+        launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(7)", *PACKED, FAILS="3", PAUSE="0.3"
+    )
+    assert f"{points.sweep.id}-pilot-1" in printed
+    assert points.wait() == 1
+    assert points.states() == ["done"] * 3 + ["failed"] + ["done"] * 3
+    assert points.attempts() == [1, 1, 1, 2, 1, 1, 1]
+    lives = [(points.run(index).path / "executed").read_text().count("\n") for index in range(7)]
+    assert lives == [1, 1, 1, 2, 1, 1, 1]
+    assert {(points.run(index).result() or {}).get("seed") for index in range(7)} == {0, 1, 2, None, 4, 5, 6}
+    assert "point 3 has a banana" in launcher("sweep", "status", points.sweep.id).stdout
+    files = [path for path in points.sweep.path.rglob("*") if not path.is_symlink()]
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+    for number in range(2):  # for those that run have the environment of their submission
+        assert launcher("wait", points.sweep.pilot(number).id, "-q").returncode == 0
+    again = launcher("sweep", "rerun", points.sweep.id, FAILS="")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert points.wait() == 0
+    assert points.states() == ["done"] * 7
+
+
+@EACH
+def test_points_of_a_stopped_pilot_go_on_in_its_next_attempt(launcher: Launcher) -> None:
+    points, _ = sweep(
+        launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", "sweep.slots=2", "resume.how=never",
+        STEPS="60", STEP_TIME="0.1",
+    )  # fmt: skip
+    until(launcher, lambda: all("progress" in events(points.run(index)) for index in range(2)), points)
+    pilot = points.sweep.pilot(0)
+    (pilot.path / "stop").touch()
+    assert launcher("wait", pilot.id, "-q").returncode == 75
+    assert points.states() == ["queued", "queued"]
+    again = launcher("sweep", "rerun", points.sweep.id, STEPS="60", STEP_TIME="0")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert points.wait() == 0
+    assert points.attempts() == [2, 2]
+    assert all((points.run(index).result() or {})["begun"] > 0 for index in range(2))
+
+
+@EACH
+def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: Launcher) -> None:
+    points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(3)", "sweep.slots=1")
+    until(launcher, lambda: any("asleep" in printed(points.run(index)) for index in range(3)), points)
+    done = launcher("sweep", "cancel", points.sweep.id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert points.wait() == 1
+    told = json.loads(launcher("sweep", "status", points.sweep.id, "--json").stdout)
+    assert told["counts"] == {"cancelled": 3}
+    assert launcher("wait", points.sweep.pilot(0).id, "-q").returncode != 0

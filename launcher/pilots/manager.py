@@ -1,0 +1,339 @@
+"""A slot manager: the rank of a pilot that runs points on its node, as many at once as the node has slots.
+
+Each free slot takes the next point by a claim (launcher/runs/claims.py); the point's process is forked from here, where
+torch is loaded. It works without anybody who hands out points: if it is killed, the kernel kills its points with it,
+and another manager takes them over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import errors
+from launcher.agent.program_stop import StopChecker
+from launcher.agent.signals import Signals
+from launcher.agent.workers import unsafe_to_fork
+from launcher.errors import LauncherError, UnavailableError
+from launcher.failures import text
+from launcher.failures.codes import StopReason
+from launcher.files.shared_files import Ok, exists, is_transient
+from launcher.log_line import log_line
+from launcher.pilots import point as points
+from launcher.pilots.board import Board, namespace
+from launcher.pilots.outcome import outcome
+from launcher.pilots.slots import Slot, slots_of_node
+from launcher.processes.groups import Process
+from launcher.runs import claims
+from launcher.runs.claims import Claims, Kind, Manager
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import ManagerBegan, ManagerEnded, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Stop
+from launcher.runs.sweep_directory import Sweep
+from launcher.worker import heartbeat, preload, process_group
+
+if TYPE_CHECKING:
+    from launcher import Env
+    from launcher.config.schema import Function
+
+TICK = 0.2  # seconds between two looks, unless a point ends
+LOOK = 1.0  # seconds between two looks for stop requests and cancelled points
+IDLE = 60.0  # seconds that a manager without a point waits for one to be freed
+REPEAT = 15.0  # seconds beyond launch.grace after which a point that was asked to stop is killed
+
+
+@dataclass
+class Running:
+    """A point that runs.
+
+    Attributes:
+        point: its number.
+        entry: number of the next entry of its log.
+        slot: where it runs.
+        attempts: how often it was stopped with its pilot before.
+        cancelled, stopping: why it was asked to stop.
+        kill_at: monotonic time at which it is killed.
+    """
+
+    point: int
+    entry: int
+    slot: Slot
+    attempts: int
+    cancelled: bool = False
+    stopping: bool = False
+    kill_at: float | None = None
+
+
+def main(config: Function, env: Env | None) -> dict[str, Any]:
+    """Runs points until none is left.
+
+    Args:
+        config: with the sweep's directory and the pilot's number in `kwargs`.
+        env: none; a pilot has no process group.
+    """
+    attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
+    assert attempt is not None, "an agent has started this"
+    for name in preload.modules(sweep.run(0).plan().workload.entry):
+        with contextlib.suppress(Exception):  # the point shows its user the traceback
+            importlib.import_module(name)
+    signals = Signals()
+    signals.install()
+    try:
+        return SlotManager(sweep, config.kwargs["pilot"], attempt, os.environ, signals).run()
+    finally:
+        signals.ignore()
+
+
+class SlotManager:
+    """Runs the points of one node."""
+
+    def __init__(
+        self, sweep: Sweep, pilot: int, attempt: Attempt, environ: Mapping[str, str], signals: Signals,
+        start: Callable[[Run, Slot], int] = points.start,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            sweep: the sweep.
+            pilot: number of the pilot.
+            attempt: of the pilot.
+            environ: of this process.
+            signals: that it gets.
+            start: starts a point, and returns its process id; for tests.
+        """
+        self._starts = start
+        plan, manifest = attempt.run.plan(), sweep.manifest()
+        assert manifest.packing is not None, "the sweep is packed"
+        self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, manifest.packing
+        self._leads = environ.get("RANK", "0") == "0"
+        node, round_ = int(environ.get("GROUP_RANK", 0)), int(environ.get("LAUNCHER_ROUND", 0))
+        self._mine, self._host = Manager(pilot, attempt.number, round_, node), socket.gethostname()
+        self._claims = Claims(sweep.path, manifest.packing.retries)
+        self._board = Board(self._claims, len(manifest.points), self._mine, self._host, manifest.packing.lease)
+        self._total = len(manifest.points)
+        self._running: dict[int, Running] = {}  # by process id
+        self._stops = sweep.path / claims.MANAGERS / f".{pilot}-{attempt.number}.stops"
+        self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
+        self._stopping: StopReason | None = None
+        self._cancelled = self._left_out = False
+        self._outcomes: list[tuple[int, Kind]] = []
+        self._signals = signals
+        self._next_look = self._next_beat = self._told = 0.0
+        self._beaten = time.monotonic()
+        self._free: list[Slot] = []
+
+    def run(self) -> dict[str, Any]:
+        """Runs points; the metrics of this node. Leaves with 75 where points are to go on in another attempt."""
+        slot = heartbeat.mine()
+        if slot is not None:
+            slot.listen()
+        if why := unsafe_to_fork():
+            log_line(f"this slot manager {why}: points may take long to start")
+        process = Process.of(os.getpid())
+        job = os.environ.get("LAUNCHER_JOB_ID", "")
+        self._claims.note(self._mine, ManagerBegan(
+            host=self._host, job=job, slots=self._packing.slots, pid=process.pid, start=process.start,
+            namespace=namespace(),
+        ))  # fmt: skip
+        self._free = slots_of_node(
+            self._packing.slots, os.environ, gpus_per_point=self._packing.gpus_per_point, gpus=self._plan.gpus_per_node,
+            cpus=self._packing.cpus_per_point,
+        )[::-1]  # fmt: skip
+        try:
+            self._loop(slot)
+        finally:
+            for pid in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                self._claims.note(self._mine, ManagerEnded())
+        if self._stopping is not None:
+            self._tell_stop(self._stopping)
+            sys.exit(errors.RESUME)
+        done = sum(kind is Kind.DONE for _, kind in self._outcomes)
+        return {"points": len(self._outcomes), "done": done}
+
+    def _loop(self, slot: heartbeat.Slot | None) -> None:
+        idle_since: float | None = None
+        while True:
+            now = time.monotonic()
+            if slot is not None:
+                slot.beat()
+            self._reap()
+            self._beat(now)
+            asked = self._stopping is None and (self._signals.ends() or self._signals.warns())
+            if asked or now >= self._next_look:
+                self._next_look = now + LOOK
+                self._look(now)
+            accepting = self._stopping is None and not self._cancelled and not self._left_out
+            if accepting:
+                self._fill()
+            if self._running:
+                idle_since = None
+            elif not accepting:
+                return
+            elif self._is_over() or (idle_since is not None and now - idle_since > IDLE):
+                if self._may_leave():
+                    return
+                idle_since = None
+            elif idle_since is None:
+                idle_since = now
+            self._wait(TICK)
+
+    def _is_over(self) -> bool:
+        with contextlib.suppress(UnavailableError):
+            self._board.look()
+        return self._board.over
+
+    def _may_leave(self) -> bool:
+        """Whether there is nothing left to do here.
+
+        Whoever frees points does so first, and then looks for a manager that is not idle: either sees the other.
+        """
+        self._claims.note(self._mine, ManagerIdle())
+        try:
+            self._board.look(now=True)
+        except UnavailableError:
+            return False
+        return not self._board.free
+
+    def _wait(self, timeout: float) -> None:
+        """Waits until a child ends, or a signal arrives."""
+        poll = select.poll()
+        poll.register(self._signals.wake, select.POLLIN)
+        poll.poll(timeout * 1000)
+        self._signals.clear()
+
+    # -- points
+
+    def _fill(self) -> None:
+        """Starts points in the free slots."""
+        while self._free:
+            try:
+                claimed = self._board.claim()
+            except (OSError, UnavailableError) as error:
+                if not is_transient(error):
+                    raise
+                return  # at the next look the file server may answer
+            if claimed is None:
+                return
+            point, log = claimed
+            self._start(point, log.next + 1, log.releases)
+
+    def _start(self, point: int, entry: int, attempts: int) -> None:
+        run = self._sweep.run(point)
+        if run.has("cancelled"):
+            self._claims.add(point, entry, Kind.CANCELLED, self._mine)
+            return
+        slot = self._free.pop()
+        try:
+            pid = self._starts(run, slot)
+        except OSError as error:  # no process is left
+            self._free.append(slot)
+            log_line(f"point {point} cannot be started: {error}")
+            self._claims.add(point, entry, Kind.RELEASED, self._mine)
+            return
+        self._running[pid] = Running(point, entry, slot, attempts)
+        self._note(PointBegan(point=point, slot=slot.number))
+
+    def _reap(self) -> None:
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._end(self._running.pop(pid), os.waitstatus_to_exitcode(status))
+
+    def _end(self, each: Running, code: int) -> None:
+        """Records how a point has ended."""
+        run = self._sweep.run(each.point)
+        if code < 0:
+            with contextlib.suppress(OSError, LauncherError):
+                points.close(run, 128 - code)
+        kind = outcome(
+            code, stopping=each.stopping, cancelled=each.cancelled, stopped=_has(run, "stop"),
+            spent=each.attempts + 1 >= self._plan.resume.max_attempts,
+        )  # fmt: skip
+        if not self._claims.add(each.point, each.entry, kind, self._mine):
+            log_line(f"point {each.point} was taken over by another slot manager: its end here does not count")
+        self._free.append(each.slot)
+        self._board.changed()
+        self._outcomes.append((each.point, kind))
+        self._note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
+        if kind is Kind.FAILED and claims.left_out(self._outcomes, self._board.others_done()):
+            self._left_out = True
+            failed = tuple(point for point, kind in self._outcomes if kind is Kind.FAILED)
+            self._note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
+            log_line(f"{self._host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not")
+
+    # -- signs of life, stops
+
+    def _beat(self, now: float) -> None:
+        """A heartbeat. After half a lease without one the points are killed: others may take them over soon."""
+        late = now - self._beaten > self._packing.lease / 2
+        if now >= self._next_beat:
+            self._next_beat = now + min(claims.HEARTBEAT, self._packing.lease / 6)
+            with contextlib.suppress(OSError):
+                self._claims.beat(self._mine)
+                self._beaten = time.monotonic()
+        if late and self._running:
+            log_line("no heartbeat could be written for too long: points are killed, for others may take them over")
+            for pid, each in self._running.items():
+                each.stopping = True
+                os.kill(pid, signal.SIGKILL)
+            self._beaten = now
+
+    def _look(self, now: float) -> None:
+        """Looks for stop requests, and cancelled points."""
+        if self._leads and now - self._told >= LOOK:
+            self._told = now
+            process_group.progress(self._board.ended, self._total)
+        if self._stopping is None and (reason := self._reason(now)) is not None:
+            self._stopping = reason
+            with contextlib.suppress(OSError):
+                self._stops.touch(mode=0o600)
+        self._cancelled = self._cancelled or _marked(self._sweep.path / "cancelled")
+        for pid, each in self._running.items():
+            each.cancelled = each.cancelled or self._cancelled or _has(self._sweep.run(each.point), "cancelled")
+            if (each.cancelled or self._stopping is not None) and each.kill_at is None:
+                each.stopping = self._stopping is not None
+                each.kill_at = now + self._plan.launch.grace + REPEAT
+                os.kill(pid, signal.SIGTERM)
+            elif each.kill_at is not None and now >= each.kill_at:
+                os.kill(pid, signal.SIGKILL)
+
+    def _reason(self, now: float) -> StopReason | None:
+        """Why all points are to stop now; None: they are not."""
+        if self._signals.ends():
+            return StopReason.SIGNAL
+        if self._signals.warns():
+            return StopReason.WARNING_SIGNAL
+        if (reason := self._checker.reason(now)) is not None:
+            return reason
+        return StopReason.TIME_LIMIT if _marked(self._stops) else None
+
+    def _tell_stop(self, reason: StopReason) -> None:
+        if self._leads:
+            cause = text.of_stop(reason, 0, self._host)
+            Events(self._attempt, "stop")(Stop(cause=cause, reason=reason, rank=0, host=self._host))
+
+    def _note(self, event: Any) -> None:
+        """The journal is for statistics: one that cannot be written ends nothing."""
+        with contextlib.suppress(OSError):
+            self._claims.note(self._mine, event)
+
+
+def _has(run: Run, name: str) -> bool:
+    return _marked(run.path / name)
+
+
+def _marked(path: Path) -> bool:
+    """Whether a mark is there; one that cannot be read now is looked for at the next look."""
+    return exists(path, retry_seconds=0) == Ok(True)

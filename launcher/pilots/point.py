@@ -1,0 +1,160 @@
+"""Runs a point on one node in a fork of its slot manager: what a job's script does for a run, and the run's agent.
+
+A point is a run like any other: its attempts, events, output and checkpoints are in its own directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import NoReturn
+
+from launcher import errors
+from launcher.agent import attempt as agent
+from launcher.agent.forks import garbage_kept
+from launcher.agent.supervisor import AttemptFailed
+from launcher.errors import UnavailableError
+from launcher.files import run_files
+from launcher.log_line import log_line
+from launcher.pilots.slots import Slot
+from launcher.processes import orphans
+from launcher.runs import event_file
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.events import Ended, Started
+from launcher.worker import handover
+
+# Variables that an agent sets for a rank; a point's agent is none.
+OF_RANKS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME",
+    "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "LAUNCHER_ROUND", "LAUNCHER_CHECKPOINT_DIR",
+)  # fmt: skip
+LEASE = "lease"
+
+
+def environment(environ: Mapping[str, str], run: Run, attempt: int, slot: Slot, host: str) -> dict[str, str]:
+    """The variables of a point's agent. Pure.
+
+    Args:
+        environ: of the slot manager.
+        run: the point.
+        attempt: its number.
+        slot: where it runs.
+        host: of this node.
+    """
+    kept = {name: value for name, value in environ.items() if name not in OF_RANKS}
+    return {
+        **kept, **slot.variables, "LAUNCHER_RUN_DIR": str(run.path), "LAUNCHER_ATTEMPT": str(attempt),
+        "LAUNCHER_LEASE": str(run.path / LEASE), "LAUNCHER_TASK": "0", "LAUNCHER_TASKS": "1", "LAUNCHER_NODE": "0",
+        "LAUNCHER_HOSTS": host, "LAUNCHER_JOB": f"{environ.get('LAUNCHER_JOB_ID', '')}-{run.id}-{attempt}",
+    }  # fmt: skip
+
+
+def start(run: Run, slot: Slot) -> int:
+    """Starts a point in a fork; its process id.
+
+    Raises:
+        OSError: no process is left.
+    """
+    manager = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    with garbage_kept():
+        pid = os.fork()
+    if pid == 0:
+        _run(run, slot, manager)
+    return pid
+
+
+def close(run: Run, code: int) -> None:
+    """Writes how an attempt ended whose process was killed before it could.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if (attempts := run.attempts()) and not _has_ended(attempts[-1]):
+        event_file.append(attempts[-1].events_file("script"), Ended(code=code))
+
+
+def _has_ended(attempt: Attempt) -> bool:
+    return any(event["event"] == Ended.event for event in event_file.read(attempt.events_file("script")))
+
+
+def _run(run: Run, slot: Slot, manager: int) -> NoReturn:
+    """The forked process."""
+    code = errors.FAILED
+    try:
+        orphans.die_with_parent(manager)
+        signal.set_wakeup_fd(-1)
+        handover.begin_process()
+        job = os.environ.get("LAUNCHER_JOB_ID", "")
+        output = run.path / f"output-{job}.log"
+        _take_output(str(output))
+        code = _attempt(run, slot, job, os.fstat(1).st_size)
+    except UnavailableError as error:
+        log_line(str(error))
+        code = errors.RESUME
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        handover.end_process(code)
+    raise AssertionError("it has ended")
+
+
+def _attempt(run: Run, slot: Slot, job: str, output: int) -> int:
+    """An attempt of the point; its exit code."""
+    attempt, host = _next_attempt(run), socket.gethostname()
+    run_files.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
+    event_file.append(attempt.events_file("script"), Started(job=job, host=host, output=output))
+    variables = environment(os.environ, run, attempt.number, slot, host)
+    os.environ.clear()
+    os.environ.update(variables)
+    if slot.cpus:
+        with contextlib.suppress(OSError):  # the job has lost them in the meantime: the point runs unbound
+            os.sched_setaffinity(0, slot.cpus)
+    code = _run_agent(run, attempt)
+    event_file.append(attempt.events_file("script"), Ended(code=code))
+    return code
+
+
+def _run_agent(run: Run, attempt: Attempt) -> int:
+    try:
+        run.require_private()
+        agent.run(str(run.path))
+    except AttemptFailed as failure:
+        if failure.ours:
+            log_line(str(failure))
+        if failure.decides:
+            attempt.write_exit_code(failure.exit_code)
+        return failure.exit_code
+    return errors.DONE
+
+
+def _next_attempt(run: Run) -> Attempt:
+    """The next attempt, with its folders."""
+    number = max((each.number for each in run.attempts()), default=-1) + 1
+    while True:
+        attempt = Attempt(run, number)
+        try:
+            attempt.path.mkdir(mode=0o700)
+        except FileExistsError:  # a listing of an NFS folder may be a minute old
+            number += 1
+            continue
+        (attempt.path / "events").mkdir(mode=0o700)
+        return attempt
+
+
+def _take_output(path: str) -> None:
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -1,0 +1,274 @@
+"""The pilots of a packed sweep: how many, what each asks for, and their submission.
+
+A pilot is a run of its own, `SWEEP-pilot-K`, which is submitted, requeued and cancelled as any other. Its ranks are
+slot managers (launcher/pilots), which take the points from the sweep's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from launcher.config.schema import Config, LaunchMode
+from launcher.environment import snapshot
+from launcher.errors import ConfigError
+from launcher.monitoring.live import JobMonitor, RunStatus, cancelled, read_history, status_of
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import SweepMonitor, point_statuses
+from launcher.paths import default_runs_dir
+from launcher.runs import claims, event_file
+from launcher.runs.claims import Claims, Kind, State
+from launcher.runs.directory import Run, token_of
+from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
+from launcher.runs.journal import journal_events
+from launcher.runs.sweep_directory import Packing, Sweep
+from launcher.schedulers.idempotent_submit import Refused
+from launcher.spec.plan import JobPlan
+from launcher.spec.sections import Workload
+from launcher.submission.submit import facts_of_here, journal_jobs, start, tried
+
+ENTRY = "launcher.pilots.manager:main"
+ENDS = 20.0  # seconds in which the job of a pilot whose slot managers have ended is over
+LEAVING = (ManagerIdle.event, ManagerEnded.event)  # last events of slot managers that take no more points
+
+
+def packing_of(config: Config, plan: JobPlan) -> Packing | None:
+    """How the points of a sweep share pilots, from the config and the plan of its first point. Pure.
+
+    Returns:
+        None: each point has a job of its own, for neither sweep.slots nor sweep.pack is set.
+
+    Raises:
+        ConfigError: such points cannot share pilots.
+    """
+    sweep = config.sweep
+    if sweep.slots is None and sweep.pack is None:
+        return None
+    for key, value in (("slots", sweep.slots), ("pack", sweep.pack), ("nodes", sweep.nodes)):
+        if value is not None and value < 1:
+            raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
+    if sweep.parallelism is not None:
+        raise ConfigError(
+            "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes x sweep.slots "
+            "points run at once"
+        )
+    if plan.nodes > 1:
+        raise ConfigError(f"nodes={plan.nodes}: a point in a pilot (sweep.slots, sweep.pack) has one node")
+    if plan.launch.mode == LaunchMode.tasks.value:
+        raise ConfigError("launch=tasks: points in pilots (sweep.slots, sweep.pack) are started by agents")
+    if plan.debugs:
+        raise ConfigError("debug.rank: points in pilots (sweep.slots, sweep.pack) cannot be debugged: run one alone")
+    slots = sweep.slots or 1
+    if sweep.gpus is not None and sweep.gpus > slots * plan.gpus_per_node:
+        raise ConfigError(
+            f"sweep.gpus={sweep.gpus} is more than {slots} slots of gpus_per_node={plan.gpus_per_node} can use"
+        )
+    if plan.gpus_per_node and sweep.gpus is not None and sweep.gpus < plan.gpus_per_node:
+        raise ConfigError(f"sweep.gpus={sweep.gpus} is less than a point asks for: gpus_per_node={plan.gpus_per_node}")
+    return Packing(
+        pilots=sweep.pack or 1, nodes=sweep.nodes, slots=slots,
+        gpus=slots * plan.gpus_per_node if sweep.gpus is None else sweep.gpus, gpus_per_point=plan.gpus_per_node,
+        cpus_per_point=plan.cpus_per_node, retries=sweep.retries, lease=claims.LEASE,
+    )  # fmt: skip
+
+
+def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobPlan:
+    """The plan of a pilot. Pure.
+
+    Args:
+        point: the plan of a point; scripts of all points are the same but for the run.
+        sweep: the sweep.
+        packing: see `packing_of`.
+        number: of the pilot.
+    """
+    run = sweep.pilot(number)
+    params: dict[str, Any] = {
+        "name": "pilot", "entry": ENTRY, "min_ranks": 1, "backend": "gloo", "device": "cpu", "seed": point.seed,
+        "hook": None, "target": None, "kwargs": {"sweep": str(sweep.path), "pilot": number}, "init": False,
+        "checkpoint": f"{sweep.path}/{claims.CLAIMS}",  # a new claim is progress, for whoever requeues the pilot
+    }  # fmt: skip
+    workload = Workload(name="pilot", entry=ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
+    return dataclasses.replace(
+        point, run_id=run.path.name, run_dir=str(run.path), nodes=packing.nodes, min_nodes=1,
+        gpus_per_node=packing.gpus, procs_per_node=1, cpus_per_proc=packing.slots * packing.cpus_per_point,
+        mem=point.mem and point.mem * packing.slots, track=(), workload=workload,
+        launch=dataclasses.replace(point.launch, bind="none", visible_devices="all"),
+        checkpoint=dataclasses.replace(point.checkpoint, dir=f"{run.path}/checkpoints"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SubmittedPilots:
+    """What came of a submission.
+
+    Attributes:
+        jobs: the job of each pilot that was submitted, by its number.
+        left: number of pilots that the scheduler does not take now.
+        words: its words.
+    """
+
+    jobs: Mapping[int, str]
+    left: int = 0
+    words: str = ""
+
+
+def submit(
+    sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, Any], refused: Callable[[str], bool]
+) -> SubmittedPilots:
+    """Submits pilots until as many are live as the sweep is to have; the submitter's lock is held.
+
+    A pilot that has ended with all points over is done, and a new one has another number.
+
+    Args:
+        sweep: the sweep, with its points.
+        packing: of the sweep.
+        point: the plan of a point.
+        config: the resolved config of that point, for the record.
+        refused: whether these words of the scheduler mean that it takes no more jobs now.
+
+    Raises:
+        SubmissionError: the scheduler refused the first one, or did not answer.
+        RunError: the sweep is on a file system without hard links.
+    """
+    Claims.create(sweep.path)
+    jobs: dict[int, str] = {}
+    living = 0
+    for number in count():
+        if living == packing.pilots:
+            break
+        run = sweep.pilot(number)
+        if run.recorded() and read_history(run).job_id is not None:
+            state = _state(sweep, number)
+            living += not state.over
+            if state is RunState.DONE or not state.over:
+                continue
+        try:
+            jobs[number] = _submit(sweep, plan_of(point, sweep, packing, number), number, config)
+        except Refused as error:
+            if not (jobs or living) or not refused(str(error)):
+                raise
+            return SubmittedPilots(jobs, packing.pilots - living, str(error))
+        living += 1
+    return SubmittedPilots(jobs)
+
+
+def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any]) -> str:
+    """Submits a pilot, or takes the job that an interrupted submission has left; its id."""
+    run = sweep.pilot(number)
+    if not run.recorded():
+        Run.create(run.path)
+        facts = {**facts_of_here(plan.submitted_in), **snapshot.facts(plan)}
+        run.write_record(plan, config, {**facts, "token": token_of(plan.run_dir), "overrides": []})
+    run.clear_marks()
+    before = len(every(journal_events(run), Submitted))
+    token = token_of(plan.run_dir) + (f"-r{before}" if before else "")
+    with run.only_submitter():
+        job = start(run, plan, token, resumed=tried(run, token))
+        journal_jobs(run, plan, job.job_id, token)
+    with contextlib.suppress(OSError):  # a convenience: commands also take a path
+        run.link(default_runs_dir())
+    return job.job_id
+
+
+def _state(sweep: Sweep, number: int) -> RunState:
+    """The state of a pilot; one whose slot managers have ended, and so see no points that are free now, is awaited."""
+    folder, run, give_up = Claims(sweep.path, 0), sweep.pilot(number), time.monotonic() + ENDS
+    while True:
+        seen = status_of(run, JobMonitor())
+        if seen.state is not RunState.RUNNING or time.monotonic() >= give_up:
+            return seen.state
+        mine = [each for each in folder.managers() if (each.pilot, each.attempt) == (number, seen.history.attempt)]
+        last = [event_file.first_and_last(folder.journal(each))[-1:] for each in mine]
+        if not mine or any(events and events[0]["event"] not in LEAVING for events in last):
+            return seen.state
+        time.sleep(0.2)
+
+
+def start_again(sweep: Sweep, points: Sequence[int]) -> None:
+    """Frees points that are over, so that pilots run them again."""
+    folder = Claims(sweep.path, 0)
+    logs = folder.logs()
+    for point in points:
+        log = logs.get(point)
+        if log is not None and log.begun:
+            folder.add(point, log.next, Kind.AGAIN, None)
+
+
+def live(sweep: Sweep, monitor: JobMonitor) -> list[tuple[int, RunStatus]]:
+    """The pilots that are not over, by their numbers; those of a larger number of pilots than now as well."""
+    found: list[tuple[int, RunStatus]] = []
+    for number in count():
+        run = sweep.pilot(number)
+        if not run.recorded():
+            return found
+        if not (seen := status_of(run, monitor)).state.over:
+            found.append((number, seen))
+    raise AssertionError("a sweep has finitely many pilots")
+
+
+def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, kill: bool = False) -> dict[int, str]:
+    """Ends points of a packed sweep; the submitter's lock is held.
+
+    Args:
+        sweep: the sweep; if all its points are meant, it is marked as cancelled.
+        points: which; None: all.
+        packing: of the sweep.
+        kill: at once, where pilots run on this machine.
+
+    Returns:
+        What each was before; those that were over already are left out.
+
+    Raises:
+        RunError: a pilot runs on another machine.
+        QueryError: a scheduler does not answer.
+    """
+    monitor = SweepMonitor()
+    seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
+    folder = Claims(sweep.path, packing.retries)
+    for each in seen:
+        index, run = each.point.index, each.point.run
+        log = folder.log(index)
+        if points is not None and log.state is State.FREE and folder.add(index, log.next, Kind.CANCELLED, None):
+            run.journal(cancelled(), sync=False)
+        elif log.begun:
+            run.journal(cancelled(), sync=False)
+            run.mark("cancelled")
+    if points is None:
+        for _, pilot in live(sweep, monitor):
+            monitor.cancel(pilot.run, kill=kill)
+    return {each.point.index: each.state for each in seen}
+
+
+def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str], bool]) -> SubmittedPilots:
+    """Changes the number of pilots; the submitter's lock is held.
+
+    Pilots that are too many stop: their points are stopped, and go on in the others. A pilot that waits is cancelled.
+
+    Args:
+        sweep: the sweep.
+        packing: of the sweep.
+        most: number of pilots.
+        refused: see `submit`.
+
+    Raises:
+        SubmissionError: the scheduler refused, or did not answer.
+        QueryError: a scheduler does not answer.
+    """
+    manifest, monitor = sweep.manifest(), JobMonitor()
+    packing = dataclasses.replace(packing, pilots=most)
+    sweep.write(dataclasses.replace(manifest, packing=packing))
+    for _, seen in live(sweep, monitor)[most:]:
+        if seen.state is RunState.QUEUED:
+            monitor.cancel(seen.run)
+        else:
+            seen.run.mark("stop")
+    unfinished = [each.point for each in point_statuses(sweep) if not each.over]
+    if not unfinished:
+        return SubmittedPilots({})
+    point = unfinished[0].run
+    return submit(sweep, packing, point.plan(), point.record()["config"], refused)

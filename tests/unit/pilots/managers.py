@@ -1,0 +1,70 @@
+"""A slot manager whose points are processes that end at once with a code."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.signals import Signals
+from launcher.pilots import manager
+from launcher.pilots.manager import SlotManager
+from launcher.pilots.slots import Slot
+from launcher.runs.claims import Claims
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.sweep_directory import Packing, Sweep
+from tests.unit.plans import plan_of
+from tests.unit.sweep_runs import make_sweep
+
+PACKING = Packing(
+    pilots=1, nodes=1, slots=1, gpus=0, gpus_per_point=0, cpus_per_point=1, retries=0, lease=90.0
+)  # fmt: skip
+
+
+class Points:
+    """Starts processes in place of points.
+
+    Attributes:
+        codes: exit codes by point; of others 0.
+        started: the points, in order.
+        before: is called before each start.
+    """
+
+    def __init__(self, codes: Mapping[int, int], before: Callable[[int], None] = lambda point: None) -> None:
+        self.codes, self.started, self.before = codes, list[int](), before
+
+    def __call__(self, run: Run, slot: Slot) -> int:
+        point = int(run.path.name)
+        self.started.append(point)
+        self.before(point)
+        if (pid := os.fork()) == 0:
+            os._exit(self.codes.get(point, 0))
+        return pid
+
+
+def packed_sweep(folder: Path, count: int, **packing: int) -> Sweep:
+    plan = plan_of(cluster={"scheduler": "local"})
+    sweep = make_sweep(folder, count, array=None, plan=plan, packing=dataclasses.replace(PACKING, **packing))
+    Claims.create(sweep.path)
+    return sweep
+
+
+def slot_manager(
+    sweep: Sweep, points: Points, monkeypatch: pytest.MonkeyPatch, *, pilot: int = 0, attempt: int = 0,
+    signals: Signals | None = None,
+) -> SlotManager:  # fmt: skip
+    """The slot manager of a pilot on one node."""
+    monkeypatch.setattr(manager, "TICK", 0.001)
+    run = sweep.pilot(pilot)
+    if not run.recorded():
+        Run.create(run.path)
+        plan = plan_of(cluster={"scheduler": "local"})
+        run.write_record(
+            dataclasses.replace(plan, run_id=run.path.name, run_dir=str(run.path)), {}, {"launcher": "1", "token": "t"}
+        )
+    each = Attempt(run, attempt)
+    (each.path / "events").mkdir(parents=True)
+    return SlotManager(sweep, pilot, each, {"LAUNCHER_JOB_ID": "7"}, signals or Signals(), points)

@@ -1,0 +1,127 @@
+"""What a slot manager claims while others do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher.pilots.board import Board, namespace
+from launcher.processes.groups import Process
+from launcher.runs.claims import Claims, Kind, Manager, State
+from launcher.runs.events import ManagerBegan, ManagerEnded
+
+A, B = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0)
+LEASE = 90.0
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Claims:
+    Claims.create(tmp_path)
+    return Claims(tmp_path, retries=1)
+
+
+def board(folder: Claims, manager: Manager, clock: Clock, host: str = "a", count: int = 4) -> Board:
+    begin(folder, manager, host)
+    return Board(folder, count, manager, host, LEASE, clock)
+
+
+def begin(folder: Claims, manager: Manager, host: str, pid: int = 0, start: int = 0) -> None:
+    folder.note(
+        manager, ManagerBegan(host=host, job="1", slots=1, pid=pid, start=start, namespace=namespace() if pid else "x")
+    )
+
+
+def claimed(board: Board) -> list[int]:
+    found = []
+    while (each := board.claim()) is not None:
+        found.append(each[0])
+    return found
+
+
+def test_two_managers_share_all_points(folder: Claims) -> None:
+    clock = Clock()
+    one, two = board(folder, A, clock), board(folder, B, clock, "b")
+    found: dict[str, list[int]] = {"one": [], "two": []}
+    for _ in range(3):
+        clock.now += 10
+        for name, each in (("one", one), ("two", two)):
+            if (claim := each.claim()) is not None:
+                found[name].append(claim[0])
+    assert sorted(found["one"] + found["two"]) == [0, 1, 2, 3]
+    assert abs(len(found["one"]) - len(found["two"])) <= 1
+
+
+def test_the_points_of_a_silent_manager_are_taken_over_after_the_lease(folder: Claims) -> None:
+    clock = Clock()
+    two = board(folder, B, clock, "b", count=1)
+    begin(folder, A, "a")
+    folder.add(0, 0, Kind.CLAIMED, A)
+    assert claimed(two) == []
+    clock.now = LEASE - 1
+    os.utime(folder.journal(A), (1, 1))
+    assert claimed(two) == []
+    clock.now = 2 * LEASE - 2
+    assert claimed(two) == []
+    clock.now = 2 * LEASE + 10
+    assert claimed(two) == [0]
+
+
+def test_the_points_of_a_process_that_is_gone_are_taken_over_at_once(folder: Claims) -> None:
+    clock, mine = Clock(), Process.of(os.getpid())
+    two = board(folder, B, clock, mine.host, count=2)
+    begin(folder, A, mine.host, mine.pid, mine.start)
+    gone = Manager(0, 0, 0, 1)
+    begin(folder, gone, mine.host, mine.pid, mine.start + 1)
+    folder.add(0, 0, Kind.CLAIMED, A)
+    folder.add(1, 0, Kind.CLAIMED, gone)
+    assert claimed(two) == [1]
+
+
+def test_the_points_of_an_earlier_attempt_and_of_a_manager_that_ended_are_taken_over_at_once(folder: Claims) -> None:
+    clock = Clock()
+    begin(folder, A, "a")
+    begin(folder, B, "b")
+    folder.add(0, 0, Kind.CLAIMED, A)
+    folder.add(1, 0, Kind.CLAIMED, B)
+    folder.note(B, ManagerEnded())
+    again = board(folder, Manager(0, 1, 0, 0), clock, "c", count=2)
+    assert claimed(again) == [0, 1]
+
+
+def test_a_failed_point_is_retried_elsewhere_and_then_has_failed(folder: Claims) -> None:
+    clock = Clock()
+    one, two = board(folder, A, clock, count=1), board(folder, B, clock, "b", count=1)
+    assert claimed(one) == [0]
+    folder.add(0, 1, Kind.FAILED, A)
+    clock.now += 10
+    assert claimed(one) == []
+    assert claimed(two) == [0]
+    folder.add(0, 3, Kind.FAILED, B)
+    clock.now += 10
+    assert claimed(one) == claimed(two) == []
+    assert one.over
+    assert one.logs[0].state is State.FAILED
+
+
+def test_a_point_was_done_elsewhere(folder: Claims) -> None:
+    clock = Clock()
+    one = board(folder, A, clock, count=2)
+    begin(folder, B, "b")
+    one.look()
+    assert not one.others_done()
+    folder.add(0, 0, Kind.CLAIMED, B)
+    folder.add(0, 1, Kind.DONE, B)
+    clock.now += 10
+    one.look()
+    assert one.others_done()

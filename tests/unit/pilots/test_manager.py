@@ -1,0 +1,105 @@
+"""A slot manager takes points, records how they end, and leaves when nothing is left for it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.signals import Signals
+from launcher.errors import RESUME
+from launcher.pilots.board import Board
+from launcher.runs import event_file
+from launcher.runs.claims import Claims, Kind, Manager, State
+from launcher.runs.event_json import known
+from launcher.runs.events import NodeLeftOut, PointEnded
+from launcher.runs.sweep_directory import Sweep
+from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
+
+
+def states(sweep: Sweep, retries: int = 0) -> Mapping[int, State]:
+    return {point: log.state for point, log in sorted(Claims(sweep.path, retries).logs().items())}
+
+
+def test_every_point_is_run_once_and_its_end_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, points = packed_sweep(tmp_path, 4, slots=2), Points({1: 1, 2: 93})
+    assert slot_manager(sweep, points, monkeypatch).run() == {"points": 4, "done": 2}
+    assert sorted(points.started) == [0, 1, 2, 3]
+    assert states(sweep) == {0: State.DONE, 1: State.FAILED, 2: State.FAILED, 3: State.DONE}
+
+
+def test_a_point_that_fails_is_retried_and_one_that_would_fail_again_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, points = packed_sweep(tmp_path, 3, retries=2), Points({1: 1, 2: 93})
+    slot_manager(sweep, points, monkeypatch).run()
+    assert [points.started.count(point) for point in range(3)] == [1, 3, 1]
+    assert states(sweep, 2)[1] is State.FAILED
+
+
+def test_a_stopped_manager_releases_its_points_and_its_pilot_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals = Signals()
+    points = Points({0: RESUME}, before=lambda point: signals._take(signal.SIGTERM, None))
+    sweep = packed_sweep(tmp_path, 3)
+    with pytest.raises(SystemExit) as left:
+        slot_manager(sweep, points, monkeypatch, signals=signals).run()
+    assert left.value.code == RESUME
+    assert points.started == [0]
+    assert states(sweep) == {0: State.FREE}
+    again = Points({})
+    slot_manager(sweep, again, monkeypatch, attempt=1).run()
+    assert again.started[0] == 0  # it is the furthest
+    assert states(sweep) == dict.fromkeys(range(3), State.DONE)
+
+
+def test_the_points_of_an_earlier_attempt_go_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, points = packed_sweep(tmp_path, 2), Points({})
+    Claims(sweep.path, 0).add(1, 0, Kind.CLAIMED, Manager(0, 0, 0, 0))
+    Claims(sweep.path, 0).journal(Manager(0, 0, 0, 0)).touch()
+    slot_manager(sweep, points, monkeypatch, attempt=1).run()
+    assert points.started == [1, 0]
+
+
+def test_a_cancelled_sweep_begins_no_more_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = packed_sweep(tmp_path, 3)
+    sweep.mark_cancelled(True)
+    points = Points({})
+    slot_manager(sweep, points, monkeypatch).run()
+    assert points.started == []
+
+
+def test_a_point_that_was_cancelled_before_it_began_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, points = packed_sweep(tmp_path, 3), Points({})
+    sweep.run(1).mark("cancelled")
+    slot_manager(sweep, points, monkeypatch).run()
+    assert points.started == [0, 2]
+    assert states(sweep)[1] is State.CANCELLED
+
+
+def test_a_node_on_which_several_points_fail_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Board, "others_done", lambda self: True)
+    sweep, points = packed_sweep(tmp_path, 9), Points(dict.fromkeys(range(1, 9), 1))
+    slot_manager(sweep, points, monkeypatch).run()
+    assert points.started == [0, 1, 2, 3]
+    events = list(known(event_file.read(Claims(sweep.path, 0).journal(Manager(0, 0, 0, 0)))))
+    assert [event.points for event in events if isinstance(event, NodeLeftOut)] == [(1, 2, 3)]
+    assert sum(isinstance(event, PointEnded) for event in events) == 4
+
+
+def test_an_end_does_not_count_if_the_point_was_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, other = packed_sweep(tmp_path, 1), Manager(1, 0, 0, 0)
+    folder = Claims(sweep.path, 0)
+
+    def overtake(point: int) -> None:
+        folder.add(point, 1, Kind.CLAIMED, other)
+        folder.add(point, 2, Kind.DONE, other)
+
+    slot_manager(sweep, Points({0: 1}, before=overtake), monkeypatch).run()
+    assert folder.logs()[0].last == other
+    assert states(sweep) == {0: State.DONE}

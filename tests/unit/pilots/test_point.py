@@ -1,0 +1,28 @@
+"""The variables of a point's agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.pilots import point
+from launcher.pilots.slots import Slot
+from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.rank_environment import environment_of
+from launcher.runs.directory import Run
+from launcher.schedulers import topology
+
+RANK = environment_of(
+    [Member(0, 0, "node1", ranks=1), Member(1, 1, "node2", ranks=1)], 1, 0, master=("node1", 1), run_id="pilot",
+    round_number=0, environ={},
+)  # fmt: skip
+
+
+def test_a_point_has_an_agent_of_its_own_whatever_rank_its_slot_manager_is() -> None:
+    environ = {**RANK, "LAUNCHER_JOB_ID": "7", "HOME": "/root", "LAUNCHER_DEADLINE": "99"}
+    slot = Slot(1, variables={"CUDA_VISIBLE_DEVICES": "3"})
+    found = point.environment(environ, Run(Path("/runs/lr/5")), 2, slot, "node2")
+    assert found.keys() & RANK.keys() <= {"LAUNCHER_HOSTS"}
+    place = topology.derive(found, "node2", lambda path: "")
+    assert (place.source, place.world_size, place.hosts) == ("launcher", 1, ("node2",))
+    kept = {"HOME": "/root", "LAUNCHER_DEADLINE": "99", "CUDA_VISIBLE_DEVICES": "3", "LAUNCHER_ATTEMPT": "2"}
+    assert kept.items() <= found.items()

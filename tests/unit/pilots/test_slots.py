@@ -1,0 +1,51 @@
+"""How slots share the CPUs and GPUs of a node."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.pilots import slots
+
+
+@pytest.mark.parametrize(
+    ("count", "per_slot", "there", "shares"),
+    [
+        (4, 1, 4, [(0,), (1,), (2,), (3,)]),
+        (2, 2, 4, [(0, 1), (2, 3)]),
+        (8, 1, 4, [(0,), (1,), (2,), (3,), (0,), (1,), (2,), (3,)]),
+        (3, 2, 4, [(0, 1), (2, 3), (0, 1)]),
+        (2, 0, 0, [(), ()]),
+    ],
+)
+def test_the_gpus_of_slots(count: int, per_slot: int, there: int, shares: list[tuple[int, ...]]) -> None:
+    assert [slots.gpus_of(slot, per_slot, there) for slot in range(count)] == shares
+
+
+@given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 8))
+def test_gpus_are_shared_evenly(count: int, per_slot: int, there: int) -> None:
+    found = [gpu for slot in range(count) for gpu in slots.gpus_of(slot, min(per_slot, there), there)]
+    uses = [found.count(gpu) for gpu in range(there)]
+    assert max(uses) - min(uses) <= 1
+    assert len(found) == count * min(per_slot, there)
+
+
+@pytest.mark.parametrize(
+    ("shown", "places", "mask"),
+    [(None, (2, 3), "2,3"), ("4,5,6,7", (2, 3), "6,7"), ("GPU-a, GPU-b", (1,), "GPU-b")],
+)
+def test_a_slot_sees_its_part_of_what_the_scheduler_shows(
+    shown: str | None, places: tuple[int, ...], mask: str
+) -> None:
+    environ = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+    assert slots.mask(environ, places, "CUDA_VISIBLE_DEVICES") == {"CUDA_VISIBLE_DEVICES": mask}
+
+
+def test_slots_have_cpus_that_the_process_may_use() -> None:
+    found = slots.slots_of_node(2, {}, gpus_per_point=0, gpus=0, cpus=1)
+    assert [slot.number for slot in found] == [0, 1]
+    assert all(set(slot.cpus) <= os.sched_getaffinity(0) for slot in found)
+    assert all(slot.variables == {} for slot in found)

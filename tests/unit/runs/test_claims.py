@@ -1,0 +1,207 @@
+"""The logs of a packed sweep's points: what they say, who may claim, and how entries are made."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import RunError
+from launcher.runs import claims
+from launcher.runs.claims import Claims, Entry, Heartbeats, Kind, Manager, PointLog, State
+
+A, B, C = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0), Manager(1, 0, 0, 1)
+
+
+def log(*kinds: Kind) -> list[Entry]:
+    return [Entry(kind, A) for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        ((), State.FREE),
+        ((Kind.CLAIMED,), State.HELD),
+        ((Kind.CLAIMED, Kind.RELEASED), State.FREE),
+        ((Kind.CLAIMED, Kind.DONE), State.DONE),
+        ((Kind.CLAIMED, Kind.PRUNED), State.PRUNED),
+        ((Kind.CLAIMED, Kind.STOPPED), State.STOPPED),
+        ((Kind.CLAIMED, Kind.STOPPED, Kind.AGAIN), State.FREE),
+        ((Kind.CANCELLED,), State.CANCELLED),
+        ((Kind.CLAIMED, Kind.FATAL), State.FAILED),
+        ((Kind.CLAIMED, Kind.FAILED), State.FREE),
+        ((Kind.CLAIMED, Kind.FAILED, Kind.CLAIMED, Kind.FAILED), State.FAILED),
+        ((Kind.CLAIMED, Kind.FAILED, Kind.CLAIMED, Kind.FAILED, Kind.AGAIN, Kind.CLAIMED, Kind.FAILED), State.FREE),
+        ((Kind.CLAIMED, Kind.CLAIMED), State.HELD),  # the first owner was dead
+    ],
+)
+def test_a_log_says_what_a_point_is(kinds: Sequence[Kind], state: State) -> None:
+    found = claims.fold(log(*kinds), retries=1)
+    assert (found.state, found.next) == (state, len(kinds))
+
+
+@given(st.lists(st.builds(Entry, st.sampled_from(Kind), st.sampled_from([A, B]))), st.integers(0, 3))
+def test_a_point_is_held_exactly_if_its_last_entry_is_a_claim(entries: list[Entry], retries: int) -> None:
+    found = claims.fold(entries, retries)
+    held = bool(entries) and entries[-1].kind is Kind.CLAIMED
+    assert (found.state is State.HELD) == held
+    assert found.owner == (entries[-1].manager if held else None)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mine", "silent", "gone", "may"),
+    [
+        (A, A, True, True, False),
+        (A, B, False, False, False),
+        (A, B, True, False, True),
+        (A, B, False, True, True),
+        (Manager(0, 0, 0, 0), Manager(0, 1, 0, 0), False, False, True),
+        (Manager(0, 1, 0, 0), Manager(0, 0, 0, 0), False, False, False),
+        (Manager(0, 0, 0, 1), Manager(0, 1, 0, 0), False, False, True),
+        (Manager(0, 0, 0, 1), Manager(0, 0, 1, 1), False, False, False),
+    ],
+)
+def test_who_may_take_a_point_over(owner: Manager, mine: Manager, silent: bool, gone: bool, may: bool) -> None:
+    assert claims.may_take_over(owner, mine, silent=silent, gone=gone) is may
+
+
+def test_a_manager_is_silent_when_its_heartbeat_has_not_changed_for_the_lease() -> None:
+    beats = Heartbeats(lease=10)
+    assert not beats.look(A, 1, now=0)
+    assert not beats.look(A, 1, now=9)
+    assert not beats.look(A, 2, now=15)
+    assert not beats.look(A, 2, now=24)
+    assert beats.look(A, 2, now=25)
+    assert not beats.look(B, 1, now=100)  # which this process has never seen before
+
+
+FREE, HELD, DONE = PointLog(), PointLog(State.HELD, A, 1, begun=True), PointLog(State.DONE, None, 2, begun=True)
+STOPPED = PointLog(State.FREE, None, 2, begun=True)
+
+
+def failed(*managers: Manager) -> PointLog:
+    return PointLog(State.FREE, None, 2, managers, begun=True)
+
+
+HOSTS = {A: "a", B: "b", C: "c"}
+
+
+def test_stopped_points_come_first_then_new_ones_then_those_that_failed_elsewhere() -> None:
+    logs = {0: DONE, 1: failed(B), 2: STOPPED, 3: HELD, 5: HELD}
+    assert claims.next_points(logs, 7, A, hosts=HOSTS, live=["a", "b"]) == [2, 4, 6, 1]
+    assert claims.next_points(logs, 7, A, hosts=HOSTS, live=["a"], taken_over=[5]) == [2, 5, 4, 6, 1]
+
+
+def test_a_point_is_retried_on_the_node_where_it_failed_only_if_there_is_no_other() -> None:
+    logs = {0: failed(A)}
+    assert claims.next_points(logs, 1, A, hosts=HOSTS, live=["a", "b"]) == []
+    assert claims.next_points(logs, 1, B, hosts=HOSTS, live=["a", "b"]) == [0]
+    assert claims.next_points(logs, 1, A, hosts=HOSTS, live=["a"]) == [0]
+    assert claims.next_points({0: failed(A, B)}, 1, A, hosts=HOSTS, live=["a", "b"]) == [0]
+
+
+@given(st.integers(0, 40), st.integers(1, 5), st.sets(st.integers(0, 39)))
+def test_each_manager_is_offered_every_point_that_nobody_has_begun(count: int, managers: int, begun: set[int]) -> None:
+    logs = dict.fromkeys(begun, HELD)
+    orders = [claims.next_points(logs, count, A, part=(number, managers)) for number in range(managers)]
+    assert all(sorted(order) == [p for p in range(count) if p not in begun] for order in orders)
+    first = [order[0] for order in orders if order]
+    assert begun or len(set(first)) == min(count, managers)
+
+
+def outcomes(*kinds: Kind) -> list[tuple[int, Kind]]:
+    return list(enumerate(kinds))
+
+
+def test_a_node_is_left_out_when_several_points_fail_that_others_can_run() -> None:
+    assert claims.left_out(outcomes(*[Kind.FAILED] * 3), others_done=True)
+    assert not claims.left_out(outcomes(*[Kind.FAILED] * 3), others_done=False)
+    assert not claims.left_out(outcomes(*[Kind.FAILED] * 2), others_done=True)
+    assert not claims.left_out(outcomes(Kind.FAILED, Kind.FAILED, Kind.DONE, Kind.FAILED), others_done=True)
+    assert not claims.left_out([(0, Kind.FAILED)] * 3, others_done=True)
+    assert claims.left_out(outcomes(Kind.FAILED, Kind.RELEASED, Kind.FAILED, Kind.FAILED), others_done=True)
+
+
+# -- the folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    Claims.create(tmp_path)
+    return tmp_path
+
+
+def test_of_two_managers_one_makes_an_entry(sweep: Path) -> None:
+    one, two = Claims(sweep, 0), Claims(sweep, 0)
+    assert one.add(7, 0, Kind.CLAIMED, A)
+    assert not two.add(7, 0, Kind.CLAIMED, B)
+    assert two.logs() == {7: PointLog(State.HELD, A, 1, begun=True, last=A)}
+    assert two.add(7, 1, Kind.CLAIMED, B)
+    assert not one.add(7, 1, Kind.DONE, A)  # it was believed dead: what it did does not count
+    assert one.logs()[7].owner == B
+
+
+def test_a_lost_answer_to_a_link_is_no_lost_claim(sweep: Path) -> None:
+    mine = Claims(sweep, 0)
+    assert mine.add(0, 0, Kind.CLAIMED, A)
+    assert mine.add(0, 0, Kind.CLAIMED, A)
+    assert not mine.add(0, 0, Kind.CLAIMED, None)
+
+
+def test_the_user_starts_a_point_again(sweep: Path) -> None:
+    mine = Claims(sweep, 0)
+    for number, kind in enumerate((Kind.CLAIMED, Kind.FAILED)):
+        assert mine.add(0, number, kind, A)
+    assert mine.logs()[0].state is State.FAILED
+    assert mine.add(0, 2, Kind.AGAIN, None)
+    assert Claims(sweep, 0).logs()[0] == PointLog(State.FREE, None, 3, (), begun=True)
+
+
+def test_a_mark_that_has_all_its_links_is_followed_by_another(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, made = os.link, dict[str, int]()
+
+    def few(source: Path, target: Path) -> None:
+        made[str(source)] = made.get(str(source), 0) + 1
+        if made[str(source)] > 2 and not source.name.startswith("."):
+            raise OSError(errno.EMLINK, "Too many links")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", few)
+    mine = Claims(sweep, 0)
+    assert all(mine.add(point, 0, Kind.CLAIMED, A) for point in range(7))
+    assert {log.owner for log in Claims(sweep, 0).logs().values()} == {A}
+    assert len(Claims(sweep, 0).logs()) == 7
+
+
+def test_an_entry_with_another_inode_is_read(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Claims(sweep, 0)
+    mine.add(3, 0, Kind.CLAIMED, A)
+    entry = sweep / claims.CLAIMS / "3.0"
+    text = entry.read_text()
+    entry.unlink()
+    entry.write_text(text)
+    assert Claims(sweep, 0).logs()[3].owner == A
+
+
+def test_a_log_that_is_listed_while_it_grows_ends_where_an_entry_is_missing(sweep: Path) -> None:
+    mine = Claims(sweep, 0)
+    for number, kind in enumerate((Kind.CLAIMED, Kind.RELEASED, Kind.CLAIMED)):
+        mine.add(0, number, kind, A)
+    (sweep / claims.CLAIMS / "0.1").unlink()
+    found = Claims(sweep, 0).logs()[0]
+    assert (found.state, found.next) == (State.HELD, 1)
+    assert not mine.add(0, 2, Kind.CLAIMED, B)
+
+
+def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(RunError, match="without hard links"):
+        Claims.create(tmp_path)

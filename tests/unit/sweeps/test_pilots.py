@@ -1,0 +1,74 @@
+"""How points of a sweep share pilots, and what a pilot asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config.schema import Debug, LaunchMode
+from launcher.config.schema import Sweep as Keys
+from launcher.errors import ConfigError
+from launcher.runs.claims import LEASE
+from launcher.runs.sweep_directory import Packing, Sweep
+from launcher.sweeps import pilots
+from tests.unit.plans import make_config, plan_of
+
+SWEEP = Sweep(Path("/runs/lr-1"))
+ONE = Packing(pilots=1, nodes=1, slots=1, gpus=0, gpus_per_point=0, cpus_per_point=1, retries=2, lease=LEASE)
+
+
+def packing(sweep: dict[str, Any], **keys: Any) -> Packing | None:
+    config = make_config(sweep=Keys(**sweep), **keys)
+    return pilots.packing_of(config, plan_of(**keys))
+
+
+@pytest.mark.parametrize(
+    ("sweep", "keys", "expected"),
+    [
+        ({}, {}, None),
+        ({"slots": 2}, {}, {"slots": 2}),
+        ({"pack": 3}, {}, {"pilots": 3}),
+        ({"pack": 2, "slots": 4, "nodes": 3, "retries": 0}, {}, {"pilots": 2, "slots": 4, "nodes": 3, "retries": 0}),
+        (
+            {"slots": 4},
+            {"gpus_per_node": 2, "cpus_per_proc": 3},
+            {"slots": 4, "gpus": 8, "gpus_per_point": 2, "cpus_per_point": 6},
+        ),
+        ({"slots": 8, "gpus": 4}, {"gpus_per_node": 1}, {"slots": 8, "gpus": 4, "gpus_per_point": 1}),
+    ],
+)
+def test_the_keys_of_pilots(sweep: dict[str, Any], keys: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    found = packing(sweep, **keys)
+    assert (found and vars(found)) == (None if expected is None else {**vars(ONE), **expected})
+
+
+@pytest.mark.parametrize(
+    ("sweep", "keys", "words"),
+    [
+        ({"slots": 0}, {}, "sweep.slots=0"),
+        ({"pack": 0}, {}, "sweep.pack=0"),
+        ({"slots": 2, "nodes": 0}, {}, "sweep.nodes=0"),
+        ({"slots": 2, "parallelism": 4}, {}, "sweep.parallelism"),
+        ({"slots": 2}, {"nodes": 2}, "nodes=2"),
+        ({"slots": 2}, {"launch": {"mode": LaunchMode.tasks}}, "launch=tasks"),
+        ({"slots": 2}, {"debug": Debug(rank=0)}, "debug.rank"),
+        ({"slots": 2, "gpus": 3}, {"gpus_per_node": 1}, "sweep.gpus=3 is more"),
+        ({"slots": 2, "gpus": 1}, {"gpus_per_node": 2}, "sweep.gpus=1 is less"),
+    ],
+)
+def test_points_that_cannot_share_pilots_are_refused(sweep: dict[str, Any], keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        packing(sweep, **keys)
+
+
+def test_a_pilot_asks_for_what_all_its_slots_need() -> None:
+    keys: dict[str, Any] = {"gpus_per_node": 1, "procs_per_node": 1, "cpus_per_proc": 4, "mem": "8G"}
+    point, shares = plan_of(**keys), packing({"slots": 8, "gpus": 4, "nodes": 2}, **keys)
+    assert shares is not None
+    plan = pilots.plan_of(point, SWEEP, shares, 3)
+    assert (plan.run_id, plan.run_dir) == ("lr-1-pilot-3", "/runs/lr-1-pilot-3")
+    assert (plan.nodes, plan.min_nodes, plan.procs_per_node, plan.cpus_per_node) == (2, 1, 1, 32)
+    assert (plan.gpus_per_node, plan.mem, plan.time) == (4, 8 * (8 << 30), point.time)
+    assert plan.workload.params["kwargs"] == {"sweep": "/runs/lr-1", "pilot": 3}
