@@ -128,7 +128,7 @@ def networks(fabrics: Sequence[nccl_report.Fabric | None]) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for rank, fabric in enumerate(fabrics):
         if fabric is not None:
-            ranks.setdefault(fabric.words, []).append(rank)
+            ranks.setdefault(fabric.text, []).append(rank)
     if len(ranks) == 1 and None not in fabrics:
         return [f"{words} on all ranks" for words in ranks]
     return [f"{words} on {formatting.name_ranks(numbers)}" for words, numbers in ranks.items()]

@@ -1,4 +1,4 @@
-"""`topology`: cores, GPUs and network devices of this node, and which of them each rank gets."""
+"""`topology`: shows cores, GPUs and network devices of a node, and which of them each rank gets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(arguments: Namespace) -> int:
     from launcher.cli.topology_picture import pictures
 
     if arguments.name is not None and arguments.node_type is not None:
-        raise ConfigError("--node-type is for a node of no run: leave out one of the two")
+        raise ConfigError("--node-type shows a type of node, and RUN the nodes of a run: leave out one of the two")
     if arguments.name is None:
         print("\n".join(_unbound(arguments.ranks, arguments.bind, arguments.node_type)))
         return 0
@@ -47,11 +47,11 @@ def run(arguments: Namespace) -> int:
             print("\n".join(pictures(bindings)))
             print_unreadable(found)
             return 0
-    raise RunError(f"{found.id} has started no ranks yet, so that none of them is bound")
+    raise RunError(f"{found.id} has started no ranks yet")
 
 
 def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
-    """This node, or one of a known type, with so many ranks."""
+    """Returns the picture of this node, or of one of a known type, with `wanted` ranks."""
     # Lazily: neither --help nor completion needs it
     import os
     import socket
@@ -72,7 +72,7 @@ def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
 def _drawn(
     host: str, node: Node, allowed: Collection[int], environ: Mapping[str, str], wanted: int | None, how: str
 ) -> list[str]:
-    """The picture of a node with so many ranks; None: one for each GPU, else one."""
+    """Returns the picture of a node with `wanted` ranks; None: one rank for each GPU, without GPUs one rank."""
     # Lazily: neither --help nor completion needs it
     from launcher.binding import devices, masks, nvidia
     from launcher.binding.wanted import NONE, Wanted, parse
@@ -90,6 +90,6 @@ def _drawn(
     except devices.Untold as error:
         found = masks.bind(node, allowed, [masks.Near()] * (wanted or 1), Wanted(NONE))
         why_not = str(error)
-    told = event_of(host, node, allowed, found.ranks, why_not=why_not)
-    beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
-    return pictures([told], beside)
+    binding = event_of(host, node, allowed, found.ranks, why_not=why_not)
+    names = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
+    return pictures([binding], names)

@@ -1,4 +1,4 @@
-"""A node's CPUs as a picture for a terminal of 80 columns: a line for each NUMA node, a letter for each CPU. Pure.
+"""Draws the CPUs of a node for a terminal of 80 columns: a line for each NUMA node, a letter for each CPU. Pure.
 
 NUMA 3    48-63  0000000011111111  0000:07:00.0, mlx5_0
         176-191  0000000011111111
@@ -18,22 +18,22 @@ WIDTH = 79
 RANKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # by local rank
 FREE, TAKEN, MANY = ".", "-", "*"
 _SHOWN = 40  # CPUs in a line
-_HOSTS = 6  # that are named
-_PARTS = 4  # most ranges that a NUMA node's CPUs are shown in
+_HOSTS = 6  # hosts that are named
+_PARTS = 4  # most ranges of CPUs that have lines of their own in a NUMA node
 
 
 def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """The nodes of a run, each kind once.
+    """Draws the nodes of a run; nodes with the same bindings are drawn once.
 
     Args:
-        bindings: of its agents, in the order of their ranks.
+        bindings: the bindings of its agents, in the order of their ranks.
         devices: names of accelerators and network devices by NUMA node; None: those that ranks use.
     """
     alike: dict[tuple[object, ...], list[Bound]] = {}
     for each in bindings:
         same = (each.node, each.allowed, each.why_not, tuple((rank.cpus, rank.gpu, rank.nic) for rank in each.ranks))
         alike.setdefault(same, []).append(each)
-    lines = textwrap.wrap(told, WIDTH) if (told := differing(bindings)) else []
+    lines = textwrap.wrap(note, WIDTH) if (note := differing(bindings)) else []
     for group in alike.values():
         lines += ["", *_picture(group, devices)] if lines else _picture(group, devices)
     return lines
@@ -43,7 +43,7 @@ def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None
     first = group[0]
     names = list(dict.fromkeys(each.host for each in group))
     hosts = ", ".join(names[:_HOSTS]) + (f" and {len(names) - _HOSTS} more" if names[_HOSTS:] else "")
-    lines = textwrap.wrap(f"{hosts}: {first.node or 'not known what it looks like'}", WIDTH, subsequent_indent="  ")
+    lines = textwrap.wrap(f"{hosts}: {first.node or 'its hardware is not known'}", WIDTH, subsequent_indent="  ")
     lines += textwrap.wrap(f"  the job may use CPUs {first.allowed}", WIDTH, subsequent_indent="    ")
     if first.why_not:
         lines += textwrap.wrap(f"  no rank is bound: {first.why_not}", WIDTH, subsequent_indent="    ")
@@ -62,7 +62,7 @@ def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None
 
 
 def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
-    """The lines of all NUMA nodes, and what their letters mean."""
+    """Returns the lines of all NUMA nodes, and a legend."""
     allowed = frozenset(parse_ranges(bound.allowed))
     owners: dict[int, list[int]] = {}
     for place, rank in enumerate(bound.ranks if not bound.why_not else ()):
@@ -84,12 +84,12 @@ def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
             if (cpus := run[at : at + _SHOWN])
         ]
         room = WIDTH - 24 - max(len(letters) for _, letters in rows)
-        beside = _wrapped(devices.get(numa, ()), room)
-        for place in range(max(len(rows), len(beside))):
+        names = _wrapped(devices.get(numa, ()), room)
+        for place in range(max(len(rows), len(names))):
             label, letters = rows[place] if place < len(rows) else ("", "")
             used |= set(letters)
             head = f"  NUMA {numa}" if not place else ""
-            more = beside[place] if place < len(beside) else ""
+            more = names[place] if place < len(names) else ""
             lines.append(f"{head:<10}{label:>10}  {letters:<{WIDTH - 24 - room}}  {more}".rstrip())
     meanings = {FREE: "of no rank", TAKEN: "not the job's", MANY: "of several ranks"}
     legend = ", ".join(f"{sign} {what}" for sign, what in meanings.items() if sign in used)
@@ -97,7 +97,7 @@ def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _runs(listed: str) -> list[tuple[str, Sequence[int]]]:
-    """The parts of a list of CPUs that have lines of their own: each range; where there are many, all as one."""
+    """Splits a list of CPUs into parts that get a line each: its ranges or, if there are many, the whole list."""
     parts = listed.split(",")
     if len(parts) <= _PARTS:
         return [(part, parse_ranges(part)) for part in parts]
@@ -106,7 +106,7 @@ def _runs(listed: str) -> list[tuple[str, Sequence[int]]]:
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:
-    """The parts, with commas between them, in lines of at most `width` characters (a part alone may be longer)."""
+    """Joins parts with commas in lines of at most `width` characters; a single part may be longer."""
     if len(whole := ",".join(parts)) <= width:
         return [whole]
     lines: list[str] = []
@@ -119,7 +119,7 @@ def _wrapped(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _devices(bound: Bound) -> dict[str, list[str]]:
-    """What ranks use, by the NUMA node that it is on."""
+    """Returns the names of the GPUs that ranks use, by their NUMA node."""
     found: dict[str, list[str]] = {}
     for rank in bound.ranks:
         if rank.gpu is not None and rank.gpu_numa is not None:
@@ -128,7 +128,7 @@ def _devices(bound: Bound) -> dict[str, list[str]]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns, the widest of which (CPUs) is wrapped."""
+    """Returns the lines of a table; the column of CPUs is wrapped."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     widths[2] = min(widths[2], WIDTH - 2 - sum(widths[:2]) - sum(widths[3:]) - 2 * (len(widths) - 1))
     lines = []
@@ -142,7 +142,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def devices_of(gpus: Sequence[tuple[str, int | None]], nics: Sequence[tuple[str, int | None]]) -> dict[str, list[str]]:
-    """Names of devices by the NUMA node that they are nearest to."""
+    """Returns the names of devices, by the NUMA node that they are nearest to."""
     found: dict[str, list[str]] = {}
     for name, numa in [*gpus, *nics]:
         if numa is not None:

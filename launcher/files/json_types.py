@@ -53,7 +53,7 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
 
 
 def as_json(value: Any) -> Any:
-    """A dataclass as an object, and those that its fields are; other values are shared, as they are."""
+    """Converts a dataclass, and dataclasses in its fields, to dictionaries. Other values are shared, not copied."""
     if not is_dataclass(value):
         return value
     return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}

@@ -226,7 +226,7 @@ def _temporary_file(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """OSErrors inside that tell of no file, as those of write and fsync, tell of this one."""
+    """Adds the file's name to OSErrors inside that have none, such as those of write and fsync."""
     try:
         yield
     except OSError as error:

@@ -259,7 +259,12 @@ def _how(code: int | None) -> str:
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:
-    """The nodes of these agents, in order; `name` names the agents with these indices. Pure."""
+    """Returns the nodes that these agents are on, in order. Pure.
+
+    Args:
+        members: the agents.
+        name: returns the name, for messages, of the agents with the given indices.
+    """
     nodes, first = [], 0
     ranks: dict[int, list[int]] = {}
     indices: dict[int, list[int]] = {}

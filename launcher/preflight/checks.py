@@ -161,9 +161,9 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
         Problem: it is another one.
     """
     found = nccl_report.read(log)
-    if wrong := nccl_report.judge(found, expects):
+    if wrong := nccl_report.mismatch(found, expects):
         raise Problem(wrong)
-    return found.words if found is not None else "NCCL has left no log"
+    return found.text if found is not None else "NCCL wrote no log"
 
 
 # -- space

@@ -92,7 +92,7 @@ class RankChecks:
             where = torch.device("cpu") if self._plan.workload.backend == Backend.mpi.value else self._device
             group = PrefixStore("group", self._store)
             if backend == Backend.nccl.value:
-                os.environ.update(nccl_report.ask(os.environ, self._nccl))
+                os.environ.update(nccl_report.log_variables(os.environ, self._nccl))
             together.join(backend, group, self._rank, self._world_size, where, timeout)
             return together.reduce(self._rank, self._world_size, where)
 

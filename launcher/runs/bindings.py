@@ -1,4 +1,4 @@
-"""Which CPUs ranks were bound to, as events tell it. Pure."""
+"""Makes and reads events about the CPUs that ranks are bound to. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def event_of(
     host: str, node: Node, allowed: Collection[int], found: Sequence[masks.Bound], *, first_rank: int = 0,
     round_number: int = 0, why_not: str = "",
 ) -> Bound:  # fmt: skip
-    """What is told of the ranks of one agent.
+    """Returns the event about the ranks of one agent.
 
     Args:
-        host: of the agent.
-        node: what it looks like.
-        allowed: the CPUs of the job there.
-        found: the agent's ranks, in order.
-        first_rank: number of the first of them.
-        round_number: the round that they are of.
-        why_not: why they are not bound; empty: they are.
+        host: the agent's host.
+        node: the hardware of the host.
+        allowed: the CPUs that the job may use there.
+        found: the bindings of the agent's ranks, in order.
+        first_rank: the number of its first rank.
+        round_number: the round of the ranks.
+        why_not: why the ranks are not bound; empty: they are.
     """
     numas: dict[str, list[int]] = {}
     for core in node.cores:
@@ -46,7 +46,7 @@ def _rank(rank: int, bound: masks.Bound) -> BoundRank:
 
 
 def latest(entries: Iterable[Mapping[str, Any]]) -> list[Bound]:
-    """The bindings of the last round of an attempt, in the order of their ranks.
+    """Returns the bindings of the last round of an attempt, in the order of their ranks.
 
     Args:
         entries: the events of the attempt.
@@ -57,12 +57,12 @@ def latest(entries: Iterable[Mapping[str, Any]]) -> list[Bound]:
 
 
 def differing(bindings: Sequence[Bound]) -> str:
-    """The types of nodes, if they are not all of one: `the nodes differ: ... on node1; ... on node2`; else empty."""
+    """Returns `the nodes differ: ... on node1; ... on node2` if nodes are of different types; else an empty string."""
     hosts: dict[str, list[str]] = {}
     for each in bindings:
         hosts.setdefault(each.node, []).append(each.host)
     if len(hosts) < 2:
         return ""
     most = sorted(hosts.items(), key=lambda each: -len(each[1]))
-    told = [f"{node or 'unknown'} on {', '.join(names[:4])}{' and more' if names[4:] else ''}" for node, names in most]
-    return f"the nodes differ: {'; '.join(told)}"
+    parts = [f"{node or 'unknown'} on {', '.join(names[:4])}{' and more' if names[4:] else ''}" for node, names in most]
+    return f"the nodes differ: {'; '.join(parts)}"

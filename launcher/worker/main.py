@@ -111,7 +111,7 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
     if plan.debugs:  # the other ranks wait as long as a rank is at a breakpoint
         joining = collective = int(debugger.FOREVER)
     if plan.workload.kind == "Collective":
-        os.environ.update(nccl_report.ask(os.environ, nccl_log(plan, int(os.environ["RANK"]))))
+        os.environ.update(nccl_report.log_variables(os.environ, nccl_log(plan, int(os.environ["RANK"]))))
     env = None
     try:
         if plan.workload.params.get("init", True):  # otherwise the function makes its own process group

@@ -1,11 +1,11 @@
-"""What NCCL (RCCL as well) says about the network that it uses, in its own log: whether the fast fabric is in use.
+"""Reads from NCCL's log (or RCCL's) which network it uses, and compares that with what the site expects.
 
-    environ.update(ask(environ, file))        # before the first communicator
-    fabric = read(file)                       # after it
-    judge(fabric, {"net": ("AWS Libfabric",)})
+    environ.update(log_variables(environ, file))     # before the first communicator is made
+    fabric = read(file)                              # after that
+    mismatch(fabric, {"net": ("AWS Libfabric",)})
 
-NCCL falls back to sockets without an error where a plug-in or a device is missing; the training is then several times
-slower, and right.
+If a plug-in or a device is missing, NCCL falls back to sockets without an error: results are right, but the training is
+several times slower.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LEVELS = ("", "VERSION", "WARN")  # of NCCL_DEBUG that tell less; with another one the user reads the log himself
+LEVELS = (
+    "",
+    "VERSION",
+    "WARN",
+)  # values of NCCL_DEBUG with less output; other values are the user's choice
 SOCKET = "Socket"
-MOST = 1 << 20  # characters of a log that are read
+MOST = 1 << 20  # characters that are read of a log
 
 _VERSION = re.compile(r"\b[NR]CCL version (\S+)")
 _NET = re.compile(r"NCCL INFO Using network (.+)|\[(?:send|receive)\] via NET/([^/\s]+)")
@@ -35,15 +39,15 @@ _MISSING = re.compile(
 
 @dataclass(frozen=True)
 class Fabric:
-    """What one rank's NCCL uses between nodes.
+    """The network that the NCCL of a rank uses between nodes.
 
     Attributes:
-        version: of NCCL; empty: it does not say.
-        net: its transport: `IB`, `Socket`, or the name that a plug-in gives itself; empty: it does not say.
-        plugin: name and version of the plug-in; empty: NCCL's own transports.
-        provider: libfabric's, with a plug-in for that.
-        devices: the network devices that it found for its transport.
-        missing: what it says of plug-ins and devices that it did not find.
+        version: NCCL's version; empty: not in the log.
+        net: the transport: `IB`, `Socket`, or the name of a plug-in's transport; empty: not in the log.
+        plugin: name and version of the plug-in; empty: NCCL uses its own transports.
+        provider: the provider of libfabric, if the plug-in uses libfabric.
+        devices: the network devices that were found for the transport.
+        missing: messages about plug-ins and devices that were not found.
     """
 
     version: str = ""
@@ -54,29 +58,29 @@ class Fabric:
     missing: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        """`NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
+    def text(self) -> str:
+        """Such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
         name = f"NCCL {self.version}" if self.version else "NCCL"
         if not self.net:
-            return f"{name} does not say what it uses"
+            return f"{name} does not report its network"
         about = [*filter(None, (self.plugin, self.provider)), *self.devices]
         return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
 
 
-def ask(environ: Mapping[str, str], path: Path) -> dict[str, str]:
-    """The variables with which NCCL writes its log to a file; none where the user has it written elsewhere. Pure."""
+def log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]:
+    """Returns the variables with which NCCL writes its log to a file; none if the user has set them already. Pure."""
     if environ.get("NCCL_DEBUG", "").upper() not in LEVELS or environ.get("NCCL_DEBUG_FILE"):
         return {}
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(path)}
 
 
 def log_name(rank: int) -> str:
-    """The name of the file that `ask` has the log of a rank written to."""
+    """Returns the name of the file with the log of a rank."""
     return f"nccl-{rank}.txt"
 
 
 def read(path: Path) -> Fabric | None:
-    """What is in a log; None: there is none."""
+    """Reads a log; returns None if there is none."""
     try:
         with open(path, errors="replace") as file:
             return parse(file.read(MOST))
@@ -85,7 +89,7 @@ def read(path: Path) -> Fabric | None:
 
 
 def parse(log: str) -> Fabric:
-    """What a log of one process says; of several networks the last one that it names. Pure."""
+    """Parses the log of a process. If it names several networks, the last one counts. Pure."""
     version = next((match[1].partition("+")[0] for match in _VERSION.finditer(log)), "")
     nets = [(match[1] or match[2]).strip() for match in _NET.finditer(log)]
     found = {match[1]: tuple(_DEVICE.findall(match[2].partition(";")[0])) for match in _DEVICES.finditer(log)}
@@ -98,13 +102,15 @@ def parse(log: str) -> Fabric:
     return Fabric(version, net, "" if own else plugin, "" if own else provider, devices, missing)
 
 
-def judge(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str:
-    """What is not as the site's profile has it, and what to do; empty: all is, or nobody can tell. Pure.
+def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str:
+    """Returns how the network differs from what the site expects, and what to do; empty: it does not, or is not known.
+
+    Pure.
 
     Args:
-        fabric: of a rank; None: it has left no log.
-        expects: of net, plugin and provider the values of which one is right; of net and plugin the beginning, for a
-            plug-in calls its network IBext_v8, say.
+        fabric: the network of a rank; None: it wrote no log.
+        expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
+            accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
     """
     if fabric is None or not fabric.net:
         return ""
@@ -114,7 +120,7 @@ def judge(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str:
         if any(value.lower() == each.lower() if whole else value.lower().startswith(each.lower()) for each in accepted):
             continue
         wanted = " or ".join(accepted)
-        found = f"{fabric.words}, and this cluster expects {name} {wanted} (cluster.expects)"
+        found = f"{fabric.text}, and this cluster expects {name} {wanted} (cluster.expects)"
         if any("libnccl-net" in each or "plugin" in each for each in fabric.missing):
             return f"{found}: it found no plug-in (libnccl-net.so); put its folder on LD_LIBRARY_PATH in cluster.setup"
         if fabric.missing:

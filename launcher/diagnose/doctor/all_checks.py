@@ -1,4 +1,4 @@
-"""The checks of one `doctor`, in the order of the report."""
+"""Lists the checks of `doctor`, in the order of its report."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from launcher.schedulers import registry
 from launcher.schedulers.scheduler import Queue
 from launcher.spec import workload_hook
 
-TORCH = 60.0  # seconds for its import
-ASK = 8.0  # seconds for one question to a scheduler
+TORCH = 60.0  # seconds for the import of torch
+ASK = 8.0  # seconds for one query to a scheduler
 
 
 def first() -> list[Check]:
-    """What needs no configuration."""
+    """Returns the checks that need no configuration."""
     return [
         Check("launcher", software.launcher),
         Check("python", _python),
@@ -32,7 +32,7 @@ def first() -> list[Check]:
 
 
 def rest(config: Config) -> list[Check]:
-    """What depends on the profile."""
+    """Returns the checks that depend on the cluster's profile."""
     cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
     return [
         Check("profile", lambda: _profile(cluster)),
@@ -48,7 +48,7 @@ def rest(config: Config) -> list[Check]:
 
 
 def torch() -> Check:
-    """The one that takes longest."""
+    """Returns the check of torch, which takes longer than all others."""
     return Check("torch", lambda: software.probe_torch(TORCH), TORCH + 5)
 
 
@@ -58,15 +58,15 @@ def _python() -> Iterator[Finding]:
 
 def _profile(cluster: Cluster) -> Iterator[Finding]:
     own = user_config_dir()
-    told = "no folder of your own settings"
+    text = "no folder of your own settings"
     if own.is_dir():
         profiles = sorted(path.stem for path in (own / "cluster").glob("*.yaml"))
-        told = f"your own settings are in {own}" + (f" (profiles {', '.join(profiles)})" if profiles else "")
+        text = f"your own settings are in {own}" + (f" (profiles {', '.join(profiles)})" if profiles else "")
     else:
-        told += f" ({own})"
+        text += f" ({own})"
     keys = ("partition", "queue", "account", "project", "qos", "constraint", "reservation", "exclude")
     given = [f"{key}={getattr(cluster, key)}" for key in keys if getattr(cluster, key)]
-    yield ok("config", f"cluster={cluster.name} ({cluster.scheduler}{', ' if given else ''}{', '.join(given)}); {told}")
+    yield ok("config", f"cluster={cluster.name} ({cluster.scheduler}{', ' if given else ''}{', '.join(given)}); {text}")
 
 
 def _ports(cluster: Cluster) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Checks of the folder of runs: what it is on, how much is free, and whether it does what the launcher builds on."""
+"""Checks the folder of runs: its file system, its free space, and the file operations that the launcher needs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from launcher.files.shared_folder import LOCAL, kind_of
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import long_size
 
-LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: with less nothing works, with less there is a warning
+LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: below LEAST is an error, below ENOUGH a warning
 FEW_INODES = 10_000
 SKEW = 5.0  # seconds that the clock of a file server may differ
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where a folder is: the type of its file system, bytes and inodes free (None: not counted)."""
+    """The file system of a folder: its type, and free bytes and inodes (None: inodes are not counted)."""
 
     kind: str
     free: int
@@ -34,7 +34,13 @@ class Space:
 
 @dataclass(frozen=True)
 class Trial:
-    """What was tried in the folder: what did not work, each with the error; and how its clock differs (seconds)."""
+    """The result of file operations in the folder.
+
+    Attributes:
+        failed: each operation that failed, and its error.
+        skew: seconds by which the file server's clock differs from this machine's.
+        took: seconds that all operations took.
+    """
 
     failed: tuple[tuple[str, str], ...]
     skew: float
@@ -42,53 +48,53 @@ class Trial:
 
 
 def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
-    """The file system of the folder.
+    """Checks the file system of the folder.
 
     Args:
         folder: runs_dir, or the folder in which it will be made.
-        found: where it is.
-        queued: the profile's scheduler starts runs on other machines.
+        found: its file system.
+        queued: whether the profile's scheduler starts runs on other machines.
     """
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
-    told = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
+    text = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
     if found.free < LEAST:
-        yield problem("runs_dir", told, "make room there, or set runs_dir to another folder")
+        yield problem("runs_dir", text, "make room there, or set runs_dir to another folder")
     elif found.free < ENOUGH:
-        yield warning("runs_dir", told, "checkpoints need more: make room there, or set runs_dir")
+        yield warning("runs_dir", text, "checkpoints need more: make room there, or set runs_dir")
     elif found.inodes is not None and found.inodes < FEW_INODES:
-        yield warning("runs_dir", told, "each run has dozens of files: remove what is not needed, or set runs_dir")
+        yield warning("runs_dir", text, "each run has dozens of files: remove what is not needed, or set runs_dir")
     elif queued and found.kind in LOCAL:
         yield warning(
-            "runs_dir", f"{told}: this type is mostly one machine's own, and all nodes must see the folder",
+            "runs_dir", f"{text}: this type is usually local to a machine, and all nodes must see the folder",
             "fine if it is exported to the nodes; else set runs_dir (or LAUNCHER_RUNS_DIR) to a shared folder",
         )  # fmt: skip
     else:
-        yield ok("runs_dir", told)
+        yield ok("runs_dir", text)
 
 
 def trial(folder: str, tried: Trial) -> Iterator[Finding]:
-    """What the launcher builds on: private folders, whole files, one submitter, one writer of a line."""
+    """Checks the file operations that the launcher needs: private folders, atomic renames, links, locks, appends."""
     if tried.failed:
-        told = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
+        text = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
         only_locks = all(what.endswith("lock") for what, _ in tried.failed)
         if only_locks:
             yield warning(
-                "files", f"{folder}: {told}", "two submissions of one run id at the same time are told apart by the "
-                "scheduler only; mount it with locks (NFS: without nolock)",
+                "files", f"{folder}: {text}", "only the scheduler can then detect two simultaneous submissions of one "
+                "run id; mount it with locks (NFS: without nolock)",
             )  # fmt: skip
         else:
-            yield problem("files", f"{folder}: {told}", "set runs_dir (or LAUNCHER_RUNS_DIR) to another folder")
+            yield problem("files", f"{folder}: {text}", "set runs_dir (or LAUNCHER_RUNS_DIR) to another folder")
     elif abs(tried.skew) > SKEW:
         yield warning(
             "files", f"{folder}: its clock differs from this machine's by {tried.skew:.0f} s",
-            "times of events and signs of life come from both: have the clocks set (NTP)",
+            "times of events and heartbeats come from both: have the clocks set (NTP)",
         )  # fmt: skip
     else:
         yield ok("files", f"private folders, atomic renames, links and locks work ({tried.took * 1000:.0f} ms)")
 
 
 def probe(folder: Path, *, queued: bool) -> Iterator[Finding]:
-    """Looks at the folder, or at the nearest one above it that is there. What is made is removed."""
+    """Checks the folder or, if it does not exist, its nearest parent. Files that it makes are removed."""
     there = folder
     while not there.is_dir() and there != there.parent:
         there = there.parent
@@ -109,19 +115,20 @@ def probe(folder: Path, *, queued: bool) -> Iterator[Finding]:
 
 
 def probe_space(folder: Path) -> Space:
-    """
+    """Returns the file system of a folder.
+
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the folder cannot be read.
     """
     found = os.statvfs(folder)
     return Space(kind_of(folder), shutil.disk_usage(folder).free, found.f_favail if found.f_files else None)
 
 
 def try_out(folder: Path) -> Trial:
-    """Does in a folder of its own what runs do.
+    """Does the file operations of runs in a temporary folder.
 
     Raises:
-        OSError: not even a folder can be made.
+        OSError: the temporary folder cannot be made.
     """
     began = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))

@@ -1,4 +1,4 @@
-"""Checks of this machine. Each takes the facts that it judges, and `probe_*` gets them."""
+"""Checks this machine. Each check takes the facts as arguments; the functions `probe_*` collect them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.schedulers.allocation import allocation
 
 MIB, GIB = 2**20, 2**30
 # Variables that change what the launcher, torch or a scheduler does.
-TELLING = re.compile(
+RELEVANT = re.compile(
     r"(LAUNCHER|NCCL|GLOO|TORCH|UCX|FI|OMP|MKL|SBATCH|SQUEUE|SINFO|SACCT|TP|OMPI_MCA)_|SLURM_CONF$|PBS_(CONF_FILE|SERVER|"
     r"DEFAULT|EXEC)$|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$|PYTHON(PATH|HOME|STARTUP|OPTIMIZE|DONTWRITEBYTECODE)$|"
     r"(CONDA_PREFIX|VIRTUAL_ENV|TMPDIR|HYDRA_FULL_ERROR|LD_PRELOAD)$"
@@ -29,19 +29,19 @@ LEAST_FILES, LEAST_PROCESSES = 4096, 1024
 
 
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that matter, by name; a secret one is named and its value is not."""
+    """Returns the relevant variables, by name; values of secrets are hidden."""
     return {
         name: HIDDEN if is_secret(name) else without_password(environ[name])
         for name in sorted(environ)
-        if TELLING.match(name)
+        if RELEVANT.match(name)
     }
 
 
 def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that change what runs do, and whether this shell is inside of a job."""
+    """Reports variables that change what runs do, and whether this shell is inside a job."""
     try:
         if held := allocation(environ):
-            yield ok("shell", f"inside of job {held.job}: cluster=allocation runs here")
+            yield ok("shell", f"inside job {held.job}: cluster=allocation runs here")
     except ConfigError as error:
         yield warning("shell", str(error))
     found = shown_environment(environ)
@@ -52,14 +52,14 @@ def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def proxies(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Proxies for downloads (`data fetch`); a user and password in them are not shown."""
+    """Reports the proxies for downloads (`data fetch`), without users and passwords in them."""
     names = [name for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (name, name.upper())]
-    told = [f"{name}={without_password(environ[name])}" for name in names if environ.get(name)]
-    yield ok("proxies", "; ".join(told) if told else "none set")
+    shown = [f"{name}={without_password(environ[name])}" for name in names if environ.get(name)]
+    yield ok("proxies", "; ".join(shown) if shown else "none set")
 
 
 def locale(encoding: str, umask: int) -> Iterator[Finding]:
-    """The encoding of file names, and the umask."""
+    """Checks the encoding of file names, and the umask."""
     if encoding.lower().replace("-", "") == "utf8":
         yield ok("locale", f"file names and texts are {encoding}")
     else:
@@ -68,22 +68,22 @@ def locale(encoding: str, umask: int) -> Iterator[Finding]:
             "export LC_ALL=C.UTF-8",
         )  # fmt: skip
     if umask & 0o700:
-        yield problem("umask", f"umask {umask:03o} takes files from their own owner", "umask 022")
+        yield problem("umask", f"umask {umask:03o} denies the owner access to new files", "umask 022")
     else:
         yield ok("umask", f"{umask:03o}; run directories are 0700 whatever it is")
 
 
 def limits(found: Mapping[str, int | None]) -> Iterator[Finding]:
-    """Limits of processes of this shell (None: unlimited; sizes in bytes). Jobs of Slurm inherit them by default."""
-    told, low = ", ".join(_limit(name, value) for name, value in found.items()), []
+    """Checks the limits of processes (None: unlimited; sizes in bytes). Jobs of Slurm inherit those of the shell."""
+    shown, low = ", ".join(_limit(name, value) for name, value in found.items()), []
     if (files := found.get("nofile")) is not None and files < LEAST_FILES:
         low.append(f"ulimit -n {LEAST_FILES} (open files: ranks and data loaders need many)")
     if (processes := found.get("nproc")) is not None and processes < LEAST_PROCESSES:
         low.append(f"ulimit -u {LEAST_PROCESSES} (processes and threads)")
     if low:
-        yield warning("ulimits", told, "; ".join(low))
+        yield warning("ulimits", shown, "; ".join(low))
     else:
-        yield ok("ulimits", told)
+        yield ok("ulimits", shown)
 
 
 def _limit(name: str, value: int | None) -> str:
@@ -103,16 +103,16 @@ def probe_limits() -> dict[str, int | None]:
 
 
 def host(name: str, addresses: Iterable[str] | str) -> Iterator[Finding]:
-    """How this host's name resolves.
+    """Checks that this host's name resolves.
 
     Args:
         name: the host's name.
-        addresses: what it resolves to; a text: why it does not.
+        addresses: the addresses of the name; a string: why it does not resolve.
     """
     if isinstance(addresses, str):
         yield problem(
             "host", f"{name} does not resolve ({addresses}): ranks that reach each other by this name cannot",
-            f"add {name} to /etc/hosts, or ask who runs this machine",
+            f"add {name} to /etc/hosts, or ask the administrators of this machine",
         )  # fmt: skip
         return
     found = sorted(set(addresses))
@@ -134,7 +134,7 @@ def probe_host() -> Iterator[Finding]:
 
 
 def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int, looked: int) -> Iterator[Finding]:
-    """Ports of the rendezvous against those that the kernel hands out.
+    """Checks the ports of the rendezvous against the ephemeral ports of the kernel.
 
     Args:
         wanted: cluster.port_range.
@@ -150,7 +150,7 @@ def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int,
     elif ephemeral is not None and low <= ephemeral[1] and ephemeral[0] <= high:
         yield warning(
             "ports", f"cluster.port_range={low}-{high} overlaps the ephemeral ports {ephemeral[0]}-{ephemeral[1]}: "
-            "a connection of anybody may have taken the port", f"cluster.port_range below {ephemeral[0]}",
+            "any connection may have taken the port", f"cluster.port_range below {ephemeral[0]}",
         )  # fmt: skip
     else:
         outside = "" if ephemeral is None else f", outside of the ephemeral {ephemeral[0]}-{ephemeral[1]}"
@@ -173,16 +173,16 @@ def _ephemeral() -> tuple[int, int] | None:
 
 
 def _bindable(port: int) -> bool:
-    with socket.socket() as door:
+    with socket.socket() as listener:
         try:
-            door.bind(("", port))
+            listener.bind(("", port))
         except OSError:
             return False
     return True
 
 
 def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterator[Finding]:
-    """The interface that the profile names; nodes of a cluster may have others than this machine."""
+    """Checks the network interface in the profile; nodes of a cluster may have others than this machine."""
     found = sorted(known)
     if not name:
         yield ok("interface", f"chosen on each node: the one that reaches the master; here: {', '.join(found)}")
@@ -197,7 +197,7 @@ def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterat
 
 
 def temporary(folder: str, free: int | str) -> Iterator[Finding]:
-    """The folder for temporary files, and the bytes free in it; a text: why nothing can be written there."""
+    """Checks the folder for temporary files; `free`: free bytes, or why it cannot be written to."""
     if isinstance(free, str):
         yield problem("tmp", f"{folder} cannot be written: {free}", "set TMPDIR to a folder that can")
     elif free < 256 * MIB:

@@ -1,4 +1,4 @@
-"""Runs checks at the same time, each bounded in time."""
+"""Runs checks at the same time, each with a time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from launcher.findings import Finding, problem
 
 @dataclass(frozen=True)
 class Check:
-    """A check: what it is about, what looks, and the seconds that it may take."""
+    """A check.
+
+    Attributes:
+        about: its subject.
+        look: runs the check and returns its findings.
+        limit: seconds that it may take.
+    """
 
     about: str
     look: Callable[[], Iterable[Finding]]
@@ -20,7 +26,7 @@ class Check:
 
 
 def start(check: Check) -> Callable[[], list[Finding]]:
-    """Begins a check that takes long; what is returned waits for it, within its limit, and tells what it has found."""
+    """Starts a check, and returns a function that waits for its end, within its limit, and returns its findings."""
     running, until = _Running(check), time.monotonic() + check.limit
     running.thread.start()
 
@@ -32,10 +38,10 @@ def start(check: Check) -> Callable[[], list[Finding]]:
 
 
 def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic) -> Iterator[Finding]:
-    """What all checks find, in their order, as soon as it is there. All of them look at the same time.
+    """Runs all checks at the same time, and yields their findings in the order of the checks, each as soon as possible.
 
-    A check that takes longer than its limit is a problem of its own, and so is one that fails; nobody waits for either,
-    not even at the end of the process.
+    A check that fails, or takes longer than its limit, is reported as a problem. The process does not wait for it, not
+    even at its end.
     """
     began, running = clock(), [_Running(check) for check in checks]
     for each in running:
@@ -49,16 +55,16 @@ class _Running:
     def __init__(self, check: Check) -> None:
         self.check = check
         self._findings: list[Finding] = []
-        # A thread that hangs in a file system cannot be ended; a daemon is left behind.
+        # A thread that hangs in a file system cannot be ended; the process can exit without a daemon thread.
         self.thread = threading.Thread(target=self._look, name=f"doctor {check.about}", daemon=True)
 
     def _look(self) -> None:
         try:
             for each in self.check.look():
                 self._findings.append(each)
-        except Exception as error:  # one check that breaks must not hide what the others see
-            said = f"the check failed: {type(error).__name__}: {error}"
-            self._findings.append(problem(self.check.about, said, "report this"))
+        except Exception as error:  # a check that fails must not hide the findings of others
+            text = f"the check failed: {type(error).__name__}: {error}"
+            self._findings.append(problem(self.check.about, text, "report this"))
 
     def found(self) -> list[Finding]:
         late = self.thread.is_alive()
@@ -68,4 +74,4 @@ class _Running:
         return findings
 
 
-_STUCK = "look at it by hand: what it asks hangs (a file system or a service)"
+_STUCK = "a file system or a service that the check uses hangs: try it by hand"

@@ -1,4 +1,4 @@
-"""Which schedulers are found here, and what the profile's own one tells of itself."""
+"""Checks which schedulers are on this machine, and the one of the profile in detail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.schedulers.scheduler import Scheduler
 
 
 def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
-    """All of the profile's scheduler; `timeout`: seconds that one question to it may take."""
+    """Checks the profile's scheduler; `timeout`: seconds for one query to it."""
     wanted = registry.scheduler(cluster.scheduler)
     yield from which(wanted, [each for each in registry.schedulers() if isinstance(each, ChecksItself)])
     if isinstance(wanted, ChecksItself) and not wanted.problem():
@@ -20,20 +20,20 @@ def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
 
 
 def which(wanted: Scheduler, known: Sequence[ChecksItself]) -> Iterator[Finding]:
-    """Which schedulers there are on PATH and why they are thought to be that; whether the profile's is one of them.
+    """Reports which schedulers are on PATH, and checks that the profile's is one of them.
 
     Args:
         wanted: the profile's scheduler.
-        known: all whose commands may be here.
+        known: all schedulers that may be on PATH.
     """
     none = f"none found: no {' and no '.join(dict.fromkeys(each.command for each in known))} is on PATH"
-    told = "; ".join(filter(None, (each.found() for each in known))) or none
+    present = "; ".join(filter(None, (each.found() for each in known))) or none
     if not isinstance(wanted, ChecksItself):
-        yield ok("scheduler", told)
+        yield ok("scheduler", present)
         if name := next((each.name for each in known if not each.problem()), None):
-            looks = f"`doctor --cluster {name}` looks at the scheduler"
+            looks = f"`doctor --cluster {name}` checks the scheduler"
             yield ok("scheduler", f"the profile runs on {wanted.title}; {looks}")
     elif why := wanted.problem():
-        yield problem("scheduler", f"{told}; the profile wants {wanted.title}", why)
+        yield problem("scheduler", f"{present}; the profile needs {wanted.title}", why)
     else:
-        yield ok("scheduler", told)
+        yield ok("scheduler", present)

@@ -1,4 +1,4 @@
-"""Checks of Python, torch and the libraries."""
+"""Checks Python, torch and the libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.findings import Finding, ok, problem, warning
 from launcher.schedulers import command
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
-# Distributions and the versions that are known to work (pyproject.toml): from, below; None: any.
+# Packages and the versions that work (pyproject.toml): the lowest, and the first that does not; None: any.
 NEEDED: Mapping[str, tuple[str, str] | None] = {
     "hydra-core": ("1.3.4", "1.4"), "omegaconf": ("2.3", "2.4"), "submitit": ("1.5.4", "1.6"), "jinja2": None,
     "rich": None, "numpy": None,
@@ -45,7 +45,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 
 
 def python(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
-    """The interpreter, which jobs use as well."""
+    """Checks the interpreter, which jobs use too."""
     text = ".".join(map(str, version[:3]))
     known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     if OLDEST <= version[:2] <= NEWEST:
@@ -55,19 +55,19 @@ def python(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
 
 
 def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
-    """The libraries, by the version that is installed (None: it is not)."""
-    told, wrong = [], []
+    """Checks the libraries; `version_of` returns the installed version of one, or None."""
+    versions, wrong = [], []
     for name, span in NEEDED.items():
         version = version_of(name)
-        told.append(f"{name} {version or 'missing'}")
+        versions.append(f"{name} {version or 'missing'}")
         if version is None:
             wrong.append(f"pip install {name}")
         elif span is not None and not _parts(span[0]) <= _parts(version) < _parts(span[1]):
             wrong.append(f"pip install '{name}>={span[0]},<{span[1]}'")
     if wrong:
-        yield problem("packages", ", ".join(told), "; ".join(wrong))
+        yield problem("packages", ", ".join(versions), "; ".join(wrong))
     else:
-        yield ok("packages", ", ".join(told))
+        yield ok("packages", ", ".join(versions))
     extra = [f"{name} {version}" for name in OPTIONAL if (version := version_of(name))]
     yield ok("extras", ", ".join(extra) if extra else f"none of {', '.join(OPTIONAL)}")
 
@@ -80,7 +80,7 @@ def installed(name: str) -> str | None:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    """The numbers of a version, for comparisons: 1.3.4rc1 -> 1, 3, 4."""
+    """Returns the numbers of a version, for comparisons: 1.3.4rc1 -> 1, 3, 4."""
     numbers = []
     for part in version.split(".")[:4]:
         digits = "".join(each for each in part if each.isdigit())
@@ -98,26 +98,26 @@ def launcher() -> Iterator[Finding]:
 
 
 def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
-    """torch as a process of its own has found it; a text: why it has not."""
+    """Checks torch; `found`: what LOOK_AT_TORCH printed, or why torch cannot be imported."""
     if isinstance(found, str):
         yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
         return
     build = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else "CPU only"
     backends = ", ".join(found["backends"]) or "no backend of torch.distributed"
     gpus = found["gpus"]
-    told = f"{found['version']} ({build}), {backends}; {len(gpus)} GPU{'' if len(gpus) == 1 else 's'} here"
-    told += f"; import took {found['took']:.1f} s"
+    text = f"{found['version']} ({build}), {backends}; {len(gpus)} GPU{'' if len(gpus) == 1 else 's'} here"
+    text += f"; import took {found['took']:.1f} s"
     if not found["backends"]:
-        yield problem("torch", told, "install a torch with gloo")
+        yield problem("torch", text, "install a torch with gloo")
     elif _parts(found["version"])[:2] < OLDEST_TORCH:
-        yield problem("torch", told, f"pip install '{TORCH}'")
+        yield problem("torch", text, f"pip install '{TORCH}'")
     elif found["took"] > SLOW_IMPORT:
         yield warning(
-            "torch", told, "its file system is slow: every rank reads it; put the environment on a faster one, or into "
+            "torch", text, "its file system is slow: every rank reads it; put the environment on a faster one, or into "
             "an image",
         )  # fmt: skip
     else:
-        yield ok("torch", told)
+        yield ok("torch", text)
 
 
 def probe_torch(limit: float) -> Iterator[Finding]:
@@ -138,22 +138,22 @@ def probe_torch(limit: float) -> Iterator[Finding]:
 
 
 def nvidia(answer: str | None) -> Iterator[Finding]:
-    """GPUs as nvidia-smi lists them (name, memory, driver; a line each); None: there is no nvidia-smi."""
+    """Checks GPUs; `answer`: lines of nvidia-smi (name, memory, driver); None: there is no nvidia-smi."""
     if answer is None:
         yield ok("gpus", "no nvidia-smi here; login nodes often have none")
         return
     rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
     if not rows or any(len(row) != 3 for row in rows):
-        told = " ".join(answer.split())[:200] or "nothing"
-        yield warning("gpus", f"nvidia-smi says {told}", "the driver may not be loaded: ask who runs this machine")
+        text = " ".join(answer.split())[:200] or "nothing"
+        yield warning("gpus", f"nvidia-smi says {text}", "the driver may not be loaded: ask the administrators")
         return
     counts: dict[tuple[str, ...], int] = {}
     for row in rows:
         counts[tuple(row)] = counts.get(tuple(row), 0) + 1
-    told = ", ".join(
+    text = ", ".join(
         f"{number} x {name}, {memory} MiB, driver {driver}" for (name, memory, driver), number in counts.items()
     )
-    yield ok("gpus", told)
+    yield ok("gpus", text)
 
 
 def probe_nvidia() -> Iterator[Finding]:
@@ -164,9 +164,9 @@ def probe_nvidia() -> Iterator[Finding]:
         yield from nvidia(None)
         return
     except subprocess.TimeoutExpired:
-        yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask who runs this machine")
+        yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask the administrators")
         return
     except command.OutputTooLong as error:
-        yield problem("gpus", str(error), "it is not NVIDIA's: look at PATH")
+        yield problem("gpus", str(error), "it is not NVIDIA's nvidia-smi: check PATH")
         return
     yield from nvidia(done.stdout if done.returncode == 0 else done.stdout + done.stderr)

@@ -313,12 +313,12 @@ LOCAL = registry.scheduler("local")
         (LOCAL, [AWAY, OTHERS], [(OK, "an osub that is not Others'")]),
         (LOCAL, [OTHERS, HERE], [
             (OK, "an osub that is not Others'; Here (hsub is /bin/hsub)"),
-            (OK, "the profile runs on this machine; `doctor --cluster here` looks at the scheduler"),
+            (OK, "the profile runs on this machine; `doctor --cluster here` checks the scheduler"),
         ]),
         (HERE, [AWAY, HERE], [(OK, "Here (hsub is /bin/hsub)")]),
-        (AWAY, [AWAY, HERE], [(PROBLEM, "Here (hsub is /bin/hsub); the profile wants Away")]),
+        (AWAY, [AWAY, HERE], [(PROBLEM, "Here (hsub is /bin/hsub); the profile needs Away")]),
         (OTHERS, [OTHERS, HERE],
-         [(PROBLEM, "an osub that is not Others'; Here (hsub is /bin/hsub); the profile wants Others")]),
+         [(PROBLEM, "an osub that is not Others'; Here (hsub is /bin/hsub); the profile needs Others")]),
     ],
 )  # fmt: skip
 def test_the_scheduler_of_the_profile_must_be_there(

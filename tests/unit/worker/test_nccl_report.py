@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.worker import nccl_report
-from launcher.worker.nccl_report import Fabric, judge, parse
+from launcher.worker.nccl_report import Fabric, mismatch, parse
 
 LOGS = Path(__file__).parent / "nccl"
 NO_PLUGIN = "libnccl-net.so: cannot open shared object file"
@@ -44,11 +44,11 @@ def test_the_last_network_counts() -> None:
         ("2.19.3-roce", "NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)"),
         ("cxi", "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)"),
         ("2.11.4-socket", "NCCL 2.11.4 uses sockets (enp225s0f1)"),
-        ("2.25.1-silent", "NCCL 2.25.1 does not say what it uses"),
+        ("2.25.1-silent", "NCCL 2.25.1 does not report its network"),
     ],
 )
 def test_words(name: str, words: str) -> None:
-    assert KNOWN[name].words == words
+    assert KNOWN[name].text == words
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_words(name: str, words: str) -> None:
     ],
 )
 def test_what_a_cluster_expects(name: str, expects: dict[str, tuple[str, ...]], problem: str) -> None:
-    found = judge(KNOWN[name], expects)
+    found = mismatch(KNOWN[name], expects)
     assert problem in found
     assert bool(problem) == bool(found)
 
 
 @pytest.mark.parametrize(("net", "expected"), [("IBext_v8", "IB"), ("ib", "IB"), ("AWS Libfabric", "aws")])
 def test_a_network_is_expected_by_the_beginning_of_its_name(net: str, expected: str) -> None:
-    assert judge(Fabric(net=net), {"net": (expected,)}) == ""
-    assert judge(Fabric(net=f"x{net}"), {"net": (expected,)}) != ""
+    assert mismatch(Fabric(net=net), {"net": (expected,)}) == ""
+    assert mismatch(Fabric(net=f"x{net}"), {"net": (expected,)}) != ""
 
 
 def test_without_a_log_nobody_can_tell(tmp_path: Path) -> None:
     assert nccl_report.read(tmp_path / "none") is None
-    assert judge(None, {"net": ("IB",)}) == ""
+    assert mismatch(None, {"net": ("IB",)}) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_without_a_log_nobody_can_tell(tmp_path: Path) -> None:
     ],
 )
 def test_a_log_that_the_user_reads_is_left_to_him(environ: dict[str, str], asks: bool) -> None:
-    told = nccl_report.ask(environ, Path("/run/rank-0.txt"))
+    told = nccl_report.log_variables(environ, Path("/run/rank-0.txt"))
     assert told.get("NCCL_DEBUG_FILE") == ("/run/rank-0.txt" if asks else None)
