@@ -34,7 +34,12 @@ class Other:
 
 
 class Board:
-    """Finds the points that a slot manager may claim."""
+    """Finds the points that a slot manager may claim.
+
+    Attributes:
+        count: number of points; a search adds some.
+        logs: of the points, as they were at the last look.
+    """
 
     def __init__(
         self, folder: Claims, count: int, mine: Manager, host: str, lease: float,
@@ -49,7 +54,7 @@ class Board:
             lease: seconds without a heartbeat after which a manager is dead.
             clock: seconds; for tests.
         """
-        self._claims, self._count, self._mine, self._host, self._clock = folder, count, mine, host, clock
+        self._claims, self.count, self._mine, self._host, self._clock = folder, count, mine, host, clock
         self._beats = Heartbeats(lease)
         self._others: dict[Manager, Other] = {}
         self._free: deque[int] = deque()
@@ -60,7 +65,7 @@ class Board:
     @property
     def over(self) -> bool:
         """Whether no point is left that anybody might run."""
-        return sum(log.state.over for log in self.logs.values()) >= self._count
+        return sum(log.state.over for log in self.logs.values()) >= self.count
 
     @property
     def ended(self) -> int:
@@ -122,7 +127,7 @@ class Board:
         hosts = self._hosts()
         before = list(self._free)
         self._free = deque(claims.next_points(
-            self.logs, self._count, self._mine, part=(managers.index(self._mine), len(managers)), hosts=hosts,
+            self.logs, self.count, self._mine, part=(managers.index(self._mine), len(managers)), hosts=hosts,
             live={hosts[each] for each in managers}, taken_over=held,
         ))  # fmt: skip
         self._stale = False

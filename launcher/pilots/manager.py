@@ -27,7 +27,7 @@ from launcher.agent.workers import unsafe_to_fork
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures import text
 from launcher.failures.codes import StopReason
-from launcher.files.shared_files import Ok, exists, is_transient
+from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.log_line import log_line
 from launcher.pilots import point as points
 from launcher.pilots.board import Board, namespace
@@ -35,16 +35,18 @@ from launcher.pilots.outcome import outcome
 from launcher.pilots.slots import Slot, slots_of_node
 from launcher.processes.groups import Process
 from launcher.runs import claims
-from launcher.runs.claims import Claims, Kind, Manager
+from launcher.runs.claims import Claims, Kind, Manager, PointLog
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import ManagerBegan, ManagerEnded, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Stop
+from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep
 from launcher.worker import heartbeat, preload, process_group
 
 if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import Function
+    from launcher.search.points import SearchPoints
 
 TICK = 0.2  # seconds between two looks, unless a point ends
 LOOK = 1.0  # seconds between two looks for stop requests and cancelled points
@@ -60,17 +62,18 @@ class Running:
         point: its number.
         entry: number of the next entry of its log.
         slot: where it runs.
-        attempts: how often it was stopped with its pilot before.
-        cancelled, stopping: why it was asked to stop.
+        before: its log before it was claimed.
+        cancelled, stopping, pruned: why it was asked to stop.
         kill_at: monotonic time at which it is killed.
     """
 
     point: int
     entry: int
     slot: Slot
-    attempts: int
+    before: PointLog
     cancelled: bool = False
     stopping: bool = False
+    pruned: bool = False
     kill_at: float | None = None
 
 
@@ -83,15 +86,20 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     """
     attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
     assert attempt is not None, "an agent has started this"
-    for name in preload.modules(sweep.run(0).plan().workload.entry):
-        with contextlib.suppress(Exception):  # the point shows its user the traceback
-            importlib.import_module(name)
+    _preload(sweep)
     signals = Signals()
     signals.install()
     try:
         return SlotManager(sweep, config.kwargs["pilot"], attempt, os.environ, signals).run()
     finally:
         signals.ignore()
+
+
+def _preload(sweep: Sweep) -> None:
+    """Imports what points share, as far as it is the launcher's own; a point shows its user what fails."""
+    with contextlib.suppress(Exception):
+        for name in preload.modules(sweep.run(0).plan().workload.entry):
+            importlib.import_module(name)
 
 
 class SlotManager:
@@ -119,7 +127,8 @@ class SlotManager:
         self._mine, self._host = Manager(pilot, attempt.number, round_, node), socket.gethostname()
         self._claims = Claims(sweep.path, manifest.packing.retries)
         self._board = Board(self._claims, len(manifest.points), self._mine, self._host, manifest.packing.lease)
-        self._total = len(manifest.points)
+        self._search = _search_of(sweep)
+        self._board.count = self._search.count() if self._search else len(manifest.points)
         self._running: dict[int, Running] = {}  # by process id
         self._stops = sweep.path / claims.MANAGERS / f".{pilot}-{attempt.number}.stops"
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
@@ -190,9 +199,10 @@ class SlotManager:
             self._wait(TICK)
 
     def _is_over(self) -> bool:
-        with contextlib.suppress(UnavailableError):
+        with contextlib.suppress(OSError, UnavailableError):
             self._board.look()
-        return self._board.over
+            return self._board.over and (self._search is None or not self._search.more())
+        return False
 
     def _may_leave(self) -> bool:
         """Whether there is nothing left to do here.
@@ -219,18 +229,27 @@ class SlotManager:
         """Starts points in the free slots."""
         while self._free:
             try:
-                claimed = self._board.claim()
+                claimed = self._claim()
             except (OSError, UnavailableError) as error:
                 if not is_transient(error):
                     raise
                 return  # at the next look the file server may answer
             if claimed is None:
                 return
-            point, log = claimed
-            self._start(point, log.next + 1, log.releases)
+            self._start(*claimed)
 
-    def _start(self, point: int, entry: int, attempts: int) -> None:
-        run = self._sweep.run(point)
+    def _claim(self) -> tuple[int, PointLog] | None:
+        """Claims a point, one that the search chooses if there is no other; None: there is none now."""
+        claimed = self._board.claim()
+        if claimed is None and self._search is not None and self._search.more():
+            self._board.count = self._search.count()
+            self._board.look(now=True)
+            claimed = self._board.claim()
+        return claimed
+
+    def _start(self, point: int, before: PointLog) -> None:
+        entry = before.next + 1
+        run = self._sweep.run(point) if self._search is None else self._search.made(point)
         if run.has("cancelled"):
             self._claims.add(point, entry, Kind.CANCELLED, self._mine)
             return
@@ -242,7 +261,7 @@ class SlotManager:
             log_line(f"point {point} cannot be started: {error}")
             self._claims.add(point, entry, Kind.RELEASED, self._mine)
             return
-        self._running[pid] = Running(point, entry, slot, attempts)
+        self._running[pid] = Running(point, entry, slot, before)
         self._note(PointBegan(point=point, slot=slot.number))
 
     def _reap(self) -> None:
@@ -258,9 +277,10 @@ class SlotManager:
             with contextlib.suppress(OSError, LauncherError):
                 points.close(run, 128 - code)
         kind = outcome(
-            code, stopping=each.stopping, cancelled=each.cancelled, stopped=_has(run, "stop"),
-            spent=each.attempts + 1 >= self._plan.resume.max_attempts,
+            code, stopping=each.stopping, cancelled=each.cancelled, stopped=_has(run, "stop"), pruned=each.pruned,
+            spent=each.before.releases + 1 >= self._plan.resume.max_attempts,
         )  # fmt: skip
+        self._tell_search(each, kind)
         if not self._claims.add(each.point, each.entry, kind, self._mine):
             log_line(f"point {each.point} was taken over by another slot manager: its end here does not count")
         self._free.append(each.slot)
@@ -272,6 +292,28 @@ class SlotManager:
             failed = tuple(point for point, kind in self._outcomes if kind is Kind.FAILED)
             self._note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
             log_line(f"{self._host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not")
+
+    def _tell_search(self, each: Running, kind: Kind) -> None:
+        """Tells the search of an end that is final. It ignores a second one of a point, so this comes first."""
+        if self._search is None:
+            return
+        # Lazily: Optuna takes a second, and sweeps without a search need none of it
+        from launcher.search.search import Outcome
+
+        failed = kind is Kind.FATAL or (kind is Kind.FAILED and len(each.before.failed_on) >= self._packing.retries)
+        outcome = {Kind.DONE: Outcome.DONE, Kind.PRUNED: Outcome.PRUNED}.get(kind, Outcome.FAILED if failed else None)
+        if outcome is None:
+            return
+        give_up = time.monotonic() + IN_A_JOB
+        while True:
+            try:
+                self._search.ended(each.point, outcome)
+                return
+            except (OSError, UnavailableError) as error:
+                if not is_transient(error) or time.monotonic() >= give_up:
+                    log_line(f"the search did not record the end of point {each.point}: {error}")
+                    return
+            time.sleep(LOOK)
 
     # -- signs of life, stops
 
@@ -294,20 +336,27 @@ class SlotManager:
         """Looks for stop requests, and cancelled points."""
         if self._leads and now - self._told >= LOOK:
             self._told = now
-            process_group.progress(self._board.ended, self._total)
+            process_group.progress(self._board.ended, 0 if self._search else self._board.count)
         if self._stopping is None and (reason := self._reason(now)) is not None:
             self._stopping = reason
             with contextlib.suppress(OSError):
                 self._stops.touch(mode=0o600)
         self._cancelled = self._cancelled or _marked(self._sweep.path / "cancelled")
         for pid, each in self._running.items():
+            each.pruned = each.pruned or self._is_pruned(each.point)
             each.cancelled = each.cancelled or self._cancelled or _has(self._sweep.run(each.point), "cancelled")
-            if (each.cancelled or self._stopping is not None) and each.kill_at is None:
+            if (each.pruned or each.cancelled or self._stopping is not None) and each.kill_at is None:
                 each.stopping = self._stopping is not None
                 each.kill_at = now + self._plan.launch.grace + REPEAT
                 os.kill(pid, signal.SIGTERM)
             elif each.kill_at is not None and now >= each.kill_at:
                 os.kill(pid, signal.SIGKILL)
+
+    def _is_pruned(self, point: int) -> bool:
+        """Whether the search prunes a point; if that cannot be told now, the next look tells."""
+        with contextlib.suppress(OSError, UnavailableError):
+            return self._search is not None and self._search.to_prune(point)
+        return False
 
     def _reason(self, now: float) -> StopReason | None:
         """Why all points are to stop now; None: they are not."""
@@ -328,6 +377,16 @@ class SlotManager:
         """The journal is for statistics: one that cannot be written ends nothing."""
         with contextlib.suppress(OSError):
             self._claims.note(self._mine, event)
+
+
+def _search_of(sweep: Sweep) -> SearchPoints | None:
+    """The search that chooses the points; None: they are a list."""
+    if not SearchRecord(sweep.path).exists():
+        return None
+    # Lazily: Optuna takes a second, and sweeps without a search need none of it
+    from launcher.search.points import SearchPoints
+
+    return SearchPoints(sweep)
 
 
 def _has(run: Run, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,12 +29,12 @@ class Points:
     """Starts processes in place of points.
 
     Attributes:
-        codes: exit codes by point; of others 0.
+        codes: exit codes by point; of others 0. None: the process waits until it is killed.
         started: the points, in order.
         before: is called before each start.
     """
 
-    def __init__(self, codes: Mapping[int, int], before: Callable[[int], None] = lambda point: None) -> None:
+    def __init__(self, codes: Mapping[int, int | None], before: Callable[[int], None] = lambda point: None) -> None:
         self.codes, self.started, self.before = codes, list[int](), before
 
     def __call__(self, run: Run, slot: Slot) -> int:
@@ -41,7 +42,10 @@ class Points:
         self.started.append(point)
         self.before(point)
         if (pid := os.fork()) == 0:
-            os._exit(self.codes.get(point, 0))
+            if (code := self.codes.get(point, 0)) is None:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pause()
+            os._exit(code or 0)
         return pid
 
 

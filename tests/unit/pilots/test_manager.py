@@ -10,12 +10,15 @@ import pytest
 
 from launcher.agent.signals import Signals
 from launcher.errors import RESUME
+from launcher.pilots import manager
 from launcher.pilots.board import Board
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Kind, Manager, State
+from launcher.runs.directory import Run
 from launcher.runs.event_json import known
 from launcher.runs.events import NodeLeftOut, PointEnded
 from launcher.runs.sweep_directory import Sweep
+from launcher.search.search import Outcome
 from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
 
 
@@ -103,3 +106,45 @@ def test_an_end_does_not_count_if_the_point_was_taken_over(tmp_path: Path, monke
     slot_manager(sweep, Points({0: 1}, before=overtake), monkeypatch).run()
     assert folder.logs()[0].last == other
     assert states(sweep) == {0: State.DONE}
+
+
+class Search:
+    """Chooses four points, and prunes those that it is told to.
+
+    Attributes:
+        ends: of points, in order.
+    """
+
+    def __init__(self, sweep: Sweep, pruned: set[int]) -> None:
+        self._sweep, self._pruned, self._count, self.ends = sweep, pruned, 0, list[tuple[int, Outcome]]()
+
+    def count(self) -> int:
+        return self._count
+
+    def more(self) -> bool:
+        self._count = min(self._count + 1, 5)
+        return self._count < 5
+
+    def made(self, number: int) -> Run:
+        return self._sweep.run(number)
+
+    def to_prune(self, number: int) -> bool:
+        return number in self._pruned
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        self.ends.append((number, outcome))
+
+
+def test_a_search_chooses_points_while_slots_are_free_and_prunes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, points = packed_sweep(tmp_path, 4, slots=2, retries=1), Points({1: None, 2: 1})
+    search = Search(sweep, pruned={1})
+    monkeypatch.setattr(manager, "_search_of", lambda sweep: search)
+    monkeypatch.setattr(manager, "LOOK", 0.0)
+    slot_manager(sweep, points, monkeypatch).run()
+    assert [points.started.count(point) for point in range(4)] == [1, 1, 2, 1]
+    assert states(sweep, 1) == {0: State.DONE, 1: State.PRUNED, 2: State.FAILED, 3: State.DONE}
+    assert sorted(search.ends, key=lambda end: end[0]) == [
+        (0, Outcome.DONE), (1, Outcome.PRUNED), (2, Outcome.FAILED), (3, Outcome.DONE)
+    ]  # fmt: skip
