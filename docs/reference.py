@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.config.keys import SECTIONS, Key, Section, keys_of
+from launcher.config.keys import Key, Section, keys_of, sections
 
 PAGE = Path(__file__).with_name("config.md")
 HEAD = """\
@@ -14,14 +14,14 @@ HEAD = """\
 command line (`nodes=2 workload.lr=0.1`), in `~/.config/launcher/user.yaml`, or in a profile of your own; `--cfg job`
 shows what they come to together.
 
-This page is made from the schema (launcher/config/schema.py) by `make docs`.
+This page is made from the schema (launcher/config/schema.py, and settings.py of each scheduler) by `make docs`.
 """
 
 
 def page() -> str:
     """The page's text."""
     parts = [HEAD]
-    for section in SECTIONS:
+    for section in sections():
         parts += _section(section)
     return "\n".join(parts)
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from launcher import __version__
 from launcher.cli.commands import COMMANDS, program
 from launcher.config import schema
-from launcher.config.keys import SECTIONS, WORKLOADS, Key, Section, keys_of, written
+from launcher.config.keys import WORKLOADS, Key, Section, keys_of, written
+from launcher.config.keys import sections as all_sections
 from launcher.config.profile_errors import file_of, in_yaml
+from launcher.config.profiles import find as find_profile
+from launcher.config.scheduler_table import cluster_class
 from launcher.errors import ConfigError, near
 from launcher.paths import choices
 
@@ -152,7 +155,7 @@ def sections() -> list[tuple[str, list[Key]]]:
     """Returns the title and the keys of each section. Keys that all workloads share are a section."""
     found = []
     common = list(keys_of(schema.Workload, "workload."))
-    for section in SECTIONS:
+    for section in all_sections():
         if section.kind is schema.P2P:
             found.append(("workload.KEY of every workload", common))
         keys = _keys(section)
@@ -236,8 +239,10 @@ def of_choice(group: str, name: str) -> Iterator[str]:
         kind = next((WORKLOADS[each] for each in lineage if each in WORKLOADS), kind)
         yield from _wrapped((kind.__doc__ or "").strip(), "", "")
     yield f"{group}={name} is {file_of(f'{group}/{name}')}\n"
+    if group == "cluster":
+        kind = cluster_class(find_profile(name).scheduler) or kind
     within = [hint for hint in get_type_hints(kind).values() if is_dataclass(hint)]
-    for section in [Section(f"{group}.", "", kind), *(each for each in SECTIONS if each.kind in within)]:
+    for section in [Section(f"{group}.", "", kind), *(each for each in all_sections() if each.kind in within)]:
         for key in _keys(section):
             yield from row(key, values.get(key.name.removeprefix(f"{group}.")))
 

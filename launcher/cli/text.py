@@ -40,15 +40,14 @@ def print_unreadable(run: Run) -> None:
 def plan_table(plan: JobPlan) -> str:
     """Returns the plan as a table of two columns."""
     # Lazily: only this table or sentence needs it
-    from launcher.spec import cost
+    from launcher.spec import cost, pools
 
     where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
     ranks = f"{plan.world_size} ({where})"
     rows = [
         ("run", plan.run_id),
         ("directory", plan.run_dir),
-        ("cluster", plan.cluster.name + (f", partition {plan.cluster.partition}" if plan.cluster.partition else "")
-                    + (f", queue {plan.cluster.queue}" if plan.cluster.queue else "")),
+        ("cluster", ", ".join([plan.cluster.name, *(f"{key} {name}" for key, name in pools.named(plan).items())])),
         *(("after", each.replace(":", ": ", 1)) for each in plan.after),
         ("workload", f"{plan.workload.name} ({plan.workload.entry})"),
         ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),

@@ -19,10 +19,11 @@ from omegaconf.base import Container
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher import redaction
-from launcher.config import secret_references
+from launcher.config import profile_errors, secret_references
 from launcher.config.hydra_errors import in_our_words, no_workload
-from launcher.config.keys import all_keys
-from launcher.config.schema import Config
+from launcher.config.keys import all_keys, of_other_schedulers
+from launcher.config.scheduler_table import cluster_class, schedulers_with
+from launcher.config.schema import Config, SchedulerSettings
 from launcher.errors import ConfigError, near
 from launcher.paths import resource
 
@@ -90,12 +91,9 @@ def typed(config: DictConfig) -> Config:
     """
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())
+    _drop_ignored(config.cluster)
     _refuse_unknown(config)
-    if OmegaConf.is_missing(config.cluster, "scheduler"):
-        named = "" if OmegaConf.is_missing(config.cluster, "name") else f" of cluster={config.cluster.name}"
-        raise ConfigError(
-            f"the profile{named} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
-        )
+    _require_scheduler(config.cluster)
     with secret_references.interpolated() as variables:
         result: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
     secret_references.require_none(variables, redaction.all_patterns(result.env.secrets))
@@ -124,6 +122,32 @@ def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _require_scheduler(cluster: DictConfig) -> None:
+    """Refuses a profile that names no scheduler, or starts from the keys of another one.
+
+    Raises:
+        ConfigError: it does.
+    """
+    name = "NAME" if OmegaConf.is_missing(cluster, "name") else cluster.name
+    if OmegaConf.is_missing(cluster, "scheduler"):
+        raise ConfigError(profile_errors.no_scheduler(name))
+    kind = cluster_class(cluster.scheduler)
+    if kind is not None and OmegaConf.get_type(cluster) is not kind:
+        raise ConfigError(
+            f"cluster.scheduler={cluster.scheduler}: the profile of cluster={name} starts from the keys of another "
+            f"scheduler: begin its file with `defaults: [/hydra/schema/cluster/{cluster.scheduler}@_here_, _self_]`"
+        )
+
+
+def _drop_ignored(cluster: DictConfig) -> None:
+    """Removes keys of other schedulers where nothing is submitted, so that a command can be tried on this machine."""
+    kind = OmegaConf.get_type(cluster)
+    if kind is not None and issubclass(kind, SchedulerSettings) and kind.IGNORES_OTHERS:
+        for key in [str(each) for each in cluster]:
+            if key not in kind.__dataclass_fields__ and schedulers_with(key):
+                del cluster[key]
+
+
 def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     """Refuses keys that are not in the schema. Hydra itself accepts any new key with a plus (`+key=value`).
 
@@ -136,6 +160,8 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     known = {field.name for field in dataclasses.fields(kind)}
     for key in config:
         if key not in known:
-            raise ConfigError(f"there is no key {prefix + str(key)!r}.{near(prefix + str(key), all_keys())}")
+            full = f"{prefix}{key!s}"
+            words = f"{profile_errors.place_of(str(key))}there is no key {full!r}.{near(full, all_keys())}"
+            raise ConfigError(of_other_schedulers(full, kind) or words)
         if not OmegaConf.is_missing(config, key) and isinstance(child := config._get_node(key), DictConfig):
             _refuse_unknown(child, f"{prefix}{key}.")

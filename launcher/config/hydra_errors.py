@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from launcher.config import profile_errors
 from launcher.config.hydra_text import key_of, quoted
-from launcher.config.keys import OPEN_KEYS, types_of_keys, workloads_with
+from launcher.config.keys import OPEN_KEYS, of_other_schedulers, types_of_keys, workloads_with
 from launcher.errors import ConfigError, near
 from launcher.own_module import program
 from launcher.paths import GROUPS, choices
@@ -49,7 +49,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         arguments: the overrides that were composed.
     """
     text = str(error)
-    if explained := profile_errors.explain(text):
+    kind = getattr(error.__cause__ or error.__context__, "object_type", None)
+    if explained := profile_errors.explain(text, kind):
         return explained
     if isinstance(error.__cause__, MissingMandatoryValue) and all(key_of(word) != "workload" for word in arguments):
         return no_workload()
@@ -63,7 +64,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         key = match[1].lstrip("+")
         if key.rpartition(".")[0] in OPEN_KEYS:
             return f"{key} is a new key: put a + in front of it (+{key}=...)"
-        return _unknown_key(key, arguments)
+        return of_other_schedulers(key, kind) or _unknown_key(key, arguments)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = match.groups()
         as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')

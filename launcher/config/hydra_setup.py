@@ -6,14 +6,16 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import yaml
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from launcher.config import schema
 from launcher.config.keys import WORKLOADS
+from launcher.config.scheduler_table import cluster_class
 from launcher.paths import default_runs_dir
 
 _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
@@ -55,8 +57,39 @@ def _store_schema() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=schema.Config)
     # In hydra/, so that help and near matches do not offer them as choices.
-    store.store(group="hydra/schema", name="cluster", node=schema.Cluster)
     store.store(group="hydra/schema", name="launch", node=schema.Launch)
     store.store(group="hydra/schema", name="env", node=schema.Env)
-    for name, kind in WORKLOADS.items():
-        store.store(group="hydra/schema/workload", name=name, node=kind)
+    groups = store.repo["hydra"]["schema"]
+    groups["cluster"], groups["workload"] = _Classes("cluster", _cluster), _Classes("workload", WORKLOADS.get)
+
+
+class _Classes(dict[str, Any]):
+    """A group of Hydra's store with a dataclass for each name, which is made when a config names it.
+
+    Args:
+        group: its name.
+        find: returns the dataclass of a name, or a config of that type; None: there is none.
+    """
+
+    def __init__(self, group: str, find: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._group, self._find = group, find
+
+    def __contains__(self, file: object) -> bool:
+        if not super().__contains__(file):
+            name = str(file).removesuffix(".yaml")
+            if (node := self._find(name)) is None:
+                return False
+            group, config = f"hydra/schema/{self._group}", OmegaConf.structured(node)
+            self[str(file)] = ConfigNode(name=str(file), node=config, group=group, package=None, provider=None)
+        return True
+
+
+def _cluster(name: str) -> Any:
+    kind = cluster_class(name)
+    if kind is None:
+        return None
+    node = OmegaConf.structured(kind)
+    if issubclass(kind, schema.SchedulerSettings) and kind.IGNORES_OTHERS:
+        OmegaConf.set_struct(node, False)  # any key may be set, and compose.py drops those of other schedulers
+    return node

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
+from launcher.config.profiles import profiles
+from launcher.config.scheduler_table import (
+    cluster_class,
+    names,
+    scheduler_of,
+    schedulers_with,
+    settings_class,
+)
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
 OPEN_KEYS = ("cluster.directives", "cluster.environment", "cluster.pools", *OWN_ARGUMENTS)  # any key is allowed in them
@@ -52,7 +61,8 @@ class Key:
 
 def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """Yields the keys of one dataclass of the schema, those of its base classes first."""
-    docs = {name: doc for base in reversed(kind.__mro__) for name, doc in _docs().get(base.__name__, {}).items()}
+    bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
+    docs = {name: doc for base in bases for name, doc in _docs(base.__module__).get(base.__name__, {}).items()}
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
@@ -76,12 +86,12 @@ def written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@lru_cache(maxsize=1)
-def _docs() -> dict[str, dict[str, str]]:
+@cache
+def _docs(module: str) -> dict[str, dict[str, str]]:
     """Returns the comment after each field, by class and field. `inspect` would parse the file for every class."""
     found: dict[str, dict[str, str]] = {}
     inside: dict[str, str] = {}
-    for line in Path(schema.__file__).read_text().splitlines():
+    for line in Path(str(sys.modules[module].__file__)).read_text().splitlines():
         if line.startswith("class "):
             inside = found[re.split(r"\W", line)[1]] = {}
         elif match := _FIELD.match(line):
@@ -98,32 +108,41 @@ class Section:
     kind: type
 
 
-SECTIONS = (
-    Section("", "Keys of every run (KEY=VALUE)", schema.Config),
-    Section("cluster.", "cluster.KEY: where", schema.Cluster),
-    Section("cluster.limits.", "cluster.limits.KEY: what one job may ask for", schema.Limits),
-    Section("launch.", "launch.KEY: how ranks are started", schema.Launch),
-    Section("env.", "env.KEY: the environment of the ranks", schema.Env),
-    Section("checkpoint.", "checkpoint.KEY: when a training saves", schema.Checkpoint),
-    Section("resume.", "resume.KEY: how a run goes on", schema.Resume),
-    Section("train.", "train.KEY: all trainings", schema.Train),
-    Section("debug.", "debug.KEY: breakpoints in the job", schema.Debug),
-    Section("tracking.", "tracking.KEY: trackers", schema.Tracking),
-    Section("sweep.", "sweep.KEY: multiruns (-m)", schema.Sweep),
-    *(Section("workload.", f"workload.KEY with workload={name}", kind) for name, kind in WORKLOADS.items()),
-)
+@cache
+def sections() -> tuple[Section, ...]:
+    """Returns all groups of keys, in the order of the help."""
+    own = {name: settings_class(name) for name in names()}
+    return (
+        Section("", "Keys of every run (KEY=VALUE)", schema.Config),
+        Section("cluster.", "cluster.KEY: where", schema.Cluster),
+        *(
+            Section("cluster.", f"cluster.KEY with cluster.scheduler={name}", kind)
+            for name, kind in own.items()
+            if kind is not None and dataclasses.fields(kind)
+        ),
+        Section("cluster.limits.", "cluster.limits.KEY: what one job may ask for", schema.Limits),
+        Section("launch.", "launch.KEY: how ranks are started", schema.Launch),
+        Section("env.", "env.KEY: the environment of the ranks", schema.Env),
+        Section("checkpoint.", "checkpoint.KEY: when a training saves", schema.Checkpoint),
+        Section("resume.", "resume.KEY: how a run goes on", schema.Resume),
+        Section("train.", "train.KEY: all trainings", schema.Train),
+        Section("debug.", "debug.KEY: breakpoints in the job", schema.Debug),
+        Section("tracking.", "tracking.KEY: trackers", schema.Tracking),
+        Section("sweep.", "sweep.KEY: multiruns (-m)", schema.Sweep),
+        *(Section("workload.", f"workload.KEY with workload={name}", kind) for name, kind in WORKLOADS.items()),
+    )
 
 
 def all_keys() -> list[str]:
     """Returns the names of all keys, for near matches."""
-    return [key.name for section in SECTIONS for key in keys_of(section.kind, section.prefix)]
+    return list(dict.fromkeys(key.name for section in sections() for key in keys_of(section.kind, section.prefix)))
 
 
 def workloads_with(key: str) -> list[str]:
     """Returns the workloads that have a key with this full name (`workload.lr`)."""
     return [
         section.title.rpartition("=")[2]
-        for section in SECTIONS
+        for section in sections()
         if section.prefix == "workload." and key in (each.name for each in keys_of(section.kind, section.prefix))
     ]
 
@@ -132,18 +151,28 @@ def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
     """Returns the type of each key.
 
     Args:
-        words: overrides. If they choose a workload, the keys of other workloads are left out.
+        words: overrides. If they choose a workload or a cluster, the keys of others are left out.
     """
     found: dict[str, Any] = {}
     for name, kind in get_type_hints(schema.Config).items():
         if name == "workload":
             chosen = [word.partition("=")[2] for word in words if word.startswith("workload=")]
             kinds = [WORKLOADS[each] for each in chosen[-1:] if each in WORKLOADS] or list(WORKLOADS.values())
+        elif name == "cluster":
+            kinds = _clusters(words)
         else:
             kinds = [kind]
         for each in kinds:
             found.update(_types_below(name, each))
     return found
+
+
+def _clusters(words: Iterable[str]) -> list[type]:
+    """Returns the class of the chosen profile; if none is chosen, or its scheduler is not known, of all profiles."""
+    chosen = [word.partition("=")[2] for word in words if word.startswith("cluster=")]
+    schedulers = {each.name: each.scheduler for each in profiles()} if chosen else {}
+    found = cluster_class(schedulers.get(chosen[-1], "")) if chosen else None
+    return [found] if found else [kind for name in names() if (kind := cluster_class(name))]
 
 
 def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
@@ -152,6 +181,23 @@ def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
             yield from _types_below(f"{name}.{inner}", each)
     else:
         yield name, kind
+
+
+def of_other_schedulers(key: str, kind: type | None) -> str | None:
+    """Returns the text about a key that only other schedulers have, and what to use instead; None: no other has it.
+
+    Args:
+        key: the full name (`cluster.queue`).
+        kind: the class of the profile in which it was set.
+    """
+    section, _, name = key.partition(".")
+    name = name.partition(".")[0]
+    owners, scheduler = schedulers_with(name), scheduler_of(kind)
+    if section != "cluster" or not owners or scheduler is None:
+        return None
+    settings = settings_class(scheduler)
+    instead = settings.INSTEAD.get(name, "leave it out") if settings else ""
+    return f"cluster.{name} is a key for {' and '.join(owners)}, and the cluster is {scheduler}: {instead}"
 
 
 def opened(words: Iterable[str]) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launcher.config.keys import all_keys
+from launcher.config import schema
+from launcher.config.keys import all_keys, of_other_schedulers
 from launcher.errors import near
 from launcher.paths import choices, resource, user_config_dir
 
@@ -18,11 +19,12 @@ SHAPES = {"ListConfig": "a list ([one, two])", "DictConfig": "a section of its o
 KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
 
 
-def explain(text: str) -> str | None:
+def explain(text: str, kind: type | None) -> str | None:
     """Returns our text for an error that Hydra has found in a file; None: it is another error.
 
     Args:
         text: Hydra's message (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
+        kind: the dataclass in which a key was set.
     """
     match = IN_FILE.match(text)
     if match is None:
@@ -38,6 +40,10 @@ def explain(text: str) -> str | None:
         return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
     key = next(iter(re.findall(r"full_key: (\S+)", message)), "")
     if re.search(r"Key '[^']+' (is )?not in", message):
+        if kind is schema.Cluster:
+            return no_scheduler(name.rpartition("/")[2])
+        if words := of_other_schedulers(key, kind):
+            return f"{where}: {words}"
         return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher help --all` lists all"
     if why := wrong_value(message):
         value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
@@ -52,6 +58,11 @@ def explain(text: str) -> str | None:
         (line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), message
     )
     return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
+
+
+def no_scheduler(name: str) -> str:
+    """Returns the text of the error that a profile names no scheduler."""
+    return f"the profile of cluster={name} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
 
 
 def wrong_value(message: str) -> str | None:
@@ -76,6 +87,16 @@ def in_yaml(error: Exception) -> str:
     if mark is None:
         return f"a file of the configuration is no YAML: {why}"
     return f"{mark.name}, line {mark.line + 1}: this is no YAML: {why}"
+
+
+def place_of(key: str) -> str:
+    """Returns the user's file that sets a key, for the beginning of an error; empty: none, so the command line does."""
+    pattern = re.compile(rf"^[^#]*\b{re.escape(key)}\b", re.MULTILINE)
+    folder = user_config_dir()
+    for path in (folder / "user.yaml", *sorted((folder / "cluster").glob("*.yaml"))):
+        if path.is_file() and pattern.search(path.read_text(errors="replace")):
+            return f"{path}: "
+    return ""
 
 
 def file_of(name: str) -> Path:

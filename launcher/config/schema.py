@@ -7,9 +7,10 @@ It needs nothing but the standard library, so that the login node and the comput
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
 
@@ -31,16 +32,6 @@ Nat = Annotated[int, Form.natural]  # a natural number
 AboveOne = Annotated[float, Form.above_one]
 Ports = Annotated[str, Form.ports]
 Flat = Annotated[dict[str, Any], Form.flat]
-
-
-class GpuDirective(Enum):
-    """How a site wants GPUs to be asked for."""
-
-    gres = "gres"  # --gres=gpu:TYPE:N
-    gpus_per_node = "gpus_per_node"  # --gpus-per-node=TYPE:N
-    ngpus = "ngpus"  # ngpus=N in the chunk of a PBS job
-    resource = "resource"  # the resource of a Grid Engine that cluster.gpu_resource names
-    none = "none"  # the site has no directive for GPUs (whole nodes are handed out)
 
 
 class LaunchMode(Enum):
@@ -160,33 +151,31 @@ class Pool:
 
 
 @dataclass
+class SchedulerSettings:
+    """Keys of `cluster` that only one scheduler has: the base of a class in each scheduler's folder.
+
+    A plan has them in `cluster.settings`, with the values of the config.
+
+    Attributes:
+        POOLS: those that name the partition, queue or QOS of a job, for which `cluster.pools` may have more.
+        INSTEAD: for keys that only other schedulers have, what to use here.
+        IGNORES_OTHERS: keys of other schedulers are ignored rather than refused: nothing is submitted.
+    """
+
+    POOLS: ClassVar[tuple[str, ...]] = ()
+    INSTEAD: ClassVar[Mapping[str, str]] = {}
+    IGNORES_OTHERS: ClassVar[bool] = False
+
+
+@dataclass
 class Cluster:
-    """A site's profile: one file in conf/cluster/ or in your own config folder."""
+    """A site's profile: one file in conf/cluster/ or in your own config folder. Its scheduler adds keys of its own."""
 
     name: str = MISSING  # the profile's name, shown in tables
     required: list[str] = field(default_factory=list)  # keys of cluster that must be set (`account`, `chunk.mem=2G`)
     scheduler: str = MISSING  # local, slurm, pbs, sge or allocation, or one that another package adds
-    partition: str | None = None  # Slurm partition(s), comma-separated
-    queue: str | None = None  # PBS or Grid Engine queue
     account: str | None = None  # account that is charged
-    project: str | None = None  # PBS or Grid Engine project (-P); where a site charges projects as accounts: account
-    qos: str | None = None  # quality of service
-    constraint: str | None = None  # node features, as Slurm's --constraint
-    reservation: str | None = None  # reservation to run in
-    exclude: str | None = None  # nodes not to use, as Slurm's --exclude (`node[3,7]`)
-    place: str | None = None  # PBS's place statement; empty: scatter for several nodes
-    parallel_environment: str | None = None  # Grid Engine's, which gives a job its slots on each node (-pe)
-    slots: Nat | None = None  # slots on each node, as the parallel environment hands them out; empty: 1
-    gpu_resource: str | None = None  # Grid Engine's resource for GPUs (gpu, ngpus), with gpu_directive=resource
-    mem_resource: str | None = None  # Grid Engine's resource for memory (h_vmem, mem_free) that mem asks for
-    chunk: Flat = field(default_factory=dict)  # more resources of each PBS chunk (node); null drops ours
-    resources: Flat = field(default_factory=dict)  # more resources of the whole job, as -l NAME=VALUE
-    totals: bool = False  # ask PBS for CPUs, GPUs and memory of all nodes together, without a select statement
-    gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node (Slurm), ngpus (PBS), resource or none
-    gpu_type: str | None = None  # GPU model in the site's words, e.g. a100
     directives: dict[str, Any] = field(default_factory=dict)  # extra options of the job; null drops one of ours
-    srun_args: list[str] = field(default_factory=list)  # extra arguments of srun
-    mpiexec: list[str] = field(default_factory=list)  # on PBS, what starts the tasks instead of pbsdsh; see docs/pbs.md
     setup: list[str] = field(default_factory=list)  # shell commands run before the agents start (module load ...)
     template: str | None = None  # a file of yours that the script is made from; see docs/templates.md
     environment: dict[str, Any] = field(default_factory=dict)  # variables exported to every rank; null unsets one
@@ -203,13 +192,6 @@ class Cluster:
     port_range: Ports = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
     submit_timeout: Nat = 60  # seconds that one command of the scheduler may take
     query_interval: Nat | None = None  # fewest seconds between two queries about jobs; empty: 2
-
-
-# Keys of a cluster that only some schedulers know; each scheduler names its own.
-OF_SOME_SCHEDULERS = (
-    "partition", "queue", "project", "qos", "constraint", "reservation", "exclude", "place", "chunk", "resources",
-    "totals", "gpu_type", "srun_args", "mpiexec", "parallel_environment", "slots", "gpu_resource", "mem_resource",
-)  # fmt: skip
 
 
 @dataclass

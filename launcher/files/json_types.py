@@ -10,6 +10,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -23,9 +24,9 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
 
     Args:
         value: as `json.loads` returns it.
-        kind: int, float, str, bool, None, Any; X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X], or a
-            dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a mismatch,
-            unless the dataclass has a class variable OPEN that is true.
+        kind: int, float, str, bool, None, Any; an enum, X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X],
+            or a dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a
+            mismatch, unless the dataclass has a class variable OPEN that is true.
         name: of the value, for the message.
     """
     if kind is Any:
@@ -37,6 +38,9 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
         return None if type(value) is kind else _wrong(name, kind)
     if is_dataclass(kind):
         return _misfit_of_fields(value, kind, name)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        known = [each.value for each in kind]
+        return None if value in known else f"{name} is none of {', '.join(map(str, known))}"
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         found = [misfit(value, each, name) for each in arguments]
@@ -60,7 +64,7 @@ def as_json(value: Any) -> Any:
 
 
 def from_json(value: Any, kind: Any) -> Any:
-    """The inverse of `as_json`, after a round trip through JSON: dataclasses and tuples where the type has them.
+    """The inverse of `as_json`, after a round trip through JSON: dataclasses, enums and tuples where the type has them.
 
     Args:
         value: in which `misfit` found nothing.
@@ -69,6 +73,8 @@ def from_json(value: Any, kind: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         hints, _ = _fields_of(kind)
         return kind(**{name: from_json(each, hints[name]) for name, each in value.items()})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
     return tuple(value) if isinstance(value, list) and get_origin(kind) is tuple else value
 
 

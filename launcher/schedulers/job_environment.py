@@ -22,15 +22,6 @@ KEPT = {
     *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
     *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
 }
-# Defaults of a site, with the equivalent key of `cluster`. sbatch puts these above the script's own lines (man
-# sbatch, INPUT ENVIRONMENT VARIABLES).
-DEFAULTS = {
-    "SBATCH_ACCOUNT": "account",
-    "SBATCH_PARTITION": "partition",
-    "SBATCH_QOS": "qos",
-    "SBATCH_RESERVATION": "reservation",
-    "SBATCH_CONSTRAINT": "constraint",
-}
 
 
 @dataclass(frozen=True)
@@ -65,8 +56,3 @@ def scrubbed(
     }
     left = {name: value for name, value in environ.items() if name not in dropped and not FUNCTIONS.match(name)}
     return Scrubbed(left, tuple(sorted(dropped)))
-
-
-def without_own_defaults(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-    """Returns the same as `scrubbed`, but keeps defaults of a site that the plan does not override."""
-    return scrubbed(environ, kept=[name for name, key in DEFAULTS.items() if getattr(plan.cluster, key) is None])

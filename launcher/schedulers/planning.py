@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.config import profiles
-from launcher.config.schema import OF_SOME_SCHEDULERS, Cluster, Config, ResumeHow
+from launcher.config.schema import Cluster, Config, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import Queue, Requeues, Scheduler
@@ -65,20 +65,3 @@ class _Rules:
             )
         if how in (ResumeHow.chain, ResumeHow.resubmit) and not self.scheduler.queued:
             raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {name}: use auto")
-
-    def check_keys(self, cluster: Cluster, gpus: int) -> None:
-        scheduler = self.scheduler
-        if not isinstance(scheduler, Queue):
-            return  # nothing is submitted, so nothing is lost
-        if gpus and cluster.gpu_directive not in scheduler.gpu_directives:
-            raise ConfigError(
-                f"cluster.gpu_directive={cluster.gpu_directive.value} is no way to ask {scheduler.name} for GPUs: "
-                f"use {' or '.join(each.value for each in scheduler.gpu_directives)}"
-            )
-        for key in OF_SOME_SCHEDULERS:
-            if getattr(cluster, key) and key not in scheduler.keys:
-                owners = [each.name for each in registry.schedulers() if isinstance(each, Queue) and key in each.keys]
-                raise ConfigError(
-                    f"cluster.{key} is a key for {' and '.join(owners)}, and cluster={cluster.name} is "
-                    f"{scheduler.name}: {scheduler.instead.get(key, 'leave it out')}"
-                )

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import LauncherError
 from launcher.failures.codes import NextReason
+
+if TYPE_CHECKING:
+    from launcher.spec.plan import JobPlan
 
 
 class QueryError(LauncherError):
@@ -143,8 +146,8 @@ class Queries(Protocol):
     def cancel(self, job_id: str) -> None:
         """Cancels a job; it is no error if the job has ended already."""
 
-    def max_array_size(self, queue: str | None) -> int | None:
-        """Returns the maximum size of an array (in this queue); None: there is no limit, or it is not known."""
+    def max_array_size(self, plan: JobPlan) -> int | None:
+        """Returns the maximum size of an array of runs like this; None: there is no limit, or it is not known."""
 
     def throttle(self, job_id: str, most: int) -> None:
         """Sets the maximum number of elements of an array that run at once."""

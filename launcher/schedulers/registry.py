@@ -1,18 +1,12 @@
-"""The table of schedulers. The module of a scheduler is imported on first use.
-
-Another package adds a scheduler with an entry point of the group `launcher.schedulers`:
-
-    [project.entry-points."launcher.schedulers"]
-    lsf = "launcher_lsf:LSFScheduler"
-"""
+"""Loads schedulers by their names. The table of them is launcher/config/scheduler_table.py."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
 from launcher.schedulers.scheduler import Queue, Scheduler
 
@@ -21,38 +15,12 @@ if TYPE_CHECKING:
 
     from launcher.schedulers.task_group import TaskRequest
 
-GROUP = "launcher.schedulers"
-OURS = {
-    "local": "launcher.schedulers.local.scheduler:LocalScheduler",
-    "slurm": "launcher.schedulers.slurm.scheduler:SlurmScheduler",
-    "pbs": "launcher.schedulers.pbs.scheduler:PBSScheduler",
-    "sge": "launcher.schedulers.sge.scheduler:SGEScheduler",
-    "allocation": "launcher.schedulers.local.scheduler:AllocationScheduler",
-}
 # What starts tasks on the nodes of a job where srun does not, by its name in a plan.
 STARTERS = {
     "pbsdsh": "launcher.schedulers.pbs.pbsdsh:run",
     "mpiexec": "launcher.schedulers.pbs.mpiexec:run",
     "qrsh": "launcher.schedulers.sge.qrsh:run",
 }
-
-
-@cache
-def _others() -> dict[str, str]:
-    # Lazily: 15 ms, and ours need none of it
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group=GROUP) if point.name not in OURS}
-
-
-def names() -> tuple[str, ...]:
-    """Returns the names of all schedulers, which are the values of cluster.scheduler."""
-    return (*OURS, *sorted(_others()))
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def starter(name: str) -> Callable[[TaskRequest], int]:
@@ -64,7 +32,7 @@ def starter(name: str) -> Callable[[TaskRequest], int]:
     place = STARTERS.get(name)
     if place is None:
         raise ConfigError(f"{name} starts no tasks. Known: {', '.join(STARTERS)}")
-    found: Callable[[TaskRequest], int] = _load(place)
+    found: Callable[[TaskRequest], int] = load(place)
     return found
 
 
@@ -75,13 +43,13 @@ def scheduler(name: str) -> Scheduler:
     Raises:
         ConfigError: there is none, or its package cannot be imported.
     """
-    place = OURS.get(name) or _others().get(name)
+    place = OURS[name].scheduler if name in OURS else entry_points_of(SCHEDULERS).get(name)
     if place is None:
         raise ConfigError(
             f"cluster.scheduler={name}: there is no such scheduler.{near(name, names())} Known: {', '.join(names())}"
         )
     try:
-        found: Scheduler = _load(place)()
+        found: Scheduler = load(place)()
     except (ImportError, AttributeError, TypeError) as error:
         if name in OURS:
             raise

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.schema import GpuDirective
 from launcher.failures.codes import NextReason
 from launcher.schedulers.queries import Ending
 from launcher.script.job_shell import JobShell
@@ -113,16 +111,10 @@ class Queue(Scheduler):
     """A scheduler to which jobs are submitted, which wait in its queue.
 
     Attributes:
-        keys: the keys of schema.OF_SOME_SCHEDULERS that it supports.
-        instead: for keys of other schedulers, what to use instead.
-        gpu_directives: the values of cluster.gpu_directive that it supports.
         no_requeue: why a user cannot requeue a running job, and what happens instead; empty: he can.
     """
 
     queued = True
-    keys: Collection[str] = ()
-    instead: Mapping[str, str] = MappingProxyType({})
-    gpu_directives: Collection[GpuDirective] = (GpuDirective.none,)
     no_requeue = ""
 
     @abstractmethod
@@ -225,10 +217,10 @@ class ExcludesNodes(ABC):
     """A scheduler that can exclude nodes from a job."""
 
     @abstractmethod
-    def without(self, hosts: str, excluded: str | None = None) -> str:
+    def without(self, hosts: str, plan: JobPlan | None = None) -> str:
         """Returns the override, quoted for a shell, that excludes these nodes when a run is resumed. Pure.
 
         Args:
             hosts: the nodes (`node3,node7`).
-            excluded: the nodes that the run excludes already (cluster.exclude).
+            plan: of the run, which may exclude other nodes already.
         """

@@ -20,7 +20,8 @@ def start(plan: JobPlan) -> Raw:
         return command([*containers.before_srun(plan), *srun])
     return spawn(
         plan.python, plan.nodes, plan.tasks_per_node, plan.launch.grace + 5, starter=plan.starter,
-        mpiexec=plan.cluster.mpiexec, keep_going=plan.min_nodes < plan.nodes, cpus_per_task=plan.cpus_per_task,
+        mpiexec=plan.cluster.settings.get("mpiexec", ()), keep_going=plan.min_nodes < plan.nodes,
+        cpus_per_task=plan.cpus_per_task,
     )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def srun_arguments(plan: JobPlan) -> list[str]:
         *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
         *([] if plan.queued else ["--overlap"]),  # other steps may run in the user's allocation
     ]
-    return [*arguments, *plan.cluster.srun_args]
+    return [*arguments, *plan.cluster.settings.get("srun_args", ())]
 
 
 def spawn(

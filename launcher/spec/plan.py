@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -9,13 +10,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from launcher import redaction
 from launcher.binding import node_types
 from launcher.binding import wanted as binding
 from launcher.config import schema
-from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow
+from launcher.config.scheduler_table import settings_class
+from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow, SchedulerSettings
 from launcher.errors import ConfigError, near
 from launcher.files.json_types import as_json, from_json, misfit
 from launcher.formatting import plural
@@ -36,6 +38,7 @@ from launcher.spec.sections import (
     resolved_value,
 )
 
+S = TypeVar("S", bound=SchedulerSettings)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # control characters but the tab; line breaks
@@ -60,9 +63,6 @@ class SchedulerRules(Protocol):
 
     def check_resume(self, how: ResumeHow) -> None:
         """Refuses a value of `resume.how` that the scheduler does not support."""
-
-    def check_keys(self, cluster: schema.Cluster, gpus: int) -> None:
-        """Refuses keys of other schedulers, which would have no effect. `gpus` is the number per node."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,9 @@ def keys_of(plan: JobPlan) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in as_dict(plan).items():
         found.update({f"{name}.{key}": each for key, each in value.items()} if name in _SECTIONS else {name: value})
-    return found | {f"workload.{key}": each for key, each in found.pop("workload.params").items()}
+    for name, inner in (("workload", "params"), ("cluster", "settings")):
+        found |= {f"{name}.{key}": each for key, each in found.pop(f"{name}.{inner}").items()}
+    return found
 
 
 _SECTIONS = (
@@ -216,12 +218,19 @@ _SECTIONS = (
 
 def plan_misfit(values: Any) -> str | None:
     """Returns why values that were read from a file are not those of a plan, as text; None: they are. Pure."""
-    if wrong := misfit(values, JobPlan, "plan"):
+    if wrong := misfit(values, JobPlan, "plan") or _wrong_settings(values["cluster"]):
         return wrong
     for prefix, section in (("plan", values), *((f"plan.{name}", values[name]) for name in _SECTIONS)):
         for key, value in section.items():
             if isinstance(value, str) and (wrong := _no_text(value)):
                 return f"{prefix}.{key} {wrong}"
+    return None
+
+
+def _wrong_settings(cluster: Mapping[str, Any]) -> str | None:
+    with contextlib.suppress(ConfigError):  # the package of its scheduler is damaged; the run may be looked at still
+        if kind := settings_class(cluster["scheduler"]):
+            return misfit(cluster["settings"], kind, "plan.cluster.settings")
     return None
 
 
@@ -240,6 +249,12 @@ def from_dict(values: Mapping[str, Any]) -> JobPlan:
     """
     plan: JobPlan = from_json(values, JobPlan)
     return plan
+
+
+def settings_of(plan: JobPlan, kind: type[S]) -> S:
+    """The keys of `cluster` that only the plan's scheduler has, as an object of its class."""
+    settings: S = from_json(plan.cluster.settings, kind)
+    return settings
 
 
 def python_of(folder: str) -> str:
@@ -290,6 +305,7 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
             Cluster,
             cluster,
             "cluster.",
+            settings=_settings(cluster),
             directives=rules.directives(cluster.directives),
             environment={name: value for name, value in environment.items() if name not in secrets},
             rank_environment=_rank_environment(cluster),
@@ -312,13 +328,21 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
     _refuse_control_characters("", keys_of(plan))
     if cluster.node_type is not None:
         node_types.require(cluster.node_type, "cluster.node_type")
-    rules.check_keys(cluster, plan.gpus_per_node)
     if plan.world_size < workload.min_ranks:
         raise ConfigError(
             f"workload={plan.workload.name} needs {workload.min_ranks} ranks and would get {plan.world_size}: "
             f"add procs_per_node={workload.min_ranks} or nodes={workload.min_ranks}"
         )
     return plan
+
+
+def _settings(cluster: schema.Cluster) -> dict[str, Any]:
+    """The keys that only the scheduler of this profile has."""
+    common = {each.name for each in dataclasses.fields(schema.Cluster)}
+    own = [each.name for each in dataclasses.fields(cluster) if each.name not in common]
+    for name in own:
+        resolved_value(cluster, name, "cluster.")  # refuses a value that is not of its form
+    return {name: _plain(getattr(cluster, name)) for name in own}
 
 
 def _rank_environment(cluster: schema.Cluster) -> dict[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.config.schema import Cluster, Pool
+from launcher.config.scheduler_table import settings_class
+from launcher.config.schema import Cluster, Pool, SchedulerSettings
+from launcher.spec.plan import JobPlan
 
 
 def of(cluster: Cluster) -> dict[str, Pool]:
@@ -15,9 +17,16 @@ def of(cluster: Cluster) -> dict[str, Pool]:
     | one partition, a queue (also `queue@server`), a QOS | the pool of each |
     | several partitions | no pool of a partition: the job may start in any of them |
     """
-    partition = cluster.partition if "," not in (cluster.partition or "") else None
-    names = (partition, (cluster.queue or "").partition("@")[0], cluster.qos)
+    settings = vars(cluster) if isinstance(cluster, SchedulerSettings) else {}
+    keys = cluster.POOLS if isinstance(cluster, SchedulerSettings) else ()
+    names = [(settings[key] or "").partition("@")[0] for key in keys]  # of several (`a,b`) no pool has the name
     return {name: cluster.pools[name] for name in names if name in cluster.pools}
+
+
+def named(plan: JobPlan) -> dict[str, str]:
+    """The partition, queue or QOS that a plan names, by key."""
+    kind = settings_class(plan.cluster.scheduler)
+    return {key: plan.cluster.settings[key] for key in (kind.POOLS if kind else ()) if plan.cluster.settings[key]}
 
 
 def merged(cluster: Cluster) -> Cluster:

@@ -25,27 +25,9 @@ class Cluster:
 
     name: str
     scheduler: str
-    partition: str | None
-    queue: str | None
     account: str | None
-    project: str | None
-    qos: str | None
-    constraint: str | None
-    reservation: str | None
-    exclude: str | None
-    place: str | None
-    parallel_environment: str | None
-    slots: int | None
-    gpu_resource: str | None
-    mem_resource: str | None
-    chunk: Mapping[str, Any]
-    resources: Mapping[str, Any]
-    totals: bool
-    gpu_directive: str
-    gpu_type: str | None
+    settings: Mapping[str, Any]  # keys that only this scheduler has, as plain values; see `plan.settings_of`
     directives: Mapping[str, Any]
-    srun_args: tuple[str, ...]
-    mpiexec: tuple[str, ...]
     setup: tuple[str, ...]
     template: str | None
     environment: Mapping[str, str | None]  # without secrets

@@ -56,7 +56,7 @@ def groups(
 
 def _key(plan: JobPlan) -> tuple[object, ...]:
     own = (
-        repr(value) if isinstance(value, Mapping) else value
+        repr(value) if isinstance(value, (Mapping, list)) else value
         for name, value in keys_of(plan).items()
         if name not in RANK_KEYS and name.partition(".")[0] not in RANK_KEYS
     )

@@ -493,7 +493,7 @@ class _ArraySubmitter:
 
     def _largest(self, plan: JobPlan, count: int) -> int | None:
         """Returns the largest number of elements that an array may have; None: no limit is known."""
-        return queries(plan).max_array_size(plan.cluster.queue) if count > 1 else None
+        return queries(plan).max_array_size(plan) if count > 1 else None
 
     def _last_job(self, plan: JobPlan) -> _PrecedingJob:
         """Returns the job that was submitted last; `plan` is that of its points."""

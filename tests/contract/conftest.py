@@ -70,5 +70,7 @@ def third(folder: Path) -> Launcher:
     found = Launcher(folder / "runs", environment, ["cluster=third"])
     profile = found.config_dir / "cluster" / "third.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text("defaults: [local, _self_]\nname: third\nscheduler: third\ngpu_directive: none\n")
+    profile.write_text(
+        "defaults: [/hydra/schema/cluster/third@_here_, _self_]\nname: third\nscheduler: third\nlane: fast\n"
+    )
     return found

@@ -9,6 +9,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from launcher.config.profiles import BASES
 from launcher.paths import resource
 from tests.golden.conftest import Golden, Shown
 
@@ -16,7 +17,7 @@ OWN = "workload."  # keys that each workload has of its own
 
 
 def test_the_keys_are_what_they_were(show: Callable[..., Shown], golden: Golden) -> None:
-    found = {}
+    found, clusters = {}, {}
     for path in sorted(resource("conf").glob("workload/*.yaml")):
         choice = f"workload={path.stem}"
         show(choice, "--cfg", "job")  # has Hydra know the schema
@@ -24,7 +25,12 @@ def test_the_keys_are_what_they_were(show: Callable[..., Shown], golden: Golden)
             found[choice] = list(keys(compose("config", [choice])))
     common, *others = ([key for key in each if not key.startswith(OWN)] for each in found.values())
     assert all(each == common for each in others)
-    sections = {"every run": common}
+    for path in sorted(resource("conf").glob("cluster/*.yaml")):
+        if path.stem in BASES:
+            with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+                own = keys(compose("config", ["workload=p2p", f"cluster={path.stem}"]))
+            clusters[f"cluster={path.stem}"] = [key for key in own if key.startswith("cluster.") and key not in common]
+    sections = {"every run": common, **clusters}
     sections |= {choice: [key for key in each if key.startswith(OWN)] for choice, each in found.items()}
     text = "\n".join(f"# {title}\n{''.join(f'{key}{chr(10)}' for key in each)}" for title, each in sections.items())
     golden("keys.txt", text)

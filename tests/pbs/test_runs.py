@@ -159,10 +159,10 @@ def test_a_job_that_can_never_run_says_why(launcher: Launcher) -> None:
         ),
         (["mem=900T"], "mem=900T: the nodes of this PBS have at most "),
         (["nodes=3"], "nodes=3: this PBS has 2 nodes in all: use nodes=2 or less"),
-        (["cluster.partition=gpu"], "cluster.partition is a key for slurm, and cluster=pbs is pbs: use cluster.queue"),
+        (["cluster.partition=gpu"], "cluster.partition is a key for slurm, and the cluster is pbs: use cluster.queue"),
         (
             ["cluster.gpu_directive=gres", "gpus_per_node=1"],
-            "gpu_directive=gres is no way to ask pbs for GPUs: use ngpus",
+            "gpu_directive=gres: it is one of ngpus, none",
         ),
         (["+cluster.directives.N=x"], "the qsub option -N cannot be among the directives: use name"),
         (["+cluster.directives.queue=x"], "'queue' is not the letter of a qsub option"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from launcher.config.schema import Cluster, Config, GpuDirective, Launch, Workload
+from launcher.config.scheduler_table import cluster_class
+from launcher.config.schema import Cluster, Config, Launch, Workload
 from launcher.paths import resource
 from launcher.schedulers import registry
 from launcher.schedulers.planning import make_plan
@@ -23,7 +24,7 @@ def make_config(
     return Config(
         **{
             "workload": Workload("work", "my.module:main", seed=0) if workload is None else workload,
-            "cluster": _cluster(**(cluster or {})),
+            "cluster": make_cluster(**(cluster or {})),
             "launch": Launch(**(launch or {})),
             "name": "job",
             "runs_dir": "/runs",
@@ -32,9 +33,11 @@ def make_config(
     )
 
 
-def _cluster(scheduler: str = "slurm", **keys: Any) -> Cluster:
-    directive = {"gpu_directive": GpuDirective.ngpus} if scheduler == "pbs" else {}
-    return Cluster(**{"name": "here", "scheduler": scheduler, **directive, **keys})
+def make_cluster(scheduler: str = "slurm", **keys: Any) -> Cluster:
+    """A profile of a scheduler."""
+    kind = cluster_class(scheduler)
+    assert kind is not None
+    return kind(**{"name": "here", "scheduler": scheduler, **keys})
 
 
 def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
@@ -45,15 +48,27 @@ def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
 def bare_plan(**fields: Any) -> JobPlan:
     """A plan whose fields have passed no check; see `with_fields`."""
     scheduler = registry.scheduler(fields.get("cluster", {}).get("scheduler", "slurm"))
-    return with_fields(plan_of(), **{"queued": scheduler.queued, **fields})
+    plan = replace(plan_of(), cluster=plan_of(cluster={"scheduler": scheduler.name}).cluster)
+    return with_fields(plan, **{"queued": scheduler.queued, **fields})
+
+
+def sge_plan(*, cluster: dict[str, Any] | None = None, **fields: Any) -> JobPlan:
+    """The same for Grid Engine."""
+    return bare_plan(cluster={"scheduler": "sge", **(cluster or {})}, **fields)
 
 
 def with_fields(plan: JobPlan, **fields: Any) -> JobPlan:
     """The plan with other values, of a section by the names of its keys: `checkpoint={"keep": 3}`."""
     return replace(plan, **{
-        name: replace(getattr(plan, name), **value) if isinstance(value, dict) else value
+        name: _section(getattr(plan, name), value) if isinstance(value, dict) else value
         for name, value in fields.items()
     })  # fmt: skip
+
+
+def _section(section: Any, values: dict[str, Any]) -> Any:
+    own = {key: value for key, value in values.items() if key not in section.__dataclass_fields__}
+    settings = {"settings": {**section.settings, **own}} if own else {}
+    return replace(section, **settings, **{key: value for key, value in values.items() if key not in own})
 
 
 def hook_of(workload: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import sys
 from collections.abc import Iterator
@@ -64,8 +65,9 @@ def _profile(cluster: Cluster) -> Iterator[Finding]:
         text = f"your own settings are in {own}" + (f" (profiles {', '.join(profiles)})" if profiles else "")
     else:
         text += f" ({own})"
-    keys = ("partition", "queue", "account", "project", "qos", "constraint", "reservation", "exclude")
-    given = [f"{key}={getattr(cluster, key)}" for key in keys if getattr(cluster, key)]
+    settings = {each.name for each in dataclasses.fields(cluster)} - {each.name for each in dataclasses.fields(Cluster)}
+    given = [f"{key}={value}" for key, value in vars(cluster).items()
+             if key in {"account", *settings} and isinstance(value, str) and value]  # fmt: skip
     yield ok("config", f"cluster={cluster.name} ({cluster.scheduler}{', ' if given else ''}{', '.join(given)}); {text}")
 
 

@@ -156,7 +156,7 @@ def _node(case: Case) -> Steps:
     more: Steps = []
     scheduler = registry.scheduler(case.plan.cluster.scheduler)
     if case.host and isinstance(scheduler, ExcludesNodes):
-        more = [Step("or without that node", case.resume(scheduler.without(case.host, case.plan.cluster.exclude)))]
+        more = [Step("or without that node", case.resume(scheduler.without(case.host, case.plan)))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [
         Step("continue, on the nodes that the scheduler gives it", case.resume()),

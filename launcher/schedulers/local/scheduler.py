@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Allocation, allocation, known
-from launcher.schedulers.job_environment import Scrubbed, scrubbed, without_own_defaults
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.queries import Ending
 from launcher.schedulers.scheduler import Scheduler
 from launcher.script.job_shell import JobShell
@@ -36,7 +36,7 @@ class LocalScheduler(Scheduler):
         return LocalExecutor
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        return without_own_defaults(environ, plan)
+        return scrubbed(environ)
 
 
 class AllocationScheduler(LocalScheduler):

@@ -23,7 +23,9 @@ from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.command import OutputTooLong, query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time
 
 # qstat(1B), job states.
@@ -269,8 +271,11 @@ class PBS:
         except ValueError as error:
             raise QueryError(f"qstat -Q has a limit that could not be read: {error}") from None
 
-    def max_array_size(self, queue: str | None) -> int | None:
-        """Returns the maximum number of subjobs of an array; None: no limit."""
+    def max_array_size(self, plan: JobPlan) -> int | None:
+        return self.max_subjobs(settings_of(plan, PBSSettings).queue)
+
+    def max_subjobs(self, queue: str | None) -> int | None:
+        """Returns the maximum number of subjobs of an array in a queue (None: the default one); None: no limit."""
         server = self._server()
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
         if queue:

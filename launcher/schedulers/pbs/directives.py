@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.config.schema import GpuDirective, ResumeHow
+from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
 from launcher.schedulers.pbs.commands import TOKEN
+from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.script.quoting import quote
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, settings_of
 
 LONGEST_NAME = 230
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -196,23 +197,24 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
     Raises:
         ConfigError: a resource cannot be written into a select statement.
     """
+    settings = settings_of(plan, PBSSettings)
     ours = chunk(
         ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
-        ngpus=plan.gpus_per_node if plan.cluster.gpu_directive == GpuDirective.ngpus.value else 0, mem=plan.mem,
+        ngpus=plan.gpus_per_node if settings.gpu_directive is GpuDirective.ngpus else 0, mem=plan.mem,
     )  # fmt: skip
-    if plan.cluster.totals and plan.cluster.chunk:
+    if settings.totals and settings.chunk:
         raise ConfigError("cluster.totals=true asks for no chunks: use cluster.resources instead of cluster.chunk")
     return Request(
         name=plan.name,
-        select=None if plan.cluster.totals else select(plan.nodes, {**ours, **plan.cluster.chunk}),
+        select=None if settings.totals else select(plan.nodes, {**ours, **settings.chunk}),
         output=f"{folder or plan.run_dir}/",
         token=token,
-        place=plan.cluster.place or (None if plan.cluster.totals else place(plan.nodes)),
+        place=settings.place or (None if settings.totals else place(plan.nodes)),
         walltime=plan.time,
-        queue=plan.cluster.queue,
-        project=plan.cluster.project,
+        queue=settings.queue,
+        project=settings.project,
         account=plan.cluster.account,
-        resources={**(totals(plan.nodes, ours) if plan.cluster.totals else {}), **plan.cluster.resources},
+        resources={**(totals(plan.nodes, ours) if settings.totals else {}), **settings.resources},
         array=array,
         rerunnable=plan.resume.how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
         shrinks=plan.min_nodes < plan.nodes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import near
 from launcher.findings import Finding, ok, problem, warning
@@ -12,6 +13,7 @@ from launcher.formatting import format_hours, format_size
 from launcher.schedulers.checks import listed, reachable, stated_limits, timed
 from launcher.schedulers.pbs.commands import PBS, section
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import QueryError
 
 
@@ -35,7 +37,8 @@ def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:
 
 def wanted(cluster: Cluster, found: Sequence[Queue]) -> str | None:
     """The name of the queue that a profile uses; None: the server's rules choose one. Pure."""
-    return (cluster.queue or "").partition("@")[0] or next((each.name for each in found if each.default), None)
+    queue = own_settings(cluster, PBSSettings).queue
+    return (queue or "").partition("@")[0] or next((each.name for each in found if each.default), None)
 
 
 def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:

@@ -51,4 +51,4 @@ class PBSRunExecutor(RunExecutor):
         return element_id(job_id, index)
 
     def _largest_array(self) -> int | None:
-        return self._pbs.max_array_size(self.plan.cluster.queue)
+        return self._pbs.max_array_size(self.plan)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.schedulers.pbs.commands import PBS, UNKNOWN_QUEUE, section
+from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.spec.limits import NodeGroup
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size
 
 # States in which a node takes no jobs (pbs_node_attributes(7B)); the others are free, job-busy, job-exclusive ...
@@ -141,6 +142,7 @@ def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[No
         plan: what is asked for.
         queue: of the job; None: not known, or it hands jobs on to others. Nodes of other queues are left out.
     """
+    settings = settings_of(plan, PBSSettings)
     hosts: dict[str, list[Node]] = {}
     for node in nodes:
         if queue is None or node.queue in ("", queue):
@@ -148,11 +150,11 @@ def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[No
 
     def has(vnodes: Sequence[Node], resource: str) -> int:
         text = any(resource in node.others for node in vnodes)
-        if resource in plan.cluster.chunk or text or not any(node.has for node in vnodes):
+        if resource in settings.chunk or text or not any(node.has for node in vnodes):
             return sys.maxsize
         return sum(node.has.get(resource, 0) for node in vnodes)
 
-    counts_gpus = plan.cluster.gpu_directive == "ngpus"
+    counts_gpus = settings.gpu_directive is GpuDirective.ngpus
     return [
         NodeGroup(1, has(vnodes, "ncpus"), has(vnodes, "mem"), has(vnodes, "ngpus") if counts_gpus else sys.maxsize)
         for vnodes in hosts.values()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from launcher.errors import ConfigError, near
 from launcher.formatting import format_hours, format_size, plural
+from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.spec.limits import NodeGroup, too_much_for
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, settings_of
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
         ConfigError: the queue is unknown, or takes no such job.
     """
     known = {queue.name: queue for queue in queues}
-    name = (plan.cluster.queue or "").partition("@")[0]  # queue@server
+    asked = settings_of(plan, PBSSettings).queue or ""
+    name = asked.partition("@")[0]  # queue@server
     queue = known.get(name) if name else next((queue for queue in queues if queue.default), None)
     if name and queue is None and queues:
         raise ConfigError(
-            f"cluster.queue={plan.cluster.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
+            f"cluster.queue={asked}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
         )
     if queue is None:
         return None  # the server has rules of its own for jobs that name no queue
@@ -87,14 +89,15 @@ def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
 
 def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
     """Why the nodes of a PBS can never hold a plan, with the fix; None when they can, or it tells of none. Pure."""
-    where = f"queue {plan.cluster.queue}" if plan.cluster.queue else "this PBS"
+    settings = settings_of(plan, PBSSettings)
+    where = f"queue {settings.queue}" if settings.queue else "this PBS"
     total = sum(group.nodes for group in groups)
     if not groups:
         return None
-    if plan.nodes > total and plan.cluster.place is None:
+    if plan.nodes > total and settings.place is None:
         has = plural(total, "node")
         return f"nodes={plan.nodes}: {where} has {has} in all: use nodes={total} or less"
-    problem = too_much_for(plan if plan.cluster.place is None else dataclasses.replace(plan, nodes=1), groups, where)
+    problem = too_much_for(plan if settings.place is None else dataclasses.replace(plan, nodes=1), groups, where)
     if problem and plan.gpus_per_node and not any(group.gpus for group in groups):
         problem += "; where GPUs are not counted as ngpus, cluster.gpu_directive=none"
     return problem

@@ -13,8 +13,9 @@ from launcher.schedulers.pbs import limits, suggestions
 from launcher.schedulers.pbs.commands import array_of, pbs_id
 from launcher.schedulers.pbs.facts import Facts, Node, QueueFacts
 from launcher.schedulers.pbs.pending_reasons import CHANGE, Comment, Kind, held, in_words
+from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import QueryError
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, settings_of
 
 RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)
 
@@ -39,7 +40,10 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     queue = server = None
     try:
         nodes = facts.nodes()
-        queue, server = facts.queue(str(record.get("queue", plan.cluster.queue or ""))), facts.server()
+        queue, server = (
+            facts.queue(str(record.get("queue", settings_of(plan, PBSSettings).queue or ""))),
+            facts.server(),
+        )
     except QueryError as error:
         notes.append(f"not answered: {error}")
     if not comment.never and comment.kind is Kind.ROOM:

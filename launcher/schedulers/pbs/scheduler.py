@@ -6,10 +6,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.schema import GpuDirective
 from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.hostlist import hosts_of
@@ -17,6 +15,7 @@ from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
 from launcher.schedulers.pbs.environment import pbs_environment
+from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue
 from launcher.script.job_shell import JobShell
 
@@ -42,19 +41,6 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
     )  # fmt: skip
     interactive = "qsub -I"
     allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")
-    keys = ("queue", "project", "place", "chunk", "resources", "totals", "mpiexec")
-    instead = MappingProxyType(
-        {
-            "partition": "use cluster.queue",
-            "qos": "PBS has none; a queue may stand for it (cluster.queue)",
-            "constraint": "name a resource of the nodes in cluster.chunk",
-            "reservation": "a reservation of PBS is a queue (cluster.queue)",
-            "exclude": "PBS cannot exclude nodes; name a resource of the good ones in cluster.chunk",
-            "gpu_type": "name the site's resource for it in cluster.chunk",
-            "srun_args": "see cluster.mpiexec",
-        }
-    )
-    gpu_directives = (GpuDirective.ngpus, GpuDirective.none)
     no_requeue = "PBS lets only operators requeue, so a new job is submitted"
     secrets_in_files = True
 
@@ -68,7 +54,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
         return PBSRunExecutor
 
     def starter(self, cluster: Cluster) -> str:
-        return "mpiexec" if cluster.mpiexec else "pbsdsh"
+        return "mpiexec" if isinstance(cluster, PBSSettings) and cluster.mpiexec else "pbsdsh"
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         # Lazily: 8 ms, and states of jobs need none of it

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.config.schema import Cluster, GpuDirective
+from launcher.config.scheduler_table import own_settings
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, warning
 from launcher.formatting import format_hours
@@ -15,6 +16,7 @@ from launcher.schedulers.pbs import doctor
 from launcher.schedulers.pbs.commands import PBS, section
 from launcher.schedulers.pbs.facts import Facts, Node
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
 
 
@@ -63,14 +65,15 @@ class PBSSite(Site):
 
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
         yield from doctor.compared(cluster, self.queues)
+        settings = own_settings(cluster, PBSSettings)
         gpus = max((node.has.get("ngpus", 0) for node in self.nodes), default=0)
-        if self.nodes and cluster.gpu_directive is GpuDirective.ngpus and not gpus:
+        if self.nodes and settings.gpu_directive is GpuDirective.ngpus and not gpus:
             told = "cluster.gpu_directive=ngpus, and no node has the resource ngpus"
             do = "set cluster.gpu_directive=none, and name the site's own resource in cluster.chunk"
             yield warning("GPUs", told, do)
         known = {key for node in self.nodes for key in (*node.has, *node.others)}
         ours = {"ncpus", "mpiprocs", "ompthreads", "mem"}
-        for key, value in cluster.chunk.items():
+        for key, value in settings.chunk.items():
             if self.nodes and value is not None and key not in known | ours:
                 told = f"cluster.chunk.{key}: no node has such a resource"
                 yield warning("nodes", told, f"they have {', '.join(sorted(known))}")

@@ -248,7 +248,7 @@ class PBSExecutor(core.PicklingExecutor):
         if count == 1:
             return None
         try:
-            return self._pbs.max_array_size(self.parameters.get("queue"))
+            return self._pbs.max_subjobs(self.parameters.get("queue"))
         except QueryError:  # qsub is tried for longer, and tells if it is too large
             return None
 

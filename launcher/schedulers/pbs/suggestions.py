@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from launcher.formatting import format_size, plural
 from launcher.schedulers.explanation import Option, may_offer_fewer_nodes
 from launcher.schedulers.pbs.facts import Node, amount
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
+from launcher.spec.plan import JobPlan, settings_of
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,13 @@ class Chunk:
 def chunk_of(plan: JobPlan) -> Chunk:
     """What a plan asks of each of its nodes."""
     amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
-    if plan.gpus_per_node and plan.cluster.gpu_directive == "ngpus":
+    settings = settings_of(plan, PBSSettings)
+    if plan.gpus_per_node and settings.gpu_directive is GpuDirective.ngpus:
         amounts["ngpus"] = plan.gpus_per_node
     if plan.mem:
         amounts["mem"] = plan.mem
     others: dict[str, str] = {}
-    for key, value in plan.cluster.chunk.items():
+    for key, value in settings.chunk.items():
         number = amount(key, str(value))
         if value is None:
             amounts.pop(key, None)
@@ -84,7 +86,7 @@ def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bo
     for resource in ("mem", "ncpus", "ngpus"):
         most = most_on_each(nodes, chunk, plan.nodes, resource)
         if (
-            0 < most < chunk.amounts.get(resource, 0) and resource not in plan.cluster.chunk
+            0 < most < chunk.amounts.get(resource, 0) and resource not in settings_of(plan, PBSSettings).chunk
         ):  # which counts more than the key
             found += _less(plan, resource, most, now)
     if may_offer_fewer_nodes(plan, free, fixed=fixed_nodes):

@@ -11,12 +11,16 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.command import OutputTooLong, query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
+
+if TYPE_CHECKING:
+    from launcher.spec.plan import JobPlan
 
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job's context that it is found by
 # Words of the commands when the qmaster was not reached,
@@ -202,7 +206,7 @@ class SGE:
         """
         self.run("qalter", "-tc", str(most), array_of(job_id))
 
-    def max_array_size(self, queue: str | None) -> int | None:
+    def max_array_size(self, plan: JobPlan | None = None) -> int | None:
         """Most elements of one array (max_aj_tasks of the site's configuration; 0: no limit)."""
         match = re.search(r"^max_aj_tasks\s+(\d+)", self.run("qconf", "-sconf"), re.MULTILINE)
         return (int(match[1]) or None) if match else None

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.config.schema import GpuDirective, ResumeHow
+from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
 from launcher.schedulers.sge.commands import TOKEN
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.sge.settings import GpuDirective, SGESettings
+from launcher.spec.plan import JobPlan, settings_of
 
 # sge_types(1), object_name: no blanks, no @ / : \ * ?, and no digit first.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
@@ -74,7 +75,8 @@ def options(
             "ASCII in this path; use another folder (runs_dir)"
         )
     found: list[tuple[str, tuple[str, ...]]] = [("N", (plan.name,))]
-    for name, value in (("q", plan.cluster.queue), ("P", plan.cluster.project), ("A", plan.cluster.account)):
+    settings = settings_of(plan, SGESettings)
+    for name, value in (("q", settings.queue), ("P", settings.project), ("A", plan.cluster.account)):
         if value:
             found.append((name, (value,)))
     if environment := _environment(plan):
@@ -101,16 +103,17 @@ def options(
 
 def slots_per_node(plan: JobPlan) -> int:
     """Slots that each node of the run is to have."""
-    return plan.cluster.slots or 1
+    return settings_of(plan, SGESettings).slots or 1
 
 
 def _environment(plan: JobPlan) -> tuple[str, str] | None:
     """The parallel environment and the slots of a run; None: one slot, without any."""
-    name = plan.cluster.parallel_environment
+    settings = settings_of(plan, SGESettings)
+    name = settings.parallel_environment
     if name is None:
         if plan.nodes * slots_per_node(plan) == 1:
             return None
-        several = f"nodes={plan.nodes}" if plan.nodes > 1 else f"cluster.slots={plan.cluster.slots}"
+        several = f"nodes={plan.nodes}" if plan.nodes > 1 else f"cluster.slots={settings.slots}"
         raise ConfigError(
             f"{several}: Grid Engine gives a job more than one slot by a parallel environment: set "
             "cluster.parallel_environment (`launcher site init` finds the usable ones, `qconf -spl` lists all)"
@@ -127,28 +130,28 @@ def resources(plan: JobPlan) -> dict[str, Any]:
         ConfigError: what a node is to have is not a whole number of times as much as a slot, or no resource is named
             that stands for it.
     """
-    slots = slots_per_node(plan)
+    settings, slots = settings_of(plan, SGESettings), slots_per_node(plan)
     found: dict[str, Any] = {}
-    if plan.gpus_per_node and plan.cluster.gpu_directive == GpuDirective.resource.value:
-        if plan.cluster.gpu_resource is None:
+    if plan.gpus_per_node and settings.gpu_directive is GpuDirective.resource:
+        if settings.gpu_resource is None:
             raise ConfigError(
                 f"gpus_per_node={plan.gpus_per_node}: name the site's resource for GPUs (cluster.gpu_resource=gpu; "
                 "`qconf -sc` lists resources), or say that there is none (cluster.gpu_directive=none)"
             )
         if plan.gpus_per_node % slots:
             raise ConfigError(
-                f"gpus_per_node={plan.gpus_per_node}: {plan.cluster.gpu_resource} counts for each slot, and "
+                f"gpus_per_node={plan.gpus_per_node}: {settings.gpu_resource} counts for each slot, and "
                 f"cluster.slots={slots} does not divide it"
             )
-        found[plan.cluster.gpu_resource] = plan.gpus_per_node // slots
+        found[settings.gpu_resource] = plan.gpus_per_node // slots
     if plan.mem is not None:
-        if plan.cluster.mem_resource is None:
+        if settings.mem_resource is None:
             raise ConfigError(
                 "mem: name the site's resource for memory (cluster.mem_resource=h_vmem, or mem_free; `qconf -sc` lists "
                 "resources), or leave mem out"
             )
-        found[plan.cluster.mem_resource] = f"{-(-plan.mem // slots // 1024)}K"
-    return {**found, **{name: value for name, value in plan.cluster.resources.items() if value is not None}}
+        found[settings.mem_resource] = f"{-(-plan.mem // slots // 1024)}K"
+    return {**found, **{name: value for name, value in settings.resources.items() if value is not None}}
 
 
 def asked_for(plan: JobPlan) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.config.schema import Cluster, GpuDirective
+from launcher.config.scheduler_table import own_settings
+from launcher.config.schema import Cluster
 from launcher.errors import near
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
@@ -12,6 +13,7 @@ from launcher.schedulers.checks import listed, reachable, stated_limits, timed
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.sge.commands import SGE
 from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, ParallelEnvironment
+from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 
 
 def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
@@ -26,7 +28,7 @@ def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
     except QueryError as error:
         yield problem("queue", str(error), "try `qconf -sql` and `qconf -spl`")
         return
-    for line in lines(queues, cluster.queue):
+    for line in lines(queues, own_settings(cluster, SGESettings).queue):
         yield ok("queue", line)
     yield from compared(cluster, queues)
     yield from environment(cluster, environments)
@@ -59,34 +61,35 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
 
 def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
     """A profile against the queues that it uses. Pure."""
-    known = {each.name: each for each in queues}
-    own = [name.partition("@")[0] for name in cluster.queue.split(",")] if cluster.queue else []
+    known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
+    own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
     for name in own:
         if name not in known and not set(name) & set("*?["):
-            told = f"cluster.queue={cluster.queue}: there is no such queue.{near(name, known)}"
+            told = f"cluster.queue={settings.queue}: there is no such queue.{near(name, known)}"
             yield problem("profile", told, f"set cluster.queue to one of {', '.join(known)}")
             return
     mine = [known[name] for name in own if name in known] or list(queues)
     times = [each.time for each in mine]
     longest = None if None in times or not times else max(time for time in times if time is not None)
-    where = f"queue {cluster.queue}" if own else "its queues"
+    where = f"queue {settings.queue}" if own else "its queues"
     yield from stated_limits(cluster, {"time": longest}, where)
 
 
 def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
     """A profile's parallel environment against those that there are. Pure."""
+    settings = own_settings(cluster, SGESettings)
     usable = [each for each in environments if each.per_host and each.starts_tasks]
-    own = next((each for each in environments if each.name == cluster.parallel_environment), None)
-    if cluster.parallel_environment and own is None:
+    own = next((each for each in environments if each.name == settings.parallel_environment), None)
+    if settings.parallel_environment and own is None:
         known = [each.name for each in environments]
-        told = f"cluster.parallel_environment={cluster.parallel_environment}: there is none of that name."
-        yield problem("profile", told + near(cluster.parallel_environment, known), f"there are {', '.join(known)}")
+        told = f"cluster.parallel_environment={settings.parallel_environment}: there is none of that name."
+        yield problem("profile", told + near(settings.parallel_environment, known), f"there are {', '.join(known)}")
     elif own is not None and own not in usable and own.rule != "$pe_slots":
         told = f"parallel environment {own.name} has allocation_rule {own.rule}, control_slaves {own.starts_tasks}"
         yield problem("profile", told, instead(usable))
-    elif own is not None and own.per_host not in (None, cluster.slots or 1):
+    elif own is not None and own.per_host not in (None, settings.slots or 1):
         told = f"parallel environment {own.name} gives each node {own.per_host} slots"
-        told += f", and cluster.slots={cluster.slots or 1}"
+        told += f", and cluster.slots={settings.slots or 1}"
         yield problem("profile", told, f"set cluster.slots={own.per_host}")
     elif own is not None:
         nodes = "one node" if own.per_host is None else "any number of nodes"
@@ -111,12 +114,13 @@ def instead(usable: Sequence[ParallelEnvironment]) -> str:
 def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
     """The resources that a profile names against those that there are. Pure."""
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
-    named = {"gpu_resource": cluster.gpu_resource, "mem_resource": cluster.mem_resource}
-    for key, name in [*named.items(), *((f"resources.{name}", name) for name in cluster.resources)]:
+    settings = own_settings(cluster, SGESettings)
+    named = {"gpu_resource": settings.gpu_resource, "mem_resource": settings.mem_resource}
+    for key, name in [*named.items(), *((f"resources.{name}", name) for name in settings.resources)]:
         if name and name not in known:
             told = f"cluster.{key}: the site has no resource {name}.{near(name, [each.name for each in complexes])}"
             yield problem("profile", told, "`qconf -sc` lists them")
-    unnamed = cluster.gpu_directive is GpuDirective.resource and cluster.gpu_resource is None
+    unnamed = settings.gpu_directive is GpuDirective.resource and settings.gpu_resource is None
     if unnamed and (found := gpus(complexes)):
         told = f"cluster.gpu_resource is not set, and the site has {', '.join(found)}"
         yield warning("GPUs", told, f"set cluster.gpu_resource={found[0]}")

@@ -57,4 +57,4 @@ class SGERunExecutor(RunExecutor):
         return self._once(send, lambda: self._sge.find(token, self.plan.name))
 
     def _largest_array(self) -> int | None:
-        return self._sge.max_array_size(self.plan.cluster.queue)
+        return self._sge.max_array_size()

@@ -8,7 +8,8 @@ from launcher.errors import ConfigError, near
 from launcher.formatting import format_hours
 from launcher.schedulers.sge.directives import slots_per_node
 from launcher.schedulers.sge.facts import ClusterQueue, Complex, ParallelEnvironment
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.sge.settings import SGESettings
+from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
@@ -20,23 +21,22 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
     Raises:
         ConfigError: there is no such queue, or none gives it the time or the parallel environment that it asks for.
     """
-    known = {queue.name: queue for queue in queues}
-    wanted = [name.partition("@")[0] for name in plan.cluster.queue.split(",")] if plan.cluster.queue else list(known)
+    known, settings = {queue.name: queue for queue in queues}, settings_of(plan, SGESettings)
+    wanted = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else list(known)
     for name in wanted:
         if name not in known and not set(name) & set("*?["):  # a pattern may match several
             raise ConfigError(
-                f"cluster.queue={plan.cluster.queue}: there is no such queue.{near(name, known)} "
-                f"Known: {', '.join(known)}"
+                f"cluster.queue={settings.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
             )
     mine = [known[name] for name in wanted if name in known]
     if not mine:
         return list(queues)
-    where = f"queue {', '.join(each.name for each in mine)}" if plan.cluster.queue else "this Grid Engine's queues"
+    where = f"queue {', '.join(each.name for each in mine)}" if settings.queue else "this Grid Engine's queues"
     longest = [each for each in mine if each.time is None or each.time >= plan.time]
     if not longest:
         most = format_hours(max(each.time or 0 for each in mine))
         raise ConfigError(f"time={format_hours(plan.time)}: {where} ends jobs after {most}: use time={most} or less")
-    wants = plan.cluster.parallel_environment
+    wants = settings.parallel_environment
     fitting = [each for each in longest if not wants or wants in each.environments]
     if not fitting:
         others = sorted({other for each in longest for other in each.environments})
@@ -66,15 +66,16 @@ def check_environment(
     Raises:
         ConfigError: it would not give each node its slots, or lets nothing be started there.
     """
-    if plan.cluster.parallel_environment is None:
+    name = settings_of(plan, SGESettings).parallel_environment
+    if name is None:
         return
-    key, each = f"cluster.parallel_environment={plan.cluster.parallel_environment}", slots_per_node(plan)
+    key, each = f"cluster.parallel_environment={name}", slots_per_node(plan)
     usable = [pe.name for pe in others if problem(plan, pe) is None]
     instead = f"use cluster.parallel_environment={usable[0]}" if usable else ask_for(plan)
     if own is None:
         known = [pe.name for pe in others]
         raise ConfigError(
-            f"{key}: there is no such parallel environment.{near(plan.cluster.parallel_environment, known)} Known: "
+            f"{key}: there is no such parallel environment.{near(name, known)} Known: "
             f"{', '.join(known) or 'none'}; {instead}"
         )
     if own.per_host is not None and own.per_host != each:

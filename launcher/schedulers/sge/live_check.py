@@ -12,7 +12,8 @@ from launcher.schedulers.sge import limits
 from launcher.schedulers.sge.commands import SGE
 from launcher.schedulers.sge.directives import asked_for
 from launcher.schedulers.sge.facts import Facts
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.sge.settings import SGESettings
+from launcher.spec.plan import JobPlan, settings_of
 
 
 def compare(plan: JobPlan) -> tuple[str, ...]:
@@ -23,7 +24,7 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
     """
     facts = Facts(SGE(plan.cluster.submit_timeout))
     try:
-        if name := plan.cluster.parallel_environment:
+        if name := settings_of(plan, SGESettings).parallel_environment:
             own = facts.environment(name)
             unusable = own is None or limits.problem(plan, own) is not None
             limits.check_environment(plan, own, facts.environments() if unusable else [])

@@ -10,7 +10,8 @@ from launcher.schedulers.queries import QueryError
 from launcher.schedulers.sge.commands import array_of, jobs_of, sge_id
 from launcher.schedulers.sge.facts import QUEUE_STATES, Facts, QueueInstance
 from launcher.schedulers.sge.pending_reasons import Kind, Reason, of_all
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.sge.settings import SGESettings
+from launcher.spec.plan import JobPlan, settings_of
 
 
 def explain(waiting: Waiting, facts: Facts) -> Explanation:
@@ -71,7 +72,8 @@ def lines_of(verified: str) -> list[str]:
 
 def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, ...]:
     """`4 queue instances: 2 have a free slot`, and a line for each that takes no jobs. Pure."""
-    wanted = {name.partition("@")[0] for name in plan.cluster.queue.split(",")} if plan.cluster.queue else None
+    named = settings_of(plan, SGESettings).queue
+    wanted = {name.partition("@")[0] for name in named.split(",")} if named else None
     mine = [each for each in instances if wanted is None or each.queue in wanted]
     if not mine:
         return ()

@@ -6,10 +6,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.schema import GpuDirective
 from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.job_environment import Scrubbed
@@ -46,22 +44,6 @@ class SGEScheduler(Queue, HoldsAllocations, Requeues, SGEDiagnosis):
     )  # fmt: skip
     interactive = "qrsh -pe NAME SLOTS bash"
     allocation_variables = ("JOB_ID", "PE_HOSTFILE")
-    keys = ("queue", "project", "resources", "parallel_environment", "slots", "gpu_resource", "mem_resource")
-    instead = MappingProxyType(
-        {
-            "partition": "use cluster.queue",
-            "qos": "Grid Engine has none; a queue or a project may stand for it",
-            "constraint": "ask for a resource of the nodes (cluster.resources)",
-            "reservation": "an advance reservation is an option of qsub: cluster.directives.ar=ID",
-            "exclude": "ask for a resource of the good ones (cluster.resources.hostname='!(node3|node7)')",
-            "place": "use cluster.parallel_environment",
-            "chunk": "use cluster.resources, whose amounts count for each slot",
-            "gpu_type": "ask for the site's resource for it (cluster.resources)",
-            "srun_args": "qrsh starts the tasks",
-            "mpiexec": "qrsh starts the tasks",
-        }
-    )
-    gpu_directives = (GpuDirective.resource, GpuDirective.none)
     secrets_in_files = True
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.config.schema import Cluster, GpuDirective
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.sge import doctor
 from launcher.schedulers.sge.commands import SGE
 from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, Host, ParallelEnvironment, QueueInstance
+from launcher.schedulers.sge.settings import GpuDirective
 from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
 
 

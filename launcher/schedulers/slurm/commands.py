@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.command import OutputTooLong, query, run_submission
@@ -17,6 +18,9 @@ from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryEr
 from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
 from launcher.units import parse_time
+
+if TYPE_CHECKING:
+    from launcher.spec.plan import JobPlan
 
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). Of a job
 # with a flag, such as COMPLETING, they name only the flag.
@@ -203,7 +207,7 @@ class Slurm:
         options = [option.removeprefix("--") for option in dependency(jobs)]
         self.run("scontrol", "update", f"JobId={job_id}", *options)
 
-    def max_array_size(self, queue: str | None = None) -> int | None:
+    def max_array_size(self, plan: JobPlan | None = None) -> int | None:
         """Returns the maximum size of an array: indices are below MaxArraySize (man slurm.conf); None: unknown."""
         match = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config"), re.MULTILINE)
         return int(match[1]) if match else None

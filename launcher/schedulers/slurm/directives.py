@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.config.schema import GpuDirective, ResumeHow
+from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_time
+from launcher.schedulers.slurm.settings import GpuDirective, SlurmSettings
 from launcher.script.quoting import quote
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, settings_of
 
 # Equivalent options: an extra option of a profile replaces all of ours in its family.
 FAMILIES = (
@@ -50,20 +51,21 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
             than one.
     """
     pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
+    settings = settings_of(plan, SlurmSettings)
     ours: dict[str, Any] = {
         "job-name": plan.name,
         "comment": token,
-        "partition": plan.cluster.partition,
+        "partition": settings.partition,
         "account": plan.cluster.account,
-        "qos": plan.cluster.qos,
-        "constraint": plan.cluster.constraint,
-        "reservation": plan.cluster.reservation,
-        "exclude": plan.cluster.exclude,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+        "reservation": settings.reservation,
+        "exclude": settings.exclude,
         # Not MIN-MAX: with --ntasks-per-node Slurm 22.05 then hands out the minimum, however many are idle.
         "nodes": plan.nodes,
         "ntasks-per-node": plan.tasks_per_node,
         "cpus-per-task": plan.cpus_per_task,
-        **_gpus(plan),
+        **_gpus(plan.gpus_per_node, settings),
         "mem": None if plan.mem is None else f"{-(-plan.mem // 1024)}K",
         "time": format_time(plan.time),
         "array": array,
@@ -88,17 +90,14 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
     return {option: value for option, value in merged.items() if value is not None and value is not False}
 
 
-def _gpus(plan: JobPlan) -> dict[str, str]:
-    if not plan.gpus_per_node or plan.cluster.gpu_directive == GpuDirective.none.value:
+def _gpus(gpus: int, settings: SlurmSettings) -> dict[str, str]:
+    if not gpus or settings.gpu_directive is GpuDirective.none:
         return {}
-    if plan.cluster.gpu_type and not GPU_TYPE.fullmatch(plan.cluster.gpu_type):
-        raise ConfigError(
-            f"cluster.gpu_type={plan.cluster.gpu_type}: a type of GPU has letters, digits and _ . + - only"
-        )
-    count = f"{plan.cluster.gpu_type}:{plan.gpus_per_node}" if plan.cluster.gpu_type else str(plan.gpus_per_node)
-    return (
-        {"gres": f"gpu:{count}"} if plan.cluster.gpu_directive == GpuDirective.gres.value else {"gpus-per-node": count}
-    )
+    kind = settings.gpu_type
+    if kind and not GPU_TYPE.fullmatch(kind):
+        raise ConfigError(f"cluster.gpu_type={kind}: a type of GPU has letters, digits and _ . + - only")
+    count = f"{kind}:{gpus}" if kind else str(gpus)
+    return {"gres": f"gpu:{count}"} if settings.gpu_directive is GpuDirective.gres else {"gpus-per-node": count}
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:

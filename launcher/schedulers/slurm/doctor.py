@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import near
 from launcher.findings import Finding, ok, problem
@@ -13,6 +14,7 @@ from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.facts import slurm_version
 from launcher.schedulers.slurm.limits import Partition
+from launcher.schedulers.slurm.settings import SlurmSettings
 
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
@@ -37,7 +39,8 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
 
 def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
     """Returns the names of the partitions that a profile uses. Pure."""
-    return cluster.partition.split(",") if cluster.partition else [each.name for each in found if each.default]
+    partition = own_settings(cluster, SlurmSettings).partition
+    return partition.split(",") if partition else [each.name for each in found if each.default]
 
 
 def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from launcher.errors import ConfigError, near
 from launcher.formatting import format_time, plural
+from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.limits import NodeGroup, too_much_for
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, settings_of
 
 
 @dataclass(frozen=True)
@@ -26,23 +27,29 @@ class Partition:
     groups: tuple[NodeGroup, ...]
 
 
-def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
-    """Checks a plan against its live partition (default: that of the site).
+def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
+    """Checks a plan against its live partition.
 
     Of several partitions (`cluster.partition=a,b`) one that can start the job is enough.
+
+    Args:
+        plan: the run.
+        partitions: all of the site.
+        default: where the plan names none; None: the site's own default.
 
     Raises:
         ConfigError: the partition is unknown, or could never start the job.
     """
     known = {partition.name: partition for partition in partitions}
-    if plan.cluster.partition is None:
+    partition = settings_of(plan, SlurmSettings).partition or default
+    if partition is None:
         wanted = [partition for partition in partitions if partition.default]
         if not wanted:
             raise ConfigError(
                 f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
             )
     else:
-        names = plan.cluster.partition.split(",")  # as sbatch does: a blank would belong to a name
+        names = partition.split(",")  # as sbatch does: a blank would belong to a name
         for name in names:
             if name not in known:
                 raise ConfigError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.commands import Slurm
@@ -29,6 +28,5 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     except QueryError as error:
         return (f"not compared with the live partitions: {error}",)
     if partitions:
-        partition = plan.cluster.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
-        check_partition(replace(plan, cluster=replace(plan.cluster, partition=partition)), partitions)
+        check_partition(plan, partitions, environ.get("SBATCH_PARTITION"))  # which sbatch gets as well
     return ()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.schema import GpuDirective
 from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Allocation
 from launcher.schedulers.hostlist import expand_counts
-from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.queries import Ending, QueryError
 from launcher.schedulers.scheduler import (
     JOB_TIMEOUT,
@@ -26,13 +24,25 @@ from launcher.schedulers.scheduler import (
 from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.commands import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
+from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.script.job_shell import JobShell
+from launcher.spec.plan import settings_of
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
+
+# Defaults of a site, with the equivalent key of `cluster`. sbatch puts these above the script's own lines (man
+# sbatch, INPUT ENVIRONMENT VARIABLES).
+DEFAULTS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_CONSTRAINT": "constraint",
+}
 
 
 class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
@@ -47,19 +57,6 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
     )  # fmt: skip
     interactive = "salloc"
     allocation_variables = ("SLURM_JOB_ID",)
-    keys = ("partition", "qos", "constraint", "reservation", "exclude", "gpu_type", "srun_args")
-    instead = MappingProxyType(
-        {
-            "queue": "use cluster.partition",
-            "project": "use cluster.account",
-            "place": "see cluster.directives",
-            "chunk": "use cluster.constraint or cluster.directives",
-            "resources": "use cluster.directives",
-            "totals": "it counts by node",
-            "mpiexec": "srun starts the tasks; see cluster.srun_args",
-        }
-    )
-    gpu_directives = (GpuDirective.gres, GpuDirective.gpus_per_node, GpuDirective.none)
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
         nodes = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
@@ -82,7 +79,9 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
         return directives.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        return without_own_defaults(environ, plan)
+        settings = settings_of(plan, SlurmSettings)
+        ours = {**vars(settings), "account": plan.cluster.account}
+        return scrubbed(environ, kept=[name for name, key in DEFAULTS.items() if ours[key] is None])
 
     def problem(self) -> str | None:
         if shutil.which("sbatch"):
@@ -135,5 +134,6 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
     def preempted(self, job_id: str) -> float | None:
         return Slurm(JOB_TIMEOUT).preempted(job_id)
 
-    def without(self, hosts: str, excluded: str | None = None) -> str:
+    def without(self, hosts: str, plan: JobPlan | None = None) -> str:
+        excluded = settings_of(plan, SlurmSettings).exclude if plan else None
         return f"\"cluster.exclude='{excluded},{hosts}'\"" if excluded else f"cluster.exclude={hosts}"

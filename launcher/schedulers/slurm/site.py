@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem
@@ -24,6 +25,7 @@ from launcher.schedulers.slurm.facts import (
     slurm_version,
 )
 from launcher.schedulers.slurm.limits import Partition
+from launcher.schedulers.slurm.settings import SlurmSettings
 
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 
@@ -103,18 +105,18 @@ class SlurmSite(Site):
                     "account", f"cluster.account={cluster.account} is none of yours.{near(cluster.account, names)}",
                     f"set cluster.account to one of {', '.join(names)}",
                 )  # fmt: skip
-        own = doctor.wanted(cluster, self.partitions)
+        own, settings = doctor.wanted(cluster, self.partitions), own_settings(cluster, SlurmSettings)
         used = [partition for partition in self.partitions if partition.name in own]
         types = sorted({kind for partition in used for group in partition.groups for kind in group.gpu_types})
-        if cluster.gpu_type and used and cluster.gpu_type not in types:
+        if settings.gpu_type and used and settings.gpu_type not in types:
             has = ", ".join(types) or "no GPUs with a type"
             yield problem(
-                "GPUs", f"cluster.gpu_type={cluster.gpu_type}: the nodes have {has}", "correct it, or leave it out"
+                "GPUs", f"cluster.gpu_type={settings.gpu_type}: the nodes have {has}", "correct it, or leave it out"
             )
         features = {feature for partition in used for feature in self.features.get(partition.name, ())}
-        plain = cluster.constraint and re.fullmatch(r"[\w.-]+", cluster.constraint)
-        if plain and features and cluster.constraint not in features:
-            told = f"cluster.constraint={cluster.constraint}: no node of the partition has this feature"
+        plain = settings.constraint and re.fullmatch(r"[\w.-]+", settings.constraint)
+        if plain and features and settings.constraint not in features:
+            told = f"cluster.constraint={settings.constraint}: no node of the partition has this feature"
             yield problem("features", told, f"they have {', '.join(sorted(features))}")
 
 

@@ -12,7 +12,8 @@ from launcher.formatting import format_time, plural
 from launcher.schedulers.explanation import may_offer_fewer_nodes
 from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation
-from launcher.spec.plan import JobPlan
+from launcher.schedulers.slurm.settings import SlurmSettings
+from launcher.spec.plan import JobPlan, settings_of
 
 MOST = 4  # changes that are tried, each of which is a question to Slurm
 SHORTEST = 120  # seconds: nobody wants a shorter job
@@ -104,7 +105,7 @@ def changes(
     mine = job.partition.split(",")
     shorter = _shorter(plan, job, partitions, reservations, now)
     cheap, dear = _elsewhere(plan, job, partitions, nodes)
-    smaller = _smaller(plan, idle(usable(nodes, mine, plan.cluster.constraint or "")), fixed_nodes)
+    smaller = _smaller(plan, idle(usable(nodes, mine, settings_of(plan, SlurmSettings).constraint or "")), fixed_nodes)
     half = [] if shorter or plan.time // 2 < SHORTEST else [_in_time(plan, plan.time // 2, "half the time")]
     # A trial takes what its partition does not (EnforcePartLimits=NO), and would then wait for ever.
     kinds = [
@@ -125,7 +126,8 @@ def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionF
         mine: the partitions that the job is in, for a plan that names none.
         partitions: all that there are.
     """
-    names = plan.cluster.partition.split(",") if plan.cluster.partition else mine
+    partition = settings_of(plan, SlurmSettings).partition
+    names = partition.split(",") if partition else mine
     there = [each for each in partitions if each.name in names]
     return not there or any(
         (each.time is None or plan.time <= each.time)
@@ -146,25 +148,24 @@ def arguments(plan: JobPlan) -> list[str]:
     ]  # fmt: skip
 
 
-def _with(plan: JobPlan, **keys: str | None) -> JobPlan:
-    """The plan with other values of keys of its cluster."""
-    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, **keys))  # type: ignore[arg-type]
+def _with(plan: JobPlan, key: str, value: str | None) -> JobPlan:
+    """The plan with another value of one of Slurm's keys."""
+    settings = {**plan.cluster.settings, key: value}
+    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, settings=settings))
 
 
 def _without(plan: JobPlan) -> list[Change]:
-    found = []
-    if plan.cluster.exclude:
-        other = _with(plan, exclude=None)
-        found.append(Change(("cluster.exclude=null",), other, f"on any node, {plan.cluster.exclude} too"))
-    if plan.cluster.constraint:
-        other = _with(plan, constraint=None)
-        found.append(Change(("cluster.constraint=null",), other, f"on nodes without {plan.cluster.constraint}"))
-    if plan.cluster.reservation:
-        other = _with(plan, reservation=None)
-        found.append(
-            Change(("cluster.reservation=null",), other, f"outside of the reservation {plan.cluster.reservation}")
-        )
-    return found
+    settings = settings_of(plan, SlurmSettings)
+    notes = {
+        "exclude": f"on any node, {settings.exclude} too",
+        "constraint": f"on nodes without {settings.constraint}",
+        "reservation": f"outside of the reservation {settings.reservation}",
+    }
+    return [
+        Change((f"cluster.{key}=null",), _with(plan, key, None), note)
+        for key, note in notes.items()
+        if getattr(settings, key)
+    ]
 
 
 def _shorter(
@@ -175,9 +176,10 @@ def _shorter(
     most = [each.time for each in partitions if each.name in names and each.time is not None]
     if most and len(most) == len(names) and plan.time > max(most):
         return [_in_time(plan, max(most), "what the partition allows")]
+    own = settings_of(plan, SlurmSettings).reservation
     coming = [
         each.starts for each in reservations
-        if each.starts is not None and now < each.starts < now + plan.time and each.name != plan.cluster.reservation
+        if each.starts is not None and now < each.starts < now + plan.time and each.name != own
     ]  # fmt: skip
     if not coming:
         return []
@@ -201,7 +203,7 @@ def _elsewhere(
     mine = job.partition.split(",")
     fitting = []
     for each in partitions:
-        there = usable(nodes, [each.name], plan.cluster.constraint or "")
+        there = usable(nodes, [each.name], settings_of(plan, SlurmSettings).constraint or "")
         most = min(sum(group.count for group in there), math.inf if each.max_nodes is None else each.max_nodes)
         allowed = not each.accounts or job.account in each.accounts
         if (
@@ -215,7 +217,7 @@ def _elsewhere(
     cheap: list[Change] = []
     dear: list[Change] = []
     for _, each in fitting:
-        other = _with(plan, partition=each.name)
+        other = _with(plan, "partition", each.name)
         higher = each.tier > tier
         note = "its priority tier is higher: it may cost more, or preempt" if higher else ""
         (dear if higher else cheap).append(Change((f"cluster.partition={each.name}",), other, note))

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.queries import JobOrigin, JobState, SchedulerJob
 from launcher.schedulers.scheduler import Queue
+from launcher.spec.plan import settings_of
 from tests.fakes.third_scheduler import queue
+from tests.fakes.third_scheduler.settings import ThirdSettings
 
 if TYPE_CHECKING:
     from launcher.runs.directory import Run
@@ -63,7 +65,7 @@ class Queries:
     def cancel(self, job_id: str) -> None:
         queue.cancel(job_id)
 
-    def max_array_size(self, queue: str | None) -> int | None:
+    def max_array_size(self, plan: JobPlan) -> int | None:
         return 1  # it has no arrays: each point of a sweep is a job
 
     def throttle(self, job_id: str, most: int) -> None:
@@ -76,7 +78,6 @@ class ThirdScheduler(Queue):
     name = "third"
     title = "the third scheduler"
     template = str(Path(__file__).with_name("third.sh.j2"))
-    keys = ("queue",)
     no_requeue = "it has no such command"
 
     def executor(self) -> type[RunExecutor]:
@@ -85,10 +86,12 @@ class ThirdScheduler(Queue):
         return ThirdExecutor
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
+        settings = settings_of(plan, ThirdSettings)
         return [
             f"--name {plan.name}",
             f"--token {token}",
-            *([f"--queue {plan.cluster.queue}"] if plan.cluster.queue else []),
+            *([f"--lane {settings.lane}"] if settings.lane else []),
+            f"--priority {settings.priority.value}",
         ]
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:

@@ -55,7 +55,7 @@ def test_it_is_short_and_the_same_by_all_names(say: Say) -> None:
 
 def test_all_has_every_key_with_its_default(say: Say) -> None:
     text = say("help", "--all")
-    sections = {section.prefix.rstrip(".") for section in config_keys.SECTIONS}
+    sections = {section.prefix.rstrip(".") for section in config_keys.sections()}
     for name in {*config_keys.all_keys()} - sections - {"tracking", "cluster.limits"}:
         assert re.search(rf"^  {re.escape(name)}(=|$| )", text, re.MULTILINE), name
     for words in ("nodes=1 ", "time=1h ", "cluster=local ", "launch.mode=agent ", "workload.lr=0.003 ", "env=default "):

@@ -19,7 +19,6 @@ from rich.console import Console
 from launcher.cli import commands, status_rows, watch
 from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, table
-from launcher.config.schema import GpuDirective
 from launcher.diagnose.why.of_run import explain
 from launcher.errors import ConfigError, RunError
 from launcher.monitoring import live
@@ -251,7 +250,7 @@ def test_pbs_is_asked_for_one_job_at_a_time_or_for_its_list(tmp_path: Path, monk
         PBS, "history",
         lambda _: asked.append("qstat -x") or {"5": SchedulerJob("5", JobState.CANCELLED, "CANCELLED")},
     )  # fmt: skip
-    plan = {"cluster": {"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus}}
+    plan = {"cluster": {"scheduler": "pbs"}}
     for number in range(2):
         make(tmp_path, f"run-{number}", f"{number}.srv", **plan)
     assert {each["state"] for each in rows(tmp_path).values()} == {"lost"}

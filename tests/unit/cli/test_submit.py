@@ -60,7 +60,7 @@ def explained(*arguments: str) -> str:
         (["worklod=p2p"], "there is no key 'worklod'. Did you mean workload"),
         (["workload=p2p", "node=2"], "there is no key 'node'. Did you mean nodes"),
         (
-            ["workload=p2p", "cluster.partitoin=x"],
+            ["workload=p2p", "cluster=slurm", "cluster.partitoin=x"],
             "there is no key 'cluster.partitoin'. Did you mean cluster.partition",
         ),
         (["workload=ddp_mnist", "workload.batchsize=8"], "Did you mean workload.batch_size"),
@@ -151,7 +151,7 @@ def test_an_option_that_there_is_not(words: list[str], problem: str) -> None:
 
 @pytest.mark.parametrize("key", ["cluster.environment.A", "cluster.directives.licenses"])
 def test_keys_that_are_the_users_own_need_a_plus(key: str) -> None:
-    assert f"+{key}=" in explained("workload=p2p", f"{key}=1")
+    assert f"+{key}=" in explained("workload=p2p", "cluster=slurm", f"{key}=1")
 
 
 def test_another_hydra_app_is_no_command_line_of_ours() -> None:

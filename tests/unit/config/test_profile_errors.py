@@ -33,7 +33,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
          "wants it: add '+cluster.directives.W=[\"group_list=ME\"]', or set"),
         (BASE + "required: [environment.A]\nenvironment: {A: null}\n", "wants it: add cluster.environment.A=..., or"),
         (BASE + "queue: gpu\n",
-         "cluster.queue is a key for pbs and sge, and cluster=mine is slurm: use cluster.partition"),
+         "mine.yaml: cluster.queue is a key for pbs and sge, and the cluster is slurm: use cluster.partition"),
     ],
 )  # fmt: skip
 def test_a_wrong_profile_is_told_with_its_file_and_key(

@@ -372,7 +372,10 @@ def test_a_profile_that_is_not_there_is_a_problem_with_near_ones(quick: None) ->
     [
         ("defaults: [slurm, _self_]\nname: x\npartition: [\n", "no YAML"),
         ("defaults: [local, _self_]\nname: x\nport_range: abc\n", "is not LOW-HIGH"),
-        ("defaults: [local, _self_]\nname: x\npartitoin: abc\n", "Did you mean partition"),
+        (
+            "defaults: [local, _self_]\nname: x\npartitoin: abc\n",
+            "x.yaml: there is no key 'cluster.partitoin'. Did you mean cluster.partition",
+        ),
     ],
 )
 def test_a_profile_with_a_mistake_is_a_problem_that_names_it(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.schema import GpuDirective
 from launcher.monitoring import live
 from launcher.monitoring.sweep import DAMAGED, SweepMonitor, counts, not_begun, point_statuses, summary
 from launcher.processes.groups import Process
@@ -84,7 +83,7 @@ def test_a_scheduler_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypa
 
 
 def test_pbs_is_asked_for_its_history_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus})
+    plan = plan_of(cluster={"scheduler": "pbs"})
     sweep, asked = make_sweep(tmp_path, 4, array="150.pbs-srv", plan=plan), []
 
     def history(*_: object) -> dict[str, SchedulerJob]:

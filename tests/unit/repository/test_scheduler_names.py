@@ -12,7 +12,7 @@ from launcher.paths import PACKAGE, resource
 from launcher.schedulers import registry
 
 SCHEDULERS = PACKAGE / "schedulers"
-FOLDERS = sorted({place.split(".")[2] for place in registry.OURS.values()})
+FOLDERS = sorted({place.scheduler.split(".")[2] for place in registry.OURS.values()})
 NAMES = {*registry.OURS}
 
 

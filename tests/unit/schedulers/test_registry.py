@@ -6,10 +6,19 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from launcher.config import keys, scheduler_table
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
 from launcher.schedulers.local.scheduler import LocalScheduler
 from launcher.schedulers.scheduler import Queue
+
+
+def forget() -> None:
+    """Has the next look at entry points see those of now."""
+    for each in (scheduler_table.entry_points_of, scheduler_table.settings_class, scheduler_table.cluster_class):
+        each.cache_clear()
+    keys.sections.cache_clear()
+    registry.scheduler.cache_clear()
 
 
 @pytest.mark.parametrize("name", registry.OURS)
@@ -27,7 +36,7 @@ def test_ours_are_found_without_a_look_at_other_packages(monkeypatch: pytest.Mon
         raise AssertionError(group)
 
     monkeypatch.setattr("importlib.metadata.entry_points", look)
-    registry._others.cache_clear()
+    forget()
     for name in ("slurm", "pbs", "sge"):
         monkeypatch.setattr(type(registry.scheduler(name)), "here", lambda _: True)
     assert [*registry.queues_here()] == ["slurm", "pbs", "sge"]
@@ -35,16 +44,15 @@ def test_ours_are_found_without_a_look_at_other_packages(monkeypatch: pytest.Mon
 
 
 def test_the_queue_of_another_package_is_here_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("third", "tests.fakes.third_scheduler.scheduler:ThirdScheduler", registry.GROUP)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
-    registry._others.cache_clear()
+    point = EntryPoint("third", "tests.fakes.third_scheduler.scheduler:ThirdScheduler", scheduler_table.SCHEDULERS)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == point.group else [])
+    forget()
     try:
         monkeypatch.setattr(type(registry.scheduler("third")), "here", lambda _: True)
         assert "third" not in registry.queues_here()
         assert "third" in registry.queues_here(["third"])
     finally:
-        registry._others.cache_clear()
-        registry.scheduler.cache_clear()
+        forget()
 
 
 class Theirs(LocalScheduler):
@@ -54,27 +62,26 @@ class Theirs(LocalScheduler):
 
 
 def test_another_package_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("theirs", f"{__name__}:Theirs", registry.GROUP)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
-    registry._others.cache_clear()
+    point = EntryPoint("theirs", f"{__name__}:Theirs", scheduler_table.SCHEDULERS)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == point.group else [])
+    forget()
     try:
         assert isinstance(registry.scheduler("theirs"), Theirs)
         assert "theirs" in registry.names()
     finally:
-        registry._others.cache_clear()
-        registry.scheduler.cache_clear()
+        forget()
 
 
 def test_one_that_cannot_be_loaded_is_named_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("theirs", "no_such_module:Theirs", registry.GROUP)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
-    registry._others.cache_clear()
+    point = EntryPoint("theirs", "no_such_module:Theirs", scheduler_table.SCHEDULERS)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == point.group else [])
+    forget()
     try:
         assert [each.name for each in registry.schedulers()] == [*registry.OURS]
         with pytest.raises(ConfigError, match="theirs: no_such_module:Theirs, an entry point of another"):
             registry.scheduler("theirs")
     finally:
-        registry._others.cache_clear()
+        forget()
 
 
 def test_an_unknown_one_is_refused_with_what_could_be_meant() -> None:

@@ -183,7 +183,7 @@ def test_one_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path, monk
 
 
 def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(tmp_path: Path) -> None:
-    text = "{% block before %}\nexport NAMED={{ plan.cluster.partition }}\n{{ super() }}\n{% endblock %}\n"
+    text = "{% block before %}\nexport NAMED={{ plan.cluster.settings.partition }}\n{{ super() }}\n{% endblock %}\n"
     text += '{% block after %}\n{{ super() }}\necho "$code" >"$SANDBOX/after"\nfalse\n{% endblock %}\n'
     text += "{% block directives %}\n{{ super() }}\n#SBATCH --nice=5\n{% endblock %}\n"
     sandbox = Sandbox(tmp_path / "box")

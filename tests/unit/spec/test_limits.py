@@ -9,7 +9,7 @@ import pytest
 from launcher.config.schema import Cluster, Limits, Pool
 from launcher.errors import ConfigError
 from launcher.spec.limits import check_jobs, check_limits
-from tests.unit.plans import plan_of
+from tests.unit.plans import make_cluster, plan_of
 
 LIMITS = Limits(nodes=4, gpus_per_node=2, cpus_per_node=8, mem_per_node="16G", time="2h")
 
@@ -110,16 +110,20 @@ def test_what_is_just_enough_passes(limits: Limits, keys: dict[str, Any]) -> Non
     check_limits(plan_of(**keys), Cluster(limits=limits))
 
 
-@pytest.mark.parametrize("key", ["partition", "queue", "qos"])
-def test_the_limits_of_a_pool_count_for_its_jobs_alone(key: str) -> None:
+@pytest.mark.parametrize(("scheduler", "key"), [("slurm", "partition"), ("slurm", "qos"), ("pbs", "queue")])
+def test_the_limits_of_a_pool_count_for_its_jobs_alone(scheduler: str, key: str) -> None:
     pools = {"short": Pool(limits=Limits(time="30m"))}
     check_limits(plan_of(), Cluster(pools=pools))
     with pytest.raises(ConfigError, match="time=01:00:00: short of cluster=here allows 00:30:00: use time=00:30:00"):
-        check_limits(plan_of(), Cluster(pools=pools, **{key: "short"}))
+        check_limits(plan_of(), make_cluster(scheduler, pools=pools, **{key: "short"}))
 
 
-PER_USER = Cluster(
-    name="polaris", queue="debug-scaling", limits=Limits(jobs=20), pools={"debug-scaling": Pool(limits=Limits(jobs=1))}
+PER_USER = make_cluster(
+    "pbs",
+    name="polaris",
+    queue="debug-scaling",
+    limits=Limits(jobs=20),
+    pools={"debug-scaling": Pool(limits=Limits(jobs=1))},
 )
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Cluster, Pool
+from launcher.config.schema import Pool
 from launcher.spec import pools
+from tests.unit.plans import make_cluster
 
 POOLS = {
     "a": Pool(environment={"A": 1, "BOTH": "a"}, interface="ib0"),
@@ -22,12 +23,13 @@ POOLS = {
         ({"partition": "a"}, ["a"]),
         ({"partition": "a,b"}, []),
         ({"partition": "c"}, []),
-        ({"queue": "b@server"}, ["b"]),
+        ({"scheduler": "pbs", "queue": "b@server"}, ["b"]),
+        ({"scheduler": "local"}, []),
         ({"partition": "a", "qos": "b"}, ["a", "b"]),
     ],
 )
 def test_a_pool_is_found_by_what_the_job_asks_for(keys: dict[str, Any], found: list[str]) -> None:
-    assert list(pools.of(Cluster(pools=POOLS, **keys))) == found
+    assert list(pools.of(make_cluster(pools=POOLS, **keys))) == found
 
 
 @pytest.mark.parametrize(
@@ -42,5 +44,5 @@ def test_a_pool_is_found_by_what_the_job_asks_for(keys: dict[str, Any], found: l
 def test_what_the_cluster_itself_has_counts_more(
     keys: dict[str, Any], environment: dict[str, Any], interface: str | None
 ) -> None:
-    merged = pools.merged(Cluster(pools=POOLS, environment={"BOTH": "mine"}, **keys))
+    merged = pools.merged(make_cluster(pools=POOLS, environment={"BOTH": "mine"}, **keys))
     assert (merged.environment, merged.interface) == (environment, interface)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import GpuDirective
 from launcher.errors import RunError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
@@ -22,7 +21,7 @@ from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
 
 CANCEL = {Slurm: Slurm.cancel, PBS: PBS.cancel}
-PBS_PLAN = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus})
+PBS_PLAN = plan_of(cluster={"scheduler": "pbs"})
 
 
 class Site:

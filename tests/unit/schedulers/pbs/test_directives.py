@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config.schema import GpuDirective, LaunchMode
+from launcher.config.schema import LaunchMode
 from launcher.errors import ConfigError
 from launcher.schedulers import job_script
 from launcher.schedulers.pbs import directives as qsub
@@ -28,6 +28,7 @@ from launcher.schedulers.pbs.directives import (
     select,
     size,
 )
+from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.spec.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan, plan_of
 

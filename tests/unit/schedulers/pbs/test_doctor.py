@@ -12,6 +12,7 @@ from launcher.schedulers.detect import Kind, Qsub
 from launcher.schedulers.pbs import diagnosis, doctor, scheduler
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.pbs.scheduler import PBSScheduler
+from tests.unit.plans import make_cluster
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 
@@ -34,7 +35,7 @@ def test_whose_qsub_is_found_is_told(monkeypatch: pytest.MonkeyPatch, qsub: Qsub
 
 
 WORKQ = Queue("workq", True, True, False, 86400, 8, None, None, 64 * 2**30)
-SITE = Cluster(name="site", scheduler="pbs")
+SITE = make_cluster("pbs", name="site")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import GpuDirective
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.facts import hosts_of, parse_nodes
 from launcher.schedulers.pbs.limits import Queue, check_nodes, check_queue
+from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import plan_of
 
 GIB = 1024**3

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import GpuDirective
 from launcher.schedulers.explanation import Waiting
 from launcher.schedulers.pbs import facts as pbs_facts
 from launcher.schedulers.pbs import pending, suggestions
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.pbs.facts import Node
 from launcher.schedulers.pbs.pending_reasons import Kind, in_words
+from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of

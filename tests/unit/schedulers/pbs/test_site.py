@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.schema import Cluster, GpuDirective
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.schedulers.pbs.site import PBSSite, survey
+from tests.unit.plans import make_cluster
 
 NODES = """\
 pbs-n1
@@ -93,7 +95,7 @@ def test_a_pbs_without_gpus_or_default_queue(recorded_pbs: PBSSite) -> None:
 
 
 def cluster(**keys: Any) -> Cluster:
-    return Cluster(name="mine", scheduler="pbs", **keys)
+    return make_cluster("pbs", **{"name": "mine", **keys})
 
 
 def test_a_profile_that_fits_is_said_to(recorded_pbs: PBSSite) -> None:

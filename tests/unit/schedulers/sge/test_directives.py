@@ -11,16 +11,17 @@ import pytest
 from launcher.errors import ConfigError
 from launcher.schedulers.sge import directives, node
 from launcher.schedulers.sge.environment import sge_environment
+from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.sections import Cluster
-from tests.unit.plans import bare_plan
+from tests.unit.plans import sge_plan
 
-OF_CLUSTER = {field.name for field in dataclasses.fields(Cluster)} - {"name"}
+OF_CLUSTER = {field.name for field in (*dataclasses.fields(Cluster), *dataclasses.fields(SGESettings))} - {"name"}
 
 
 def lines(array: str | None = None, **fields: Any) -> list[str]:
     """The lines of a plan; of `cluster` its keys are given as they are."""
     cluster = {name: fields.pop(name) for name in list(fields) if name in OF_CLUSTER}
-    return directives.lines(bare_plan(**fields, cluster=cluster), "launcher-0", array)
+    return directives.lines(sge_plan(**fields, cluster=cluster), "launcher-0", array)
 
 
 def test_elements_are_counted_from_one() -> None:

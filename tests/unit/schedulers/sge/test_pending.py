@@ -10,7 +10,7 @@ import pytest
 from launcher.schedulers.sge.facts import QueueInstance
 from launcher.schedulers.sge.pending import instance_lines, lines_of, messages_of, of_job
 from launcher.schedulers.sge.pending_reasons import Kind, in_words, of_all
-from tests.unit.plans import bare_plan
+from tests.unit.plans import sge_plan
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -74,10 +74,10 @@ def test_the_jobs_own_record_tells_why_its_start_failed_and_whom_it_waits_for() 
 def test_queue_instances_that_take_no_jobs_are_named() -> None:
     instances = [QueueInstance("all.q", "node1", 0, 8, "d"), QueueInstance("all.q", "node2", 8, 8)]
     instances.append(QueueInstance("b", "n", 0, 1))
-    assert instance_lines(instances, bare_plan(cluster={"queue": "all.q"})) == (
+    assert instance_lines(instances, sge_plan(cluster={"queue": "all.q"})) == (
         "2 queue instances: 0 with a free slot", "all.q@node1 takes no jobs: it is disabled",
     )  # fmt: skip
-    assert instance_lines([], bare_plan()) == ()
+    assert instance_lines([], sge_plan()) == ()
 
 
 def test_only_messages_are_taken_from_a_verification() -> None:

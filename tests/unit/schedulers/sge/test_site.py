@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.schema import Cluster, GpuDirective
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.findings import Finding
 from launcher.schedulers.sge import doctor, facts, history, limits
@@ -15,7 +15,7 @@ from launcher.schedulers.sge.commands import records
 from launcher.schedulers.sge.facts import ClusterQueue, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.hosts import hosts_of
 from launcher.schedulers.sge.site import SGESite
-from tests.unit.plans import bare_plan
+from tests.unit.plans import make_cluster, sge_plan
 
 RECORDED = Path(__file__).parent / "recorded"
 NODES = ParallelEnvironment("nodes", 999, "1", starts_tasks=True)
@@ -69,7 +69,7 @@ def test_hosts_of_a_job() -> None:
 def test_a_parallel_environment_gives_each_node_its_slots(
     pe: ParallelEnvironment, nodes: int, slots: int | None, told: str | None
 ) -> None:
-    plan = bare_plan(nodes=nodes, min_nodes=nodes, cluster={"parallel_environment": pe.name, "slots": slots})
+    plan = sge_plan(nodes=nodes, min_nodes=nodes, cluster={"parallel_environment": pe.name, "slots": slots})
     if told is None:
         limits.check_environment(plan, pe, [NODES, SMP])
         return
@@ -79,7 +79,7 @@ def test_a_parallel_environment_gives_each_node_its_slots(
 
 
 def test_without_a_usable_one_it_says_what_to_ask_the_administrator_for() -> None:
-    plan = bare_plan(nodes=2, cluster={"parallel_environment": "fill"})
+    plan = sge_plan(nodes=2, cluster={"parallel_environment": "fill"})
     with pytest.raises(ConfigError, match=r"ask the administrator .* `allocation_rule 1` and `control_slaves TRUE`"):
         limits.check_environment(plan, FILL, [FILL, SMP])
     assert "ask the administrator" in doctor.instead(())
@@ -87,19 +87,19 @@ def test_without_a_usable_one_it_says_what_to_ask_the_administrator_for() -> Non
 
 def test_queues_and_resources_are_compared() -> None:
     queues = [ClusterQueue("short", 3600, ("smp",)), ClusterQueue("long", None, ("nodes",))]
-    assert limits.check_queue(bare_plan(time=7200), queues) == [queues[1]]
+    assert limits.check_queue(sge_plan(time=7200), queues) == [queues[1]]
     for changes, told in (
         ({"cluster": {"queue": "shirt"}}, "Did you mean short?"),
         ({"cluster": {"queue": "short"}, "time": 7200}, "use time=01:00:00 or less"),
         ({"cluster": {"queue": "short", "parallel_environment": "nodes"}}, "It has: smp"),
     ):
         with pytest.raises(ConfigError) as caught:
-            limits.check_queue(bare_plan(**changes), queues)
+            limits.check_queue(sge_plan(**changes), queues)
         assert told in str(caught.value)
     complexes = facts.parse_complexes(recorded("qconf-sc.txt"))
-    limits.check_resources(bare_plan(), ["h_rt", "s_rt", "gpu"], complexes)
+    limits.check_resources(sge_plan(), ["h_rt", "s_rt", "gpu"], complexes)
     with pytest.raises(ConfigError, match="gpus: the site has no such resource"):
-        limits.check_resources(bare_plan(), ["gpus"], complexes)
+        limits.check_resources(sge_plan(), ["gpus"], complexes)
 
 
 def test_all_times_that_a_job_ran() -> None:
@@ -136,8 +136,7 @@ def test_a_profile_says_where_each_value_came_from() -> None:
 
 
 def cluster(**values: object) -> Cluster:
-    base = {"name": "here", "scheduler": "sge", "gpu_directive": GpuDirective.resource, "gpu_resource": "gpu"}
-    return Cluster(**{**base, "parallel_environment": "nodes", **values})  # type: ignore[arg-type]
+    return make_cluster("sge", **{"gpu_resource": "gpu", "parallel_environment": "nodes", **values})
 
 
 def told(values: Cluster) -> str:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config.schema import GpuDirective, LaunchMode, Resume, ResumeHow
+from launcher.config.schema import LaunchMode, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives
+from launcher.schedulers.slurm.settings import GpuDirective
 from launcher.script.starters import srun_arguments
 from tests.unit.plans import bare_plan, plan_of
 

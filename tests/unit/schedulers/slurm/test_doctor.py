@@ -12,13 +12,14 @@ from launcher.schedulers.checks import TimedOutput
 from launcher.schedulers.slurm import doctor
 from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
+from tests.unit.plans import make_cluster
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 
 NODE = NodeGroup(4, 16, 64 * 2**30, 2)
 GPU = Partition("gpu", True, 7200, None, (NODE,))
 DEBUG = Partition("debug", False, 600, 2, (NodeGroup(2, 16, 64 * 2**30, 0), NODE))
-SLURM = Cluster(name="site", scheduler="slurm")
+SLURM = make_cluster("slurm", name="site")
 
 
 @pytest.mark.parametrize(

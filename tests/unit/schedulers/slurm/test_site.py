@@ -14,6 +14,7 @@ from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.limits import Partition
 from launcher.schedulers.slurm.site import Account, SlurmSite, choose_partition, survey
 from launcher.spec.limits import NodeGroup
+from tests.unit.plans import make_cluster
 
 # What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting (26.05 says the same).
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
@@ -133,7 +134,7 @@ def test_the_partition_of_a_profile_is_the_default_one_or_has_gpus(
 
 
 def cluster(**keys: Any) -> Cluster:
-    return Cluster(**{"name": "mine", "scheduler": "slurm", **keys})
+    return make_cluster("slurm", **{"name": "mine", **keys})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""The keys of `cluster` that only PBS has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from launcher.config.schema import Flat, SchedulerSettings
+
+
+class GpuDirective(Enum):
+    """How a site wants GPUs to be asked for."""
+
+    ngpus = "ngpus"  # ngpus=N in the chunk of a node
+    none = "none"  # not at all, or by a resource of the site's in chunk
+
+
+@dataclass
+class PBSSettings(SchedulerSettings):
+    """What PBS's profiles have on top."""
+
+    POOLS = ("queue",)
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "partition": "use cluster.queue",
+        "qos": "PBS has none; a queue may stand for it (cluster.queue)",
+        "constraint": "name a resource of the nodes in cluster.chunk",
+        "reservation": "a reservation of PBS is a queue (cluster.queue)",
+        "exclude": "PBS cannot exclude nodes; name a resource of the good ones in cluster.chunk",
+        "gpu_type": "name the site's resource for it in cluster.chunk",
+        "srun_args": "see cluster.mpiexec",
+    }
+
+    queue: str | None = None  # queue, or a reservation's
+    project: str | None = None  # project (-P); where the site charges projects as accounts, use account
+    place: str | None = None  # the place statement; empty: scatter for several nodes
+    chunk: Flat = field(default_factory=dict)  # more resources of each chunk (node); null drops ours
+    resources: Flat = field(default_factory=dict)  # more resources of the whole job, as -l NAME=VALUE
+    totals: bool = False  # ask for CPUs, GPUs and memory of all nodes together, without a select statement
+    gpu_directive: GpuDirective = GpuDirective.ngpus  # how GPUs are asked for: ngpus or none
+    mpiexec: list[str] = field(default_factory=list)  # what starts the tasks instead of pbsdsh; see docs/pbs.md

@@ -1,0 +1,45 @@
+"""The keys of `cluster` that only Grid Engine has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from launcher.config.schema import Flat, Nat, SchedulerSettings
+
+
+class GpuDirective(Enum):
+    """How a site wants GPUs to be asked for."""
+
+    resource = "resource"  # the resource that cluster.gpu_resource names
+    none = "none"  # not at all (whole nodes are handed out)
+
+
+@dataclass
+class SGESettings(SchedulerSettings):
+    """What Grid Engine's profiles have on top."""
+
+    POOLS = ("queue",)
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "partition": "use cluster.queue",
+        "qos": "Grid Engine has none; a queue or a project may stand for it",
+        "constraint": "ask for a resource of the nodes (cluster.resources)",
+        "reservation": "an advance reservation is an option of qsub: cluster.directives.ar=ID",
+        "exclude": "ask for a resource of the good ones (cluster.resources.hostname='!(node3|node7)')",
+        "place": "use cluster.parallel_environment",
+        "chunk": "use cluster.resources, whose amounts count for each slot",
+        "gpu_type": "ask for the site's resource for it (cluster.resources)",
+        "srun_args": "qrsh starts the tasks",
+        "mpiexec": "qrsh starts the tasks",
+    }
+
+    queue: str | None = None  # queue(s), comma-separated
+    project: str | None = None  # project (-P); where the site charges projects as accounts, use account
+    parallel_environment: str | None = None  # gives a job its slots on each node (-pe)
+    slots: Nat | None = None  # slots on each node, as the parallel environment hands them out; empty: 1
+    gpu_directive: GpuDirective = GpuDirective.resource  # how GPUs are asked for: resource or none
+    gpu_resource: str | None = None  # the site's resource for GPUs (gpu, ngpus), with gpu_directive=resource
+    mem_resource: str | None = None  # the site's resource for memory (h_vmem, mem_free) that mem asks for
+    resources: Flat = field(default_factory=dict)  # more resources of the job, as -l NAME=VALUE, for each slot
