@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
-STATES = ("done", "stopped", "failed", "cancelled", "lost")
+STATES = ("done", "pruned", "stopped", "failed", "cancelled", "lost")
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -64,11 +64,11 @@ def exit_code(seen: Sequence[PointStatus]) -> int:
 
     | the points | code |
     |---|---|
-    | all done | 0 |
-    | all done or stopped | 75 |
+    | all done or pruned | 0 |
+    | all done, pruned or stopped | 75 |
     | otherwise | 1 |
     """
-    states = {each.state for each in seen} - {RunState.DONE.value}
+    states = {each.state for each in seen} - {RunState.DONE.value, RunState.PRUNED.value}
     return FAILED if states - {RunState.STOPPED.value} else RESUME if states else DONE
 
 

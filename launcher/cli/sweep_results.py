@@ -187,7 +187,7 @@ def _print_table(
 
 def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]) -> None:
     """Prints why points ended without success, and the number of points in each state."""
-    ended = [each for each in seen if each.over and each.state != RunState.DONE.value]
+    ended = [each for each in seen if each.over and each.state not in (RunState.DONE.value, RunState.PRUNED.value)]
     if ended:
         print()
     for each in ended[:FAILURES]:

@@ -31,7 +31,8 @@ from launcher.runs.sweep_directory import Sweep, differing, label
 
 WIDTH = 80
 RECENT = 20  # sweeps, and points of one, that are shown without --all
-WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value)  # states of points that are only counted
+# States of points that are only counted.
+WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PRUNED.value)
 
 
 def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
@@ -81,7 +82,7 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
         print(line)
     if len(shown) < len(listed):
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
-    if any(each.over and each.state != RunState.DONE.value for each in seen):
+    if any(each.over and each.state not in WITHOUT_LINE for each in seen):
         print(f"\nnext  {program()} sweep rerun {sweep.id}")
     return 0
 

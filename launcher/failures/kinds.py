@@ -19,6 +19,7 @@ class Kind(str, Enum):
     REQUEUED = "requeued"
     CANCELLED = "cancelled"
     STOPPED = "stopped"
+    PRUNED = "pruned"
     NODE_LOST = "node-lost"
     BAD_NODE = "bad-node"
     GPU_ERROR = "gpu-error"

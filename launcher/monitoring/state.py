@@ -3,6 +3,7 @@
 | the record | the scheduler | the run is |
 |---|---|---|
 | last attempt ended with 0 | (not asked) | done |
+| the same with another code, after its search pruned it | (not asked) | pruned |
 | last attempt ended with another code | has a live job | queued, running or suspended, like the job |
 | | has the job in an unknown state | unknown: another attempt may have begun |
 | last attempt ended with 75 | no job | stopped (cancelled, if the user cancelled it) |
@@ -38,6 +39,7 @@ from launcher.runs.events import (
     Ended,
     Fault,
     ProcessStarted,
+    Pruned,
     SetupFailed,
     Started,
     StopRequested,
@@ -57,6 +59,7 @@ class RunState(Enum):
     RUNNING = "running"
     SUSPENDED = "suspended"  # the scheduler has stopped its processes, and will continue them
     DONE = "done"
+    PRUNED = "pruned"  # the search of its sweep has ended it, for others are ahead
     STOPPED = "stopped"  # it ended early and can be resumed
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -76,7 +79,9 @@ class RunState(Enum):
     @property
     def exit_code(self) -> int:
         """The exit code of commands that waited for the run, if its last attempt recorded none."""
-        return {RunState.DONE: errors.DONE, RunState.STOPPED: errors.RESUME}.get(self, errors.FAILED)
+        return {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}.get(
+            self, errors.FAILED
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class RunHistory:
     waiting: tuple[str, ...] = ()  # jobs of a chain that will follow the last job
     submitted: float = 0.0  # time of the last submission, in seconds since the epoch
     exit_code: int | None = None  # recorded by the last attempt's agents, if its script did not record its end
+    pruned: Pruned | None = None  # its search has ended it, and it has not been started since
 
     def last(self, kind: type[E_]) -> E_ | None:
         """The latest event of this kind."""
@@ -125,14 +131,22 @@ def history_of(
 ) -> RunHistory:
     """The history in a journal, and in the last attempt's events and exit code."""
     submitted, wanted, times = None, False, [0.0]
+    pruned: Pruned | None = None
     for event in known(journal):
+        if isinstance(event, (Pruned, Submitted)):
+            pruned = event if isinstance(event, Pruned) else None
         submitted = event if isinstance(event, Submitted) else submitted
         if isinstance(event, (Cancelled, CancelFailed, Submitted)):
             wanted = isinstance(event, Cancelled)  # else it was resumed since, or the scheduler did not take it
         if isinstance(event, (Submitting, Submitted, ProcessStarted)):
             times.append(event.time)
     jobs = _jobs(submitted, events)
-    return RunHistory(jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code)
+    started = last(events, Started)
+    if pruned is not None and started is not None and started.time > pruned.time:  # it was started again
+        pruned = None
+    return RunHistory(
+        jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code, pruned
+    )
 
 
 def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -174,6 +188,8 @@ def run_state(history: RunHistory, job: JobState | None, *, answered: bool = Tru
     """
     if history.ended == errors.DONE:
         return RunState.DONE
+    if history.pruned is not None and history.ended is not None:
+        return RunState.PRUNED
     if history.job_id is None and history.attempt is None:
         return RunState.UNCONFIRMED
     if answered and job is not None and job.live:

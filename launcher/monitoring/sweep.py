@@ -51,7 +51,7 @@ STATES = (
     WAITING, *(
         state.value for state in (
             RunState.UNCONFIRMED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED, RunState.UNKNOWN,
-            RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST,
+            RunState.DONE, RunState.PRUNED, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST,
         )
     ), DAMAGED,
 )  # fmt: skip

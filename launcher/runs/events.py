@@ -91,6 +91,17 @@ class CancelFailed(Event):
     error: str = ""
 
 
+class Pruned(Event):
+    """The search of the point's sweep has decided to end it: others are ahead.
+
+    Attributes:
+        step: steps that it had done; None: unknown.
+    """
+
+    event: ClassVar[str] = "pruned"
+    step: int | None = None
+
+
 # -- the journal of a slot manager, which runs points of a packed sweep; for statistics, since claims are the truth
 
 

@@ -172,7 +172,7 @@ def _look_at(condition: str, path: Path, live: SweepMonitor) -> Other:
         )  # fmt: skip
     points = sweep_live.point_statuses(sweep, live, [int(path.name)] if sweep.path != path else None)
     found = sweep_live.counts(points)
-    done = found.get(RunState.DONE.value, 0) == len(points)
+    done = sum(found.get(each.value, 0) for each in (RunState.DONE, RunState.PRUNED)) == len(points)
     state = points[0].state if sweep.path != path else "done" if done else sweep_live.summary(found)
     plans = [(each.seen.plan, each.seen.history.job_id) for each in points if each.live and each.seen]
     held = [(plan, job) for plan, job in plans if plan.queued and job]

@@ -212,6 +212,7 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
     | failed, stopped, cancelled, lost | yes | yes |
     | waiting: not submitted, or not yet started on this machine | yes | yes |
     | unconfirmed: submission looks for its job first | yes | yes |
+    | pruned | no | yes |
     | done | no | no |
     | queued, running, suspended, unknown | no | no |
 
@@ -231,7 +232,8 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
             states[state].append(index)
         shown = ", ".join(f"{ranges(indices)} {state}" for state, indices in states.items())
         raise RunError(f"nothing was submitted: only points that are over and not done can be restarted ({shown})")
-    return [each.point.index for each in considered if each.state not in fixed]
+    kept = (*fixed, RunState.PRUNED.value) if points is None else fixed
+    return [each.point.index for each in considered if each.state not in kept]
 
 
 def rerun(

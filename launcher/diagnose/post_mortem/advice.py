@@ -310,6 +310,7 @@ _ADVICE: dict[Kind, Callable[[Case], Steps]] = {
     Kind.REQUEUED: _resume("a user, or Slurm after a node failure, requeued its job: it starts by itself"),
     Kind.CANCELLED: _cancelled,
     Kind.STOPPED: _cancelled,
+    Kind.PRUNED: lambda case: [Step("run it to its end all the same", case.resume())],
     Kind.NODE_LOST: _node,
     Kind.BAD_NODE: _node,
     Kind.GPU_ERROR: _gpu_error,

@@ -51,7 +51,7 @@ def of(seen: RunStatus) -> Evidence:
         history.events,
         Evidence(seen.state, begun=history.attempt is not None, detail=seen.detail, signal=seen.signal),
     )
-    evidence = replace(evidence, cancelled=history.cancelled, ended=history.code)
+    evidence = replace(evidence, cancelled=history.cancelled, pruned=history.pruned, ended=history.code)
     if not seen.state.over or seen.state is RunState.DONE or not evidence.unexplained:
         return evidence
     attempt = None if history.attempt is None else Attempt(seen.run, history.attempt)

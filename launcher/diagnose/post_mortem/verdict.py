@@ -5,6 +5,7 @@ The first row that applies decides:
 | evidence | kind |
 |---|---|
 | the run was given up | no-progress |
+| the search of its sweep ended it | pruned |
 | a set-up line failed | setup-failed |
 | a rank raised an exception | the kind of its last line (`symptoms`), else exception |
 | agents report a failed rendezvous, a hang or a bad node | rendezvous-timeout, hang, bad-node |
@@ -29,7 +30,7 @@ from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.kinds import Kind
 from launcher.formatting import rough_size
 from launcher.monitoring.state import RunState
-from launcher.runs.events import Fault, SetupFailed, Stays, Stop, StopRequested
+from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRequested
 from launcher.schedulers import notices
 
 NEAR_LIMIT = 0.9  # a killed process that used this part of its memory limit was probably killed for it
@@ -113,6 +114,7 @@ class Evidence:
         cluster: the name of the cluster's profile.
         setup: the set-up line that failed.
         cancelled: whether `launcher cancel` was called for the run.
+        pruned: that the search of its sweep has ended it; None: it has not.
         preempted: whether the scheduler was preempting the job when it stopped.
         memory: bytes that were used and allowed, and numbers of kills, as in `launcher.agent.memory`; `used` and
             `limit` are the scheduler's.
@@ -134,6 +136,7 @@ class Evidence:
     cluster: str = ""
     setup: str = ""
     cancelled: bool = False
+    pruned: Pruned | None = None
     preempted: bool = False
     memory: Mapping[str, int] = field(default_factory=dict)
 
@@ -195,6 +198,9 @@ def classify(seen: Evidence) -> Verdict:
         return Verdict(Kind.NO_PROGRESS, f"given up: {seen.stays.why}")
     if seen.state is RunState.DONE:
         return Verdict(Kind.DONE, None)
+    if seen.pruned is not None:
+        after = "" if seen.pruned.step is None else f" after step {seen.pruned.step}"
+        return Verdict(Kind.PRUNED, f"the search of its sweep ended it{after}: others are ahead")
     if seen.state is RunState.STOPPED and seen.stop is not None:
         return _stopped(seen, seen.stop)
     if seen.fault is None:

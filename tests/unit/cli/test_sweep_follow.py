@@ -40,7 +40,9 @@ def points(sweep: Sweep, *states: str) -> list[PointStatus]:
         (("done",), DONE),
         (("done", "stopped"), RESUME),
         (("stopped", "stopped"), RESUME),
-        *(((state, "done"), FAILED) for state in STATES if state not in ("done", "stopped")),
+        (("done", "pruned"), DONE),
+        (("pruned", "stopped"), RESUME),
+        *(((state, "done"), FAILED) for state in STATES if state not in ("done", "pruned", "stopped")),
         (("stopped", "failed"), FAILED),
     ],
 )

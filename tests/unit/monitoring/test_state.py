@@ -12,7 +12,7 @@ from launcher import errors
 from launcher.monitoring.live import RunStatus
 from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
 from launcher.runs.directory import Run
-from launcher.runs.events import Fault, Met, Progress, SetupFailed
+from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed
 from launcher.schedulers.queries import JobState
 from tests.unit.plans import plan_of
 
@@ -40,11 +40,14 @@ def history(
     job: str | None = "7",
     asked_to_stop: bool = False,
     agents: int | None = None,
+    pruned: bool = False,
 ) -> RunHistory:
     events = [] if code is None else [{"event": "started"}, {"event": "ended", "code": code}]
     if asked_to_stop:
         events.append({"event": "stop_requested", "signal": "SIGTERM", "host": "n1"})
-    return RunHistory(job, cancelled, attempt, tuple(events), exit_code=agents)
+    return RunHistory(
+        job, cancelled, attempt, tuple(events), exit_code=agents, pruned=Pruned(step=3) if pruned else None
+    )
 
 
 def judged(history: RunHistory, job: Any) -> RunState:
@@ -82,6 +85,9 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({"attempt": 2, "agents": 1}, NOT_LIVE, (False,), RunState.FAILED),
     *(({"attempt": 2, "agents": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 75)),
     ({"attempt": 2, "agents": 143}, (C,), BOTH, RunState.CANCELLED),
+    *(({"attempt": 0, "code": code, "pruned": True}, EVERY, BOTH, RunState.PRUNED) for code in (1, 75, 143)),
+    ({"attempt": 0, "code": 0, "pruned": True}, EVERY, BOTH, RunState.DONE),  # it was faster
+    ({"attempt": 0, "pruned": True}, (R,), BOTH, RunState.RUNNING),  # it has not stopped yet
     ({}, (P,), BOTH, RunState.QUEUED),
     ({}, (R,), BOTH, RunState.RUNNING),
     ({}, NOT_LIVE, (True,), RunState.CANCELLED),
@@ -108,7 +114,7 @@ def test_nothing_but_the_records_own_word_is_success(row: dict[str, Any], job: A
     assert judged(history(**row), job) is not RunState.DONE
 
 
-OVER = {RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST}
+OVER = {RunState.DONE, RunState.PRUNED, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST}
 
 
 @pytest.mark.parametrize("state", RunState)
@@ -126,7 +132,12 @@ def test_nobody_waits_for_a_run_that_is_over_or_leaves_one_that_may_not_be(state
         (RunState.FAILED, 143, errors.FAILED),
         (RunState.FAILED, None, errors.FAILED),
         (RunState.CANCELLED, 93, errors.FAILED),
-        *((state, None, errors.FAILED) for state in RunState if state not in (RunState.DONE, RunState.STOPPED)),
+        (RunState.PRUNED, 75, errors.DONE),
+        *(
+            (state, None, errors.FAILED)
+            for state in RunState
+            if state not in (RunState.DONE, RunState.PRUNED, RunState.STOPPED)
+        ),
     ],
 )
 def test_who_waits_for_a_run_exits_as_it_ended(state: RunState, code: int | None, exit_code: int) -> None:
@@ -211,3 +222,27 @@ def test_the_first_fault_and_the_last_progress_count() -> None:
     assert told.last(Met) is None
     assert told.ended == 1
     assert history_of([], 0, [{"event": "setup_failed", "line": 2, "host": "n"}]).fault == SetupFailed(line=2, host="n")
+
+
+@pytest.mark.parametrize(
+    ("begun", "code", "resubmitted", "state"),
+    [
+        (1.0, 75, False, RunState.PRUNED),
+        (1.0, 143, False, RunState.PRUNED),
+        (1.0, 0, False, RunState.DONE),  # it was faster
+        (1.0, None, False, RunState.RUNNING),  # it has not stopped yet
+        (3.0, 75, False, RunState.RUNNING),  # it was started again
+        (1.0, 75, True, RunState.RUNNING),
+    ],
+)
+def test_a_point_that_its_search_has_ended_is_pruned(
+    begun: float, code: int | None, resubmitted: bool, state: RunState
+) -> None:
+    """Its job goes on, with other points."""
+    journal = [{"event": "pruned", "time": 2.0, "step": 5}]
+    if resubmitted:
+        journal.append({"event": "submitted", "time": 3.0, "job": "7", "token": "t"})
+    events: list[dict[str, Any]] = [{"event": "started", "time": begun, "job": "7", "host": "n1"}]
+    if code is not None:
+        events.append({"event": "ended", "time": 4.0, "code": code})
+    assert run_state(history_of(journal, 0, events), R) is state
