@@ -430,7 +430,7 @@ def test_others_are_given_time_to_begin_a_round(make: Make, monkeypatch: pytest.
 
     monkeypatch.setattr(agents[0]._rounds, "begun", begun)
     assert agents[0].others_begin(1) is begins
-    assert looks >= 3
+    assert looks >= (3 if begins else 1)
 
 
 ME = Member(0, 0, "node0", 1)
@@ -640,11 +640,11 @@ def test_a_leader_that_closes_does_not_wait_for_a_member_that_is_lost(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody closes the other end of a half-open connection."""
-    agents = [make(index, heartbeat=0.5) for index in range(3)]
+    agents = [make(index, heartbeat=300) for index in range(3)]
     met(*agents)
     leader, hub = agents[0].coordinator, agents[0]._hub
     assert leader is not None and hub is not None
-    leader.watch(time.monotonic() - 1)  # node2 has been silent since, and its connection stays
+    leader.watch(time.monotonic() - 600)  # node2 has been silent since, and its connection stays
     leader.receive(1, {"type": "beat"}, time.monotonic())
     agents[0].poll(0.01)
     assert 2 in hub.channels and leader.present() == {0, 1}

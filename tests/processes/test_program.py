@@ -160,16 +160,13 @@ def reported(tmp_path: Path) -> WorkerError:
 
 
 def test_its_error_is_reported_without_our_frames(run: Callable[..., Any], tmp_path: Path) -> None:
-    done = run("def inner():\n    raise ValueError('banana')\ninner()\n")
+    text = "def inner():\n    raise ValueError('banana')\ninner()\n"
+    done = run(text)
     error = reported(tmp_path)
     assert error.line == "ValueError: banana"
     assert not error.lost_peer
-    path = f"{tmp_path}/code/train.py"
-    assert error.traceback == done.stderr
-    assert done.stderr == (
-        f'Traceback (most recent call last):\n  File "{path}", line 3, in <module>\n    inner()\n'
-        f"  File \"{path}\", line 2, in inner\n    raise ValueError('banana')\nValueError: banana\n"
-    )
+    assert "ValueError: banana" in done.stderr
+    assert error.traceback == done.stderr == run(text, bare=True).stderr
 
 
 def test_words_for_sys_exit_are_reported(run: Callable[..., Any], tmp_path: Path) -> None:
