@@ -1,19 +1,20 @@
-"""A Slurm, a PBS or a Grid Engine for tests that ask for one, and the closing table: which backend ran against what.
+"""Fixtures with a Slurm, a PBS or a Grid Engine, and the table at the end: which scheduler was tested against what.
 
-For test authors:
+For authors of tests:
 
-- Ask for the fixture `slurm` (no accounting: sacct fails, as at many sites) or `slurm_with_accounting`. Each is a
-  `SlurmCluster` of four nodes, started at first use, once per session; leave it idle, with `slurm.reset()` if need be.
-- Ask for the fixture `pbs`: the real PBS of this machine where it has one, else a stand-in; see tests/pbs/. What only a
-  stand-in can do (a server that goes down) asks for `pbs_stand_in`.
-- Ask for the fixture `sge`: a real Grid Engine with two execution hosts in network namespaces; leave it idle, with
-  `sge.reset()` if need be.
-- The table then counts the test by itself. A test of another backend, or one that runs inside an allocation, says so:
-  `@pytest.mark.backend("local", "this machine")`, `@pytest.mark.backend("local", "allocation inside {slurm}")`;
-  one that only knows while it runs calls the fixture: `ran_against("pbs", "OpenPBS 23.06, 2 nodes")`.
-- With --numprocesses each process of pytest has clusters of its own; nothing may ask for a fixed port or path.
-- Where no Slurm or Grid Engine can run, such tests skip and the table says why. With CI=true they fail: a green CI
-  means that the real thing ran.
+- The fixtures `slurm` (without accounting: sacct fails, as at many sites) and `slurm_with_accounting` are a
+  `SlurmCluster` of four nodes, which is started at first use, once per session. A test leaves it idle; `slurm.reset()`
+  ends all jobs.
+- The fixture `pbs` is the real PBS of this machine if it has one, else a stand-in; see tests/pbs/. Tests of what only a
+  stand-in can do (a server that goes down) use `pbs_stand_in`.
+- The fixture `sge` is a real Grid Engine with two execution hosts in network namespaces. A test leaves it idle;
+  `sge.reset()` ends all jobs.
+- The table counts tests that use these fixtures. Others have a marker, such as
+  `@pytest.mark.backend("local", "this machine")` or `@pytest.mark.backend("local", "allocation inside {slurm}")`, or
+  call a fixture: `ran_against("pbs", "OpenPBS 23.06, 2 nodes")`.
+- With --numprocesses each process of pytest has its own clusters, so no test may use a fixed port or path.
+- If no Slurm or Grid Engine can run, these tests are skipped, and the table shows the reason. With CI=true they fail,
+  so that a green CI means that they ran.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ hypothesis.settings.register_profile("launcher", deadline=None, suppress_health_
 hypothesis.settings.load_profile("launcher")
 
 
-# -- what no test leaves to the next
+# -- state that no test may leave behind
 
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """Tests run in any order, several in one process: the one that leaves a process group behind is the one to fail."""
+    """Fails a test that leaves torch's process group behind, because later tests in the same process would fail."""
     yield
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -71,7 +72,7 @@ def slurm_with_accounting() -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="session")
 def pbs_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PbsCluster]:
-    """A stand-in for OpenPBS."""
+    """The stand-in for OpenPBS."""
     with PbsCluster(tmp_path_factory.mktemp("pbs") / "site") as cluster:
         yield cluster
 
@@ -103,25 +104,25 @@ def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-# -- what ran against what
+# -- the table: which scheduler was tested against what
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, so that --strict-markers knows them; and let Ctrl-C interrupt.
+    """Registers the markers, and enables SIGINT.
 
-    What a shell starts in the background (`make test &`) ignores SIGINT, and so would all that the tests start.
+    A shell starts background processes (`make test &`) with SIGINT ignored, and their children inherit that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
-        "slow: a longer form of what other tests hold too; `make test-slow` runs these alone",
+        "slow: a longer form of another test; `make test-slow` runs these alone",
     ):
         config.addinivalue_line("markers", marker)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note on each item what it will run against: its marker's words, or else the cluster fixture it asks for."""
+    """Records for each test what it will run against, from its marker or its fixture."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if marker := item.get_closest_marker("backend"):
@@ -141,14 +142,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def ran_against(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Say while the test runs which backend it runs against what; takes the place of a marker."""
+    """Records what a test runs against, for a test that knows this only while it runs."""
     return lambda name, against: _record(request.node, name, against)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table, if any test ran against anything."""
+    """Prints the table."""
     outcomes: dict[str, tuple[tuple[str, str], str, str]] = {}
-    # Later words outweigh earlier ones: a test that passed and then failed in teardown has failed.
+    # Later entries replace earlier ones: a test that passed and then failed in teardown has failed.
     for category, outcome in (
         ("passed", "passed"),
         ("skipped", "skipped"),
@@ -168,7 +169,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def table(outcomes: list[tuple[tuple[str, str], str, str]]) -> list[str]:
-    """Lines for ((backend, against), outcome, reason) of each test; every reason for skipping is told once per row."""
+    """Returns the lines of the table; `outcomes`: ((scheduler, against), outcome, reason) of each test."""
     rows: dict[tuple[str, str], dict[str, int]] = {}
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     for row, outcome, reason in sorted(outcomes):
@@ -196,11 +197,11 @@ def _record(item: pytest.Item, name: str, against: str) -> None:
 
 
 def _reason(report: object) -> str:
-    """Why a test was skipped, in the words of whoever skipped it."""
+    """Returns why a test was skipped."""
     if xfail := getattr(report, "wasxfail", ""):
         return f"expected to fail: {xfail}"
-    words = getattr(report, "longrepr", None)
-    return str(words[2]).removeprefix("Skipped: ") if isinstance(words, tuple) else ""
+    details = getattr(report, "longrepr", None)
+    return str(details[2]).removeprefix("Skipped: ") if isinstance(details, tuple) else ""
 
 
 @cache

@@ -18,49 +18,49 @@ from launcher.runs.lookup import all_runs
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
-# What a test session inherits must not reach the runs: it may itself be inside of a job.
+# Variables of a job that the test session may be in must not reach the runs.
 _INHERITED = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "LAUNCHER_", "PBS_"))}
 
 
-def until(condition: Callable[[], object], what: str, patience: float = 60, said: Callable[[], str] = str) -> None:
-    """Waits for something.
+def until(condition: Callable[[], object], what: str, timeout: float = 60, details: Callable[[], str] = str) -> None:
+    """Waits until a condition is true.
 
     Args:
-        condition: whether it has come.
-        what: it is, for the message of a failure.
-        patience: seconds.
-        said: more for that message.
+        condition: is called again and again.
+        what: what is waited for, for the error message.
+        timeout: seconds.
+        details: returns more text for the error message.
     """
     asked = time.monotonic()
-    deadline = asked + patience
+    deadline = asked + timeout
     while not condition():
         now = time.monotonic()
-        assert now < deadline, f"{what} within {patience:g} s; {said()}"
-        time.sleep(max(0.1, now - asked))  # one that starts a command is not to keep a processor busy
+        assert now < deadline, f"{what} within {timeout:g} s; {details()}"
+        time.sleep(max(0.1, now - asked))  # a condition that runs a command must not keep a processor busy
         asked = time.monotonic()
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The command line with a runs_dir of its own.
+    """The launcher's command line, with a folder of runs for the test.
 
     Attributes:
-        runs_dir: where its runs are.
-        environment: variables on top of the inherited ones.
-        always: overrides that every submission gets (`cluster=slurm`).
-        before: words in front of the command (`salloc ...`).
-        hosts: of the first two nodes.
+        runs_dir: the folder of runs.
+        environment: variables that are added to the inherited ones.
+        overrides: overrides of every submission (`cluster=slurm`).
+        prefix: a command that runs the launcher (`salloc ...`); empty: none.
+        hosts: the names of the first two nodes.
     """
 
     runs_dir: Path
     environment: Mapping[str, str]
-    always: Sequence[str] = ()
-    before: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    prefix: Sequence[str] = ()
     hosts: Sequence[str] = (socket.gethostname(),) * 2
 
     @property
     def config_dir(self) -> Path:
-        """The user's own config folder; nobody has made it yet."""
+        """The user's config folder, which does not exist yet."""
         return self.runs_dir.with_name("config")
 
     @property
@@ -74,13 +74,13 @@ class Launcher:
     def __call__(self, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs `python -m launcher ARGUMENTS`."""
         return subprocess.run(
-            [*self.before, PYTHON, "-m", "launcher", *arguments], cwd=ROOT, env={**self.environ, **environment},
+            [*self.prefix, PYTHON, "-m", "launcher", *arguments], cwd=ROOT, env={**self.environ, **environment},
             capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 
     def submit(self, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Submits a run."""
-        return self(*overrides, *self.always, **environment)
+        return self(*overrides, *self.overrides, **environment)
 
     def run(self, *overrides: str, **environment: str) -> Result:
         """Submits a run and waits until it is over."""
@@ -89,7 +89,7 @@ class Launcher:
         return Result(self.last(), done.returncode, done.stdout + done.stderr)
 
     def fault(self, kind: str, *overrides: str, **environment: str) -> Result:
-        """Runs one of the workloads of tests/chaos/faults.py on two simulated or real nodes of two ranks."""
+        """Runs a function of tests/chaos/faults.py as a workload, on two nodes with two ranks each."""
         return self.run(
             "workload=collective", f"workload.entry=tests.chaos.faults:{kind}", "nodes=2", "procs_per_node=2",
             *overrides, **environment,
@@ -100,15 +100,15 @@ class Launcher:
         return all_runs(self.runs_dir)[0]
 
     def status(self) -> dict[str, Any]:
-        """The newest run as `status` sees it."""
+        """The newest run as `status --json` shows it."""
         done = self("status", "latest", "--json")
         assert done.returncode == 0, done.stderr
         row: dict[str, Any] = json.loads(done.stdout)[0]
         return row
 
-    def until(self, condition: Callable[[], object], what: str, patience: float = 60) -> None:
-        """Waits for something that the run is to do."""
-        until(condition, what, patience, self.printed)
+    def until(self, condition: Callable[[], object], what: str, timeout: float = 60) -> None:
+        """Waits until a condition is true; an error shows the output of the newest run."""
+        until(condition, what, timeout, self.printed)
 
     def printed(self) -> str:
         """What the newest run has printed so far."""

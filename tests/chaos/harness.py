@@ -87,7 +87,7 @@ class Chaos(Target):
             f"launch.heartbeat={HEARTBEAT}", "time=1h", f"checkpoint.keep={KEEP}",
             "launch.rendezvous_timeout=30", "launch.grace=10", "resume.max_attempts=10000", "wait=false",
         )  # fmt: skip
-        self.insist([*words, *self.launcher.always])
+        self.insist([*words, *self.launcher.overrides])
 
     def insist(self, words: list[str]) -> None:
         """Runs a command of the launcher whose process may be killed on the way; then it is repeated."""

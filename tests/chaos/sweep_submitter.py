@@ -87,7 +87,7 @@ class Siege:
     def sweep(self, name: str, shape: Sequence[str], count: int, kills: int) -> None:
         """One sweep whose submitter is killed up to so many times, and then left alone."""
         sweep = Sweep(self.launcher.runs_dir / name)
-        command = [PYTHON, "-m", "launcher", *WORDS, *shape, f"sweep.id={name}", *self.launcher.always]
+        command = [PYTHON, "-m", "launcher", *WORDS, *shape, f"sweep.id={name}", *self.launcher.overrides]
         self.hold()
         for _ in range(kills):
             if not self._killed(command, sweep):

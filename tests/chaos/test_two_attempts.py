@@ -57,7 +57,10 @@ def test_an_attempt_that_has_lost_the_run_publishes_and_removes_nothing(tmp_path
         "checkpoint.every_steps=20", "nodes=1", "procs_per_node=2", "wait=false",
     )  # fmt: skip
     subprocess.run(
-        [PYTHON, "-m", "tests.chaos.short_lease", *words, *launcher.always], cwd=ROOT, env=launcher.environ, check=True
+        [PYTHON, "-m", "tests.chaos.short_lease", *words, *launcher.overrides],
+        cwd=ROOT,
+        env=launcher.environ,
+        check=True,
     )
     processes: list[int] = []
     first = next(event["pid"] for event in target.journal() if event["event"] == "process")

@@ -61,7 +61,7 @@ def test_followers_begin_when_the_whole_run_is_over_and_only_if_it_came_out_as_t
         now = rows(launcher)
         return now.pop("points")["state"] == "2/2 done" and {row["state"] for row in now.values()} == {"done", "failed"}
 
-    launcher.until(over, "the end of all", patience=150)
+    launcher.until(over, "the end of all", timeout=150)
     now = rows(launcher)
     failed = sorted(name for name, row in now.items() if row["state"] == "failed")
     assert failed == ["broken", "wants-success"]

@@ -30,7 +30,7 @@ def reached(launcher: Launcher, attempt: int, step: int = 5) -> None:
         row = launcher.status()
         return row["attempt"] == attempt and (row["step"] or 0) >= step
 
-    launcher.until(come, f"step {step} of attempt {attempt}", patience=120)
+    launcher.until(come, f"step {step} of attempt {attempt}", timeout=120)
 
 
 def stopped_at(run: Run, attempt: int) -> int:

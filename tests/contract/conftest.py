@@ -1,4 +1,4 @@
-"""One launcher for each backend; the suite beside this file holds all of them to the same behaviour."""
+"""The fixture `launcher`, once for each scheduler: all tests of this folder must pass on all of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from tests.launch import ROOT, Launcher
 
 NODES = ("node1", "node2")
-# What is particular to a held allocation is in tests/cluster/test_allocation.py and tests/pbs/test_allocation.py.
+# Tests of what only an allocation does are in tests/cluster/test_allocation.py and tests/pbs/test_allocation.py.
 BACKENDS = ("local", "slurm", "pbs", "sge", "third", pytest.param("allocation", marks=pytest.mark.slow))
 THIRD = ROOT / "tests/fakes/third_scheduler"
 
-# Of these, `make test` runs what is not particular to sweeps or training, and `make test-slow` the rest of the suite.
+# With these, `make test` runs FILE only, and `make test-slow` the other files.
 IN_PART, FILE = ("third", "sge"), "test_runs.py"
 
 
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def launcher(
     request: pytest.FixtureRequest, tmp_path: Path, ran_against: Callable[[str, str], None]
 ) -> Iterator[Launcher]:
-    """A launcher whose submissions go to one backend."""
+    """The launcher with one scheduler."""
     if request.param == "local":
         ran_against("local", "this machine")
         yield Launcher(tmp_path / "runs", {}, ["cluster=local"])
@@ -65,7 +65,7 @@ def launcher(
 
 
 def third(folder: Path) -> Launcher:
-    """The launcher with a scheduler that it does not know: an entry point and a profile are all that it gets."""
+    """The launcher with the scheduler of another package, which it knows from an entry point and a profile only."""
     environment = {"PYTHONPATH": f"{ROOT}:{THIRD / 'installed'}", "THIRD_QUEUE": str(folder / "queue")}
     found = Launcher(folder / "runs", environment, ["cluster=third"])
     profile = found.config_dir / "cluster" / "third.yaml"

@@ -1,4 +1,4 @@
-"""Functions that the suite in test_functions.py submits, and what they tell of where they ran."""
+"""Functions that test_functions.py submits. They return or record where and when they ran."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def divide(number: int) -> float:
 
 
 def place() -> tuple[int, int, int, int]:
-    """Rank, local rank, node rank and number of tasks, as submitit tells them."""
+    """Returns rank, local rank, node rank and number of tasks, from submitit."""
     import submitit
 
     environment = submitit.JobEnvironment()
@@ -24,7 +24,7 @@ def place() -> tuple[int, int, int, int]:
 
 
 def sleep_in(folder: str, seconds: float) -> None:
-    """Notes when it began and ended, in a file named by its process."""
+    """Sleeps, and writes its start and end to a file named after its process."""
     file = Path(folder) / f"{os.getpid()}-{time.time_ns()}"
     begun = time.time()
     time.sleep(seconds)
@@ -32,12 +32,12 @@ def sleep_in(folder: str, seconds: float) -> None:
 
 
 def waits(folder: str) -> None:
-    """Shows that it runs, and goes on for ten minutes."""
+    """Writes a file to show that it runs, and sleeps for ten minutes."""
     (Path(folder) / "runs").touch()
     time.sleep(600)
 
 
 def most_at_once(folder: Path) -> int:
-    """How many calls of `sleep_in` overlapped."""
+    """Returns the most calls of `sleep_in` that ran at the same time."""
     spans = [tuple(map(float, file.read_text().split())) for file in folder.iterdir()]
     return max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)

@@ -1,4 +1,4 @@
-"""Beside the ranks of a running job: stacks, a shell, and the debugger, on every backend, with one run each."""
+"""`attach` to ranks of a running job, on every scheduler: stacks, a shell, and the debugger."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def nothing_left(launcher: Launcher) -> Iterator[None]:
-    """No rank waits for ever, whatever became of the test."""
+    """Ends the run after the test, even if the test has failed."""
     yield
     launcher("cancel", "latest")
     launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 30)
 
 
 def attach(launcher: Launcher, *options: str) -> Terminal:
-    words = [*launcher.before, PYTHON, "-m", "launcher", "attach", "latest", *options]
+    words = [*launcher.prefix, PYTHON, "-m", "launcher", "attach", "latest", *options]
     return Terminal(words, launcher.environ, ROOT)
 
 
 def waits(launcher: Launcher, rank: int) -> None:
-    """Until a rank stands at a breakpoint."""
+    """Waits until a rank has stopped at a breakpoint."""
     launcher.until(lambda: f"launcher: rank {rank} on " in launcher.printed(), f"rank {rank} at its breakpoint")
 
 
 def test_a_rank_is_debugged_while_the_others_wait(launcher: Launcher) -> None:
-    """In less time than it takes here a collective would fail (launch.timeout), and ranks count as hung."""
+    """The debugger takes longer than launch.timeout and launch.hang_timeout, which must have no effect meanwhile."""
     submitted = launcher.submit(
         "workload=collective", "workload.entry=tests.chaos.breakpoints:main", "nodes=2", "debug.rank=0",
         "launch.timeout=1", "launch.hang_timeout=1", "wait=false",

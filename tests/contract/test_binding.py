@@ -1,4 +1,4 @@
-"""Ranks run on the CPUs that they were given, whatever started their agent; they read their masks back themselves."""
+"""Ranks run on the CPUs that they were bound to, on every scheduler. They read their own masks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def program(tmp_path: Path) -> str:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is of nobody's own")
 @pytest.mark.parametrize("bind", ["auto", "core"])
-def test_each_rank_has_the_cores_that_the_run_tells(launcher: Launcher, program: str, bind: str) -> None:
+def test_each_rank_has_the_cores_that_the_run_reports(launcher: Launcher, program: str, bind: str) -> None:
     result = launcher.run("workload=program", program, "procs_per_node=2", f"launch.bind={bind}")
     (told,) = every(result.run.attempts()[-1].events(), Bound)
     given = [sorted(parse_ranges(rank.cpus)) for rank in told.ranks]
@@ -60,7 +60,7 @@ def test_each_rank_has_the_cores_that_the_run_tells(launcher: Launcher, program:
 
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)
 @pytest.mark.parametrize("fork", [False, True])
-def test_a_list_is_taken_as_it_is(launcher: Launcher, program: str, fork: bool) -> None:
+def test_ranks_get_the_lists_of_a_map(launcher: Launcher, program: str, fork: bool) -> None:
     first, *_, last = sorted(os.sched_getaffinity(0))
     result = launcher.run(
         "workload=program", program, "procs_per_node=2", f"launch.bind=map:{last}:{first}", f"workload.fork={fork}",
@@ -71,7 +71,7 @@ def test_a_list_is_taken_as_it_is(launcher: Launcher, program: str, fork: bool) 
 
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)
 @pytest.mark.parametrize("keys", [["launch=tasks"], ["launch.bind=none"], ["procs_per_node=3"]])
-def test_nothing_is_bound_where_that_is_not_wanted_or_cannot_be(
+def test_ranks_are_not_bound_if_that_is_disabled_or_impossible(
     launcher: Launcher, program: str, keys: list[str]
 ) -> None:
     if "procs" in keys[0] and len(os.sched_getaffinity(0)) >= 3:
@@ -82,7 +82,7 @@ def test_nothing_is_bound_where_that_is_not_wanted_or_cannot_be(
 
 
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)
-def test_a_list_of_cpus_that_the_job_has_not_is_refused(launcher: Launcher, program: str) -> None:
+def test_a_list_with_cpus_of_other_jobs_is_refused(launcher: Launcher, program: str) -> None:
     result = launcher.run("workload=program", program, "procs_per_node=2", "launch.bind=map:0:4095")
     assert result.code != 0
     assert "launch.bind gives local rank 1 the CPUs 4095, which this job may not use here" in result.output

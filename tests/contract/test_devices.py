@@ -1,4 +1,4 @@
-"""GPUs that are not there, and ranks that differ, end a run with exit code 93 and not with a result."""
+"""Missing GPUs, and ranks that differ, end a run with exit code 93."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print("sees", os.environ["CUDA_VISIBLE_DEVICES"], "of", os.environ["LAUNCHER_GPU
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Launcher:
-    """On this machine, with no GPU in sight."""
+    """The launcher on this machine, without visible GPUs."""
     return Launcher(tmp_path / "runs", {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}, ["cluster=local"])
 
 
@@ -46,7 +46,7 @@ def test_ranks_that_differ_are_refused_on_every_one_of_them(launcher: Launcher, 
 
 
 @pytest.mark.parametrize(("visible", "seen"), [("auto", ["GPU-a,GPU-b", "GPU-a,GPU-b"]), ("one", ["GPU-a", "GPU-b"])])
-def test_a_program_sees_one_gpu_where_that_is_wanted(
+def test_a_program_sees_one_gpu_if_configured(
     launcher: Launcher, tmp_path: Path, visible: str, seen: list[str]
 ) -> None:
     (tmp_path / "shows.py").write_text(SHOWS)

@@ -1,4 +1,4 @@
-"""Snapshot, activation and secrets together, in one run that is stopped and goes on."""
+"""A snapshot, an activated environment and a secret in one run that is stopped and resumed."""
 
 from __future__ import annotations
 

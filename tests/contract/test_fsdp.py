@@ -1,4 +1,4 @@
-"""fsdp_lm on the backends: a sharded training that is stopped and goes on with another number of ranks."""
+"""fsdp_lm on every scheduler: a sharded training is stopped and resumed with another number of ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_language_model_is_trained_on_my_own_text(launcher: Launcher, tmp_path
 
 
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)  # who starts the ranks is another suite's
-def test_a_stopped_one_goes_on_with_another_number_of_ranks(launcher: Launcher, ended: None) -> None:
+def test_a_stopped_training_resumes_with_another_number_of_ranks(launcher: Launcher, ended: None) -> None:
     done = launcher.submit(
         *SMALL, "run_id=lm", "nodes=2", "procs_per_node=1", "workload.steps=100000", "wait=false", "resume.how=never"
     )
@@ -55,18 +55,18 @@ def test_a_stopped_one_goes_on_with_another_number_of_ranks(launcher: Launcher, 
 
 
 def stopped_after(launcher: Launcher, step: int) -> dict[str, Any]:
-    """Stops the run `lm` when it has done so many steps; the manifest of its last checkpoint."""
+    """Stops the run `lm` after a number of steps; returns the manifest of its last checkpoint."""
     run_dir = launcher.runs_dir / "lm"
-    launcher.until(lambda: (launcher.status()["step"] or 0) >= step, f"step {step}", patience=120)
+    launcher.until(lambda: (launcher.status()["step"] or 0) >= step, f"step {step}", timeout=120)
     (run_dir / "stop").touch()
-    launcher.until(lambda: launcher.status()["state"] == "stopped", "the stop", patience=120)
+    launcher.until(lambda: launcher.status()["state"] == "stopped", "the stop", timeout=120)
     newest = max((run_dir / "checkpoints").glob("step-*"))
     manifest: dict[str, Any] = json.loads((newest / "manifest.json").read_text())
     return manifest
 
 
 def read_without_ranks(launcher: Launcher, step: int) -> None:
-    """The checkpoint is sound, and what one of its three ranks has written is a part of the whole."""
+    """Checks that the checkpoint is sound, and that the file of one of its three ranks is a part of it."""
     folder = launcher.runs_dir.parent
     for name, options in (("whole", []), ("part", ["--shard=1"])):
         done = launcher("checkpoint", "extract", "lm", "-o", str(folder / f"{name}.pt"), *options)
@@ -83,7 +83,7 @@ def read_without_ranks(launcher: Launcher, step: int) -> None:
 
 @pytest.fixture
 def ended(launcher: Launcher) -> Iterator[None]:
-    """Whatever happens to a test, its run is over afterwards."""
+    """Ends the run after the test."""
     yield
     launcher("cancel", "lm")
 

@@ -1,4 +1,4 @@
-"""What every executor must do with a function, an array of them, and the jobs that come of it."""
+"""What every executor must do: submit functions and arrays of them, and return their results."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ RUNS = {"local": LocalExecutor, "slurm": SlurmExecutor, "pbs run": PBSRunExecuto
 
 @dataclass
 class Place:
-    """Where functions are sent: an executor of runs, or submitit's own way to PBS.
+    """An executor: that of a run, or `PBSExecutor` of submitit.
 
     Attributes:
         kind: `local`, `slurm`, `pbs run` or `pbs function`.
-        folder: for everything that is submitted.
+        folder: the folder of its jobs.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Place:
     made: list[Executor] = field(default_factory=list)
 
     def executor(self, *, nodes: int = 1, tasks: int = 1, throttle: int | None = None, queue: str | None = None) -> Any:
-        """A new one. `queue` is a partition with Slurm."""
+        """Returns a new executor. On Slurm, `queue` is a partition."""
         folder = self.folder / f"e{len(self.made)}"
         if self.kind == "pbs function":
             executor: Any = submitit.AutoExecutor(folder, cluster="pbs")
@@ -67,7 +67,7 @@ class Place:
 
 
 def all_tasks() -> Any:
-    """Every task calls the function."""
+    """Makes every task call the function."""
     from launcher.config.schema import LaunchMode
 
     return LaunchMode.tasks
@@ -103,7 +103,7 @@ def test_a_function_gives_its_result(site: Place) -> None:
     until(lambda: job.done(force_check=True), "it is done")
 
 
-def test_a_job_that_runs_says_so(site: Place) -> None:
+def test_the_state_of_a_running_job(site: Place) -> None:
     job = site.executor().submit(functions.waits, str(site.folder))
     until((site.folder / "runs").exists, "it runs")
     until(lambda: job.watcher.update() or job.state == "RUNNING", "its state is RUNNING")

@@ -1,4 +1,4 @@
-"""The matrix of p2p, from the command line to the next one: a node with a bad link is found, and can be left out."""
+"""The matrix of p2p finds a node with a bad link, and prints the command that leaves it out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.launch import Launcher
 
 
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)  # the only one with four nodes of different names
-def test_a_node_with_a_bad_link_is_told_as_the_next_command_needs_it(launcher: Launcher) -> None:
+def test_a_node_with_a_bad_link_is_named_with_the_override_that_excludes_it(launcher: Launcher) -> None:
     result = launcher.run(
         "workload=p2p", "nodes=4", "workload.entry=tests.chaos.slow_node:main", "workload.pattern=matrix",
         "workload.sizes=[1K,64K]", "workload.window=2", "workload.iterations=1", "workload.slow=0.3",

@@ -26,7 +26,7 @@ def submit(launcher: Launcher, run_id: str, entry: str, *overrides: str) -> Run:
 
 
 def examined(launcher: Launcher, run_id: str) -> dict[str, Any]:
-    """The verdict of `post-mortem` once the run is over."""
+    """Returns the findings of `post-mortem` when the run is over."""
     told: dict[str, Any] = {}
 
     def over() -> bool:

@@ -1,4 +1,4 @@
-"""The user's own scripts, programs and functions, on every backend what torchrun and Python would make of them."""
+"""Scripts, programs and functions of the user run on every scheduler as they do with torchrun or Python."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_any_program_finds_torchruns_variables(launcher: Launcher, tmp_path: Pat
 
 
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
-def test_a_script_that_is_out_of_time_goes_on_without_knowing(launcher: Launcher, tmp_path: Path) -> None:
-    """It knows of no signal and no exit code; an attempt has half a minute with its start, and the work more."""
+def test_a_script_without_any_handler_is_resumed_after_its_time_limit(launcher: Launcher, tmp_path: Path) -> None:
+    """The script handles no signal and no exit code; an attempt lasts half a minute, and the work takes longer."""
     snapshot = tmp_path / "snapshot.json"
     done = launcher.submit(
         *example("counts"), f"workload.args=[{snapshot},70,0.5]", f"workload.checkpoint={snapshot}", "nodes=2",
@@ -77,7 +77,7 @@ def test_a_torchrun_script_trains_with_workers_and_its_own_group(launcher: Launc
 
 
 @local
-def test_a_script_of_its_own_handler_saves_leaves_and_goes_on(launcher: Launcher) -> None:
+def test_a_script_with_a_signal_handler_saves_exits_and_is_resumed(launcher: Launcher) -> None:
     done = launcher.submit(*example("handler"), "run_id=handler", "procs_per_node=2", "wait=false", STEPS="100000")
     assert done.returncode == 0, done.stderr
     run = launcher.last()
@@ -92,7 +92,7 @@ def test_a_script_of_its_own_handler_saves_leaves_and_goes_on(launcher: Launcher
 
 
 @local
-def test_one_that_ignores_everything_is_killed_and_can_be_resumed(launcher: Launcher) -> None:
+def test_a_script_that_ignores_signals_is_killed_and_can_be_resumed(launcher: Launcher) -> None:
     launcher.submit(*example("deaf"), "run_id=deaf", "launch.grace=1", "wait=false")
     launcher.until(lambda: "rank 0 begins" in launcher.printed(), "it runs")
     (launcher.last().path / "stop").touch()
@@ -103,7 +103,7 @@ def test_one_that_ignores_everything_is_killed_and_can_be_resumed(launcher: Laun
 
 
 @local
-def test_a_script_that_fails_is_blamed_with_its_own_frames(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_script_that_fails_is_reported_with_its_own_frames(launcher: Launcher, tmp_path: Path) -> None:
     text = "import os, time\ndef read():\n    raise ValueError('the third file is empty')\n"
     text += "read() if os.environ['RANK'] == '1' else time.sleep(600)\n"
     result = launcher.run("workload=program", script(tmp_path, "fails.py", text), "procs_per_node=2")
@@ -142,10 +142,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"], indirect=True)
-def test_run_hands_arguments_on_as_they_were_typed(launcher: Launcher, tmp_path: Path) -> None:
+def test_run_passes_arguments_on_unchanged(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "my train.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     words = ["--lr", "0.1", "--name", "a=b", "[1,2]", "${oc.env:HOME}", "it's", "back\\", "", "a\tb", "--", "-m"]
-    done = launcher("run", f"{tmp_path}/my train.py", "wait=true", "nodes=2", *launcher.always, "--", *words)
+    done = launcher("run", f"{tmp_path}/my train.py", "wait=true", "nodes=2", *launcher.overrides, "--", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     run = launcher.last()
     assert run.id.startswith("my_train-")
@@ -165,7 +165,7 @@ def test_a_hydra_app_is_swept_by_name_and_keeps_its_own_configs(launcher: Launch
         (launcher.config_dir / "model" / f"{name}.yaml").write_text("width: 7\n")  # of the launcher's own user
     swept = ["workload.overrides.optimizer.lr=0.2,0.3", "workload.overrides.model=big"]
     where = "hydra.run.dir=${oc.env:LAUNCHER_RUN_DIR}/hydra"
-    done = launcher("run", "-m", f"{app}/app.py", *swept, "sweep.id=lrs", *launcher.always, "--", where, "+note=a b")
+    done = launcher("run", "-m", f"{app}/app.py", *swept, "sweep.id=lrs", *launcher.overrides, "--", where, "+note=a b")
     assert done.returncode == 0, done.stdout + done.stderr
     for point, rate in enumerate(("0.2", "0.3")):
         logs = launcher("logs", f"lrs/{point}", "--rank", "0")

@@ -1,4 +1,4 @@
-"""A script on the login node drives runs with the Python API, without a terminal."""
+"""A script on the login node submits and follows runs with the Python API, without a terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_script_submits_waits_cancels_and_resumes(launcher: Launcher, tmp_path
     script = tmp_path / "drive.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [PYTHON, str(script), *launcher.always], env=launcher.environ, stdin=subprocess.DEVNULL,
+        [PYTHON, str(script), *launcher.overrides], env=launcher.environ, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=280, check=False, start_new_session=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -1,4 +1,4 @@
-"""What every backend must do with a run that is stopped: save, and go on where it was, by itself or when asked."""
+"""What every scheduler must do with a run that stops: it saves, and resumes by itself or by `resume`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=
 
 
 def submitted(launcher: Launcher, *overrides: str, run_id: str = "steps", **environment: str) -> Path:
-    """Submits the training in miniature; its run directory."""
-    if launcher.before:
+    """Submits a small training; returns its run directory."""
+    if launcher.prefix:
         pytest.skip("a run in a held allocation lives in the foreground of its shell")
     done = launcher.submit(*STEPS, f"run_id={run_id}", "wait=false", *overrides, **environment)
     assert done.returncode == 0, done.stderr
@@ -33,15 +33,15 @@ def begun(launcher: Launcher, step: int = 5) -> None:
 
 def is_over(launcher: Launcher) -> None:
     over = ("done", "stopped", "failed", "cancelled", "lost")
-    launcher.until(lambda: state(launcher) in over, "the end", patience=150)
+    launcher.until(lambda: state(launcher) in over, "the end", timeout=150)
 
 
 # A held allocation ends with its own time: test_allocation.py tests that.
 @pytest.mark.parametrize(
     "launcher", [pytest.param("local", marks=pytest.mark.slow), "slurm", "pbs", "sge"], indirect=True
 )
-def test_a_run_that_is_out_of_time_goes_on_by_itself(launcher: Launcher) -> None:
-    """100 steps take 30 s, and an attempt has 25 with its start (Slurm counts whole minutes)."""
+def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> None:
+    """100 steps take 30 s, and an attempt has 25 s with its start (Slurm counts whole minutes)."""
     result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")
     assert result.code == 0, result.output
     assert result.metrics["sum"] == [100.0] * 4
@@ -55,7 +55,7 @@ def test_a_run_that_is_out_of_time_goes_on_by_itself(launcher: Launcher) -> None
     assert "ATTEMPT" in table and "75 wall-time: its time is nearly up" in table
 
 
-def test_a_stop_file_ends_it_and_resume_goes_on_at_another_size(launcher: Launcher) -> None:
+def test_a_stop_file_ends_a_run_and_resume_continues_it_at_another_size(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
     (run_dir / "stop").touch()
@@ -75,7 +75,7 @@ def test_a_stop_file_ends_it_and_resume_goes_on_at_another_size(launcher: Launch
 
 
 @local
-def test_a_save_file_saves_and_the_run_goes_on(launcher: Launcher) -> None:
+def test_a_save_file_saves_and_the_run_continues(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
     (run_dir / "save").touch()
@@ -86,7 +86,7 @@ def test_a_save_file_saves_and_the_run_goes_on(launcher: Launcher) -> None:
     is_over(launcher)
 
 
-def test_a_cancelled_run_has_saved_and_does_not_go_on(launcher: Launcher) -> None:
+def test_a_cancelled_run_saves_and_is_not_resumed(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
     refused = launcher("resume", "steps")
@@ -104,7 +104,7 @@ def test_a_cancelled_run_has_saved_and_does_not_go_on(launcher: Launcher) -> Non
 
 
 @local
-def test_two_attempts_without_progress_are_enough(launcher: Launcher) -> None:
+def test_a_run_is_given_up_after_two_attempts_without_progress(launcher: Launcher) -> None:
     result = launcher.run(*STEPS, "time=1m", "resume.lead=55s", STEPS="100000", STEP_TIME="0.1", NEVER_SAVE="1")
     assert result.code == 93, result.output
     assert "given up: two attempts in a row got no further than step 0" in result.output
@@ -113,7 +113,7 @@ def test_two_attempts_without_progress_are_enough(launcher: Launcher) -> None:
 
 
 @local
-def test_a_run_that_is_never_to_go_on_stays_stopped(launcher: Launcher) -> None:
+def test_with_resume_how_never_a_run_stays_stopped(launcher: Launcher) -> None:
     result = launcher.run(*STEPS, "time=1m", "resume.lead=55s", "resume.how=never", STEPS="100000", STEP_TIME="0.1")
     assert result.code == 75, result.output
     assert "its time is nearly up" in launcher.status()["cause"]
@@ -125,7 +125,7 @@ def test_a_run_that_is_never_to_go_on_stays_stopped(launcher: Launcher) -> None:
     [("slurm", "resubmit"), pytest.param("slurm", "chain", marks=pytest.mark.slow), ("pbs", "chain")],
     indirect=["launcher"],
 )
-def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
+def test_a_run_continues_in_other_jobs(launcher: Launcher, how: str) -> None:
     result = launcher.run(
         *STEPS,
         "time=2m",
@@ -160,9 +160,7 @@ def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
     ],
 )
 @local
-def test_what_cannot_be_resumed_is_told_and_loses_nothing(
-    launcher: Launcher, words: list[str], code: int, told: str
-) -> None:
+def test_a_resume_that_is_refused_changes_nothing(launcher: Launcher, words: list[str], code: int, told: str) -> None:
     result = launcher.run(
         "workload=collective", "workload.entry=tests.chaos.faults:stops_for_resume", "resume.how=never"
     )
@@ -175,7 +173,7 @@ def test_what_cannot_be_resumed_is_told_and_loses_nothing(
 
 @local
 def test_a_resumed_run_starts_where_it_was_submitted(launcher: Launcher, tmp_path: Path) -> None:
-    """And not where `resume` was typed: what the run imports is found by its folder."""
+    """Not in the folder of `resume`, because the run imports modules from its own folder."""
     result = launcher.run(
         "workload=collective", "workload.entry=tests.chaos.faults:stops_for_resume", "resume.how=never"
     )

@@ -1,4 +1,4 @@
-"""From the command line: a training that is stopped and resumed ends with the weights of one that was left alone."""
+"""A training that is stopped and resumed ends with the same weights as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def of_the_run(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def stop(launcher: Launcher, run: Run, after: int) -> int:
-    """Stops the run by its stop file when it has come so far; the step that it came to."""
-    launcher.until(lambda: (launcher.status()["step"] or 0) >= after, f"step {after}", patience=120)
+    """Stops the run by its stop file after a number of steps; returns the step at which it stopped."""
+    launcher.until(lambda: (launcher.status()["step"] or 0) >= after, f"step {after}", timeout=120)
     (run.path / "stop").touch()
-    launcher.until(lambda: launcher.status()["state"] == "stopped", "the stop", patience=120)
+    launcher.until(lambda: launcher.status()["state"] == "stopped", "the stop", timeout=120)
     events = [event for event in run.attempts()[-1].events() if event["event"] == "stop"]
     assert [event["cause"] for event in events] == ["its stop file"]
     return int(events[0]["step"])
@@ -47,7 +47,7 @@ def resume(launcher: Launcher, *overrides: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_and_resumed_training_ends_as_an_undisturbed_one(launcher: Launcher) -> None:
+def test_a_stopped_and_resumed_training_equals_an_uninterrupted_one(launcher: Launcher) -> None:
     long = "workload.epochs=300"
     whole = undisturbed(launcher, 2, long)
     run = begin(launcher, "procs_per_node=2", long)
@@ -63,7 +63,7 @@ def test_a_stopped_and_resumed_training_ends_as_an_undisturbed_one(launcher: Lau
     assert progress == sorted(progress) and progress[0] > step and progress[-1] == 3300
 
 
-def test_an_invariant_training_goes_on_at_other_sizes_with_the_same_weights(launcher: Launcher) -> None:
+def test_an_invariant_training_resumed_at_other_sizes_has_the_same_weights(launcher: Launcher) -> None:
     keys = ("workload.epochs=100", "train.invariant=true")
     whole = undisturbed(launcher, 1, *keys)
     run = begin(launcher, "procs_per_node=2", "track=[tensorboard,mlflow]", *keys)
@@ -78,7 +78,7 @@ def test_an_invariant_training_goes_on_at_other_sizes_with_the_same_weights(laun
 
 
 def assert_tracked_once(run: Run) -> None:
-    """What all attempts have told is in one TensorBoard log and in one run of MLflow, each step once."""
+    """Checks that one TensorBoard log and one run of MLflow have the steps of all attempts, each step once."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = EventAccumulator(str(run.path / "tensorboard"))

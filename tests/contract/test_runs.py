@@ -1,4 +1,4 @@
-"""What every backend must do with a run."""
+"""What every scheduler must do with a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_ranks_fill_the_nodes_in_order_however_they_are_started(launcher: Launch
     )]  # fmt: skip
 
 
-def test_a_run_that_is_done_says_so_everywhere(launcher: Launcher) -> None:
+def test_all_commands_agree_that_a_run_is_done(launcher: Launcher) -> None:
     result = launcher.fault("fine")
     assert result.code == 0, result.output
     assert launcher.status()["state"] == "done"
@@ -47,7 +47,7 @@ def test_a_run_that_is_done_says_so_everywhere(launcher: Launcher) -> None:
         ("is_killed", "killed by SIGKILL"),
     ],
 )
-def test_a_failing_rank_ends_the_run_and_is_blamed(launcher: Launcher, kind: str, cause: str) -> None:
+def test_a_failing_rank_ends_the_run_and_is_named(launcher: Launcher, kind: str, cause: str) -> None:
     blamed(launcher, kind, cause)
 
 
@@ -60,12 +60,12 @@ def test_a_failing_rank_ends_the_run_and_is_blamed(launcher: Launcher, kind: str
         ("segfaults", "killed by SIGSEGV"),
     ],
 )
-def test_ways_to_fail_are_told_apart(launcher: Launcher, kind: str, cause: str) -> None:
+def test_kinds_of_failures_are_distinguished(launcher: Launcher, kind: str, cause: str) -> None:
     blamed(launcher, kind, cause)
 
 
 def blamed(launcher: Launcher, kind: str, cause: str) -> None:
-    """Rank 3 fails in this way, and everybody says so."""
+    """Makes rank 3 fail in this way, and checks that all commands report it."""
     result = launcher.fault(kind)
     assert result.code == 1, result.output
     assert f"rank 3 on {result.fault['host']}" in str(result.fault["cause"])
@@ -94,7 +94,7 @@ def test_a_rank_that_never_joins_is_named(launcher: Launcher) -> None:
 
 
 def test_an_agent_that_is_killed_is_named(launcher: Launcher) -> None:
-    """What a lost node looks like from the others: they hear nothing, and are told to stop."""
+    """The other agents lose its connection, as when a node is lost, and the scheduler asks them to stop."""
     result = launcher.fault("kills_its_agent", "procs_per_node=1")
     assert result.code != 0
     host = launcher.hosts[1]
@@ -108,7 +108,7 @@ def test_exit_code_75_means_stopped_and_not_failed(launcher: Launcher) -> None:
 
 
 def test_a_cancelled_run_leaves_no_process(launcher: Launcher) -> None:
-    if launcher.before:  # inside an allocation the run lives in the foreground of its shell
+    if launcher.prefix:  # inside an allocation the run lives in the foreground of its shell
         pytest.skip("a run in a held allocation is ended by Ctrl-C, which test_allocation.py tests")
     launcher.submit("workload=collective", "workload.entry=tests.chaos.faults:sleeps", "procs_per_node=2", "wait=false")
     launcher.until(lambda: launcher.printed().count("asleep") == 2, "both ranks are asleep")
@@ -153,7 +153,7 @@ def test_set_up_lines_and_the_environment_reach_every_rank(launcher: Launcher) -
 
 
 def test_a_script_shown_by_dry_run_is_the_one_that_runs(launcher: Launcher) -> None:
-    words = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=same-1", *launcher.always]
+    words = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=same-1", *launcher.overrides]
     shown = launcher(*words, "dry_run=true")
     assert shown.returncode == 0, shown.stderr
     assert not launcher.runs_dir.exists()
@@ -162,7 +162,7 @@ def test_a_script_shown_by_dry_run_is_the_one_that_runs(launcher: Launcher) -> N
 
 
 def test_a_run_id_is_submitted_once(launcher: Launcher) -> None:
-    words = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=once-1", *launcher.always]
+    words = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=once-1", *launcher.overrides]
     assert launcher(*words, "wait=true").returncode == 0
     again = launcher(*words, "wait=true")
     assert again.returncode == 0, again.stderr
@@ -191,7 +191,7 @@ def test_a_run_id_is_submitted_once(launcher: Launcher) -> None:
         (["cluster.setup=['a\x07b']"], ["control character"]),
     ],
 )
-def test_bad_input_is_told_and_leaves_nothing(launcher: Launcher, overrides: list[str], words: list[str]) -> None:
+def test_bad_input_is_refused_and_leaves_no_files(launcher: Launcher, overrides: list[str], words: list[str]) -> None:
     start = time.monotonic()
     done = launcher.submit("workload=collective", *overrides)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -202,7 +202,7 @@ def test_bad_input_is_told_and_leaves_nothing(launcher: Launcher, overrides: lis
     assert time.monotonic() - start < 60
 
 
-def test_a_damaged_data_file_is_told_before_submission(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_damaged_data_file_is_reported_before_submission(launcher: Launcher, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "workloads/digits", tmp_path / "data/digits")
     damaged = sorted((tmp_path / "data/digits").glob("*.gz"))[0]
     content = bytearray(damaged.read_bytes())
@@ -215,7 +215,7 @@ def test_a_damaged_data_file_is_told_before_submission(launcher: Launcher, tmp_p
 
 
 def test_a_run_directory_that_others_can_write_to_is_not_used(launcher: Launcher) -> None:
-    """A payload is unpickled from there: neither the node nor a later submission may touch it."""
+    """A pickle is loaded from there: neither the node nor a later submission may use it."""
     result = launcher.fault("fine", "run_id=open", "cluster.setup=['chmod 777 \"$LAUNCHER_RUN_DIR\"']")
     assert result.code in (1, 93)  # 93 from the node that saw it first; Slurm may have killed another one before
     assert f"others can write to {result.run.path}" in result.output
@@ -226,7 +226,7 @@ def test_a_run_directory_that_others_can_write_to_is_not_used(launcher: Launcher
 
 
 def processes_of(launcher: Launcher) -> list[str]:
-    """Command lines of live processes that name this launcher's runs."""
+    """Returns the command lines of live processes that contain the folder of this launcher's runs."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -247,7 +247,7 @@ def test_a_run_of_this_machine_ends_with_its_terminal(launcher: Launcher, way: s
     script.write_text("import time\nwhile True:\n    print('at work', flush=True)\n    time.sleep(0.1)\n")
     command = [
         PYTHON, "-m", "launcher", "workload=program", f"workload.script={script}", "run_id=a", "launch.grace=5",
-        *launcher.always,
+        *launcher.overrides,
     ]  # fmt: skip
     if way == "the window is closed":
         terminal = Terminal(command, launcher.environ, ROOT)

@@ -22,7 +22,7 @@ SEARCH = (
 
 
 def executed(sweep: Sweep, point: int) -> int:
-    """How often a point was run."""
+    """Returns how often a point was run."""
     return len(list(sweep.run(point).path.glob("executed-*")))
 
 

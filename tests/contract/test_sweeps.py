@@ -1,4 +1,4 @@
-"""What every backend must do with a sweep, whose points are runs."""
+"""What every scheduler must do with a sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY = ("workload=collective", "procs_per_node=1", "launch.rendezvous_timeout=12
 
 
 class Points:
-    """A sweep of a launcher's."""
+    """A sweep that was submitted."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
@@ -28,14 +28,14 @@ class Points:
         return self.sweep.run(index)
 
     def states(self) -> list[str]:
-        """Of all points, as `status` tells them; those that have not been handed over are `unconfirmed`."""
+        """Returns the states of all points, as `status` shows them; those that are not submitted are `unconfirmed`."""
         names = [f"{self.sweep.id}/{index}" for index in range(len(self.sweep.manifest().points))]
         done = self.launcher("status", *names, "--json")
         assert done.returncode == 0, done.stderr
         return [row["state"] for row in json.loads(done.stdout)]
 
     def wait(self) -> int:
-        """Until all points are over; the exit code."""
+        """Waits until all points are over; returns the exit code."""
         return self.launcher("sweep", "wait", self.sweep.id, timeout=240).returncode
 
     def attempts(self) -> list[int]:
@@ -43,7 +43,7 @@ class Points:
 
 
 def sweep(launcher: Launcher, *overrides: str, **environment: str) -> tuple[Points, str]:
-    """Submits a sweep of one of the workloads in tests/chaos/; it and what was printed."""
+    """Submits a sweep of a workload in tests/chaos/; returns it, and what was printed."""
     done = launcher.submit("-m", *TINY, *overrides, "wait=false", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return Points(launcher), done.stdout + done.stderr
@@ -92,7 +92,7 @@ def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher)
 
 @EACH
 def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) -> None:
-    """And no more run at once than are to."""
+    """And no more points than sweep.parallelism run at once."""
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(3)", "sweep.parallelism=1", FAILS="1",
         PAUSE="0.3",
@@ -113,7 +113,7 @@ def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) ->
 
 
 @EACH
-def test_a_cancelled_sweep_ends_its_points_and_begins_no_more(launcher: Launcher) -> None:
+def test_a_cancelled_sweep_ends_its_points_and_starts_no_more(launcher: Launcher) -> None:
     points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(3)", "sweep.parallelism=1")
     until(launcher, lambda: "asleep" in printed(points.run(0)), points)
     done = launcher("sweep", "cancel", points.sweep.id)
@@ -126,7 +126,7 @@ def test_a_cancelled_sweep_ends_its_points_and_begins_no_more(launcher: Launcher
 
 
 @EACH
-def test_a_point_that_is_stopped_goes_on_alone(launcher: Launcher) -> None:
+def test_a_stopped_point_is_resumed_alone(launcher: Launcher) -> None:
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", "sweep.parallelism=2", "resume.how=never",
         STEPS="100000", STEP_TIME="0.05",
@@ -146,7 +146,7 @@ def test_a_point_that_is_stopped_goes_on_alone(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["allocation"], indirect=True)
-def test_points_run_in_the_allocation_that_is_held(launcher: Launcher) -> None:
+def test_points_run_inside_an_allocation(launcher: Launcher) -> None:
     done = launcher.submit("-m", *TINY, FINE, "seed=1,2", "nodes=2")
     assert done.returncode == 0, done.stdout + done.stderr
     points = [point.run for point in lookup.all_sweeps(launcher.runs_dir)[0].points()]
@@ -156,7 +156,7 @@ def test_points_run_in_the_allocation_that_is_held(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
-def test_an_element_that_is_requeued_does_not_touch_the_others(launcher: Launcher, slurm: Any) -> None:
+def test_a_requeued_element_does_not_affect_the_others(launcher: Launcher, slurm: Any) -> None:
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", STEPS="60", STEP_TIME="0.1", SAVE_EVERY="5"
     )
@@ -180,7 +180,7 @@ def test_an_element_that_is_requeued_does_not_touch_the_others(launcher: Launche
     ],
 )
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)
-def test_bad_input_is_told_and_leaves_nothing(launcher: Launcher, overrides: list[str], words: list[str]) -> None:
+def test_bad_input_is_refused_and_leaves_no_files(launcher: Launcher, overrides: list[str], words: list[str]) -> None:
     done = launcher.submit("-m", "workload=collective", *overrides)
     assert done.returncode == 2, done.stdout + done.stderr
     for word in words:
@@ -191,7 +191,7 @@ def test_bad_input_is_told_and_leaves_nothing(launcher: Launcher, overrides: lis
 
 @pytest.mark.parametrize("launcher", ["pbs"], indirect=True)  # scripts are rendered in the same way for all
 def test_a_dry_run_shows_what_is_submitted(launcher: Launcher) -> None:
-    words = ["-m", *TINY, FINE, "seed=1,2", "sweep.id=same", *launcher.always]
+    words = ["-m", *TINY, FINE, "seed=1,2", "sweep.id=same", *launcher.overrides]
     shown = launcher(*words, "dry_run=true")
     assert shown.returncode == 0, shown.stderr
     assert not launcher.runs_dir.exists()

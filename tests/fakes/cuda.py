@@ -1,10 +1,10 @@
-"""torch.cuda without a GPU: streams, events and copies are recorded, and run as late as a GPU may run them.
+"""A fake of torch.cuda without a GPU: it records streams, events and copies, and runs them as late as a GPU may.
 
-Nothing that is put into a stream happens before somebody waits for it. So a copy on another stream than the one that is
-waited for leaves the bytes that were in its target before, and a copy that does not wait for the kernels that make its
-source copies what was there before them.
+Work in a stream runs only when the code waits for the stream or for an event in it. So a missing wait shows: the target
+of a copy keeps its old bytes if the code waits for another stream, and a copy that does not wait for the kernels that
+write its source copies the old bytes.
 
-As in CUDA, the current device and the current stream of each device belong to a thread, and a new thread begins on
+As in CUDA, the current device and the current stream of each device belong to a thread, and a new thread starts on
 device 0 and on default streams. A copy runs on the current stream of its tensor's device, whatever device is current.
 """
 
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Call:
-    """What was called: `copy`, `record`, `wait`, `synchronize`; on the stream of which device, in which thread."""
+    """A call that was recorded: `copy`, `record`, `wait` or `synchronize`, with its device, stream and thread."""
 
     what: str
     device: int
@@ -34,7 +34,7 @@ class Call:
 
 
 class Stream:
-    """Work in order; `done` of it has happened."""
+    """A stream: work in order, of which the first `done` items have run."""
 
     def __init__(self, cuda: FakeCuda, device: int, default: bool = False) -> None:
         self.cuda, self.device_index, self.default = cuda, device, default
@@ -50,7 +50,7 @@ class Stream:
         self.work.append(work)
 
     def run(self, until: int | None = None) -> None:
-        """All that was put in before place `until`."""
+        """Runs all work before position `until`."""
         until = len(self.work) if until is None else until
         while self.done < until:
             self.done += 1
@@ -73,7 +73,7 @@ class Stream:
 
 
 class Event:
-    """A place in a stream; on the device on which it was first recorded."""
+    """An event: a position in a stream of the device on which it was first recorded."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda = cuda
@@ -92,7 +92,7 @@ class Event:
 
 
 class Tensor(torch.Tensor):
-    """A tensor on a device that is not there; its data is in `data_` and changes when its stream runs."""
+    """A tensor on a fake device; its data is in `data_`, and changes when its stream runs."""
 
     data_: torch.Tensor
     cuda_: FakeCuda
@@ -120,7 +120,7 @@ class Tensor(torch.Tensor):
 
 @dataclass
 class FakeCuda:
-    """What was called, in order."""
+    """The fake of torch.cuda; `calls` are recorded in order."""
 
     devices: int = 2
     calls: list[Call] = field(default_factory=list)
@@ -174,7 +174,7 @@ class FakeCuda:
 
     @contextlib.contextmanager
     def on_stream(self, stream: Stream) -> Iterator[None]:
-        """As torch.cuda.stream: its device becomes the current one as well."""
+        """Like torch.cuda.stream: the stream's device becomes the current one too."""
         index = stream.device_index
         before = self.current_stream(index)
         with self.on_device(index):
@@ -193,7 +193,7 @@ class FakeCuda:
         return Tensor(data, device, self)
 
     def kernel(self, tensor: Tensor, value: float) -> None:
-        """Fills a tensor on the current stream of its device, when that gets there."""
+        """Adds a kernel that fills a tensor to the current stream of its device."""
         self.current_stream(tensor.device).put(lambda: tensor.data_.fill_(value))
 
     def copy(self, target: torch.Tensor, source: Tensor, *, blocks: bool) -> None:
@@ -205,7 +205,7 @@ class FakeCuda:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, devices: int = 2) -> FakeCuda:
-    """From now on torch.cuda is the result, in all threads."""
+    """Replaces torch.cuda by a fake in all threads, and returns it."""
     fake = FakeCuda(devices)
     for name, value in {
         "Event": fake.event, "Stream": fake.stream, "stream": fake.on_stream, "device": fake.on_device,

@@ -1,4 +1,4 @@
-"""A file system of which some calls fail for a while, below everything that reads checkpoints."""
+"""A fake file system for checkpoints, in which some calls fail for a while."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launcher.files import shared_files
 
 @dataclass
 class Fault:
-    """Which calls fail.
+    """A fault: which calls fail, and how often.
 
     Attributes:
         call: `open`, `stat`, `list` or `read`.
-        part: of the path; empty: all of them.
-        number: of the error.
-        times: how often it does; then it works again.
-        after: bytes that can be read before.
+        part: a part of the path; empty: all paths.
+        number: the error number (errno).
+        times: how many calls fail; later ones succeed.
+        after: bytes that can be read before a read fails.
     """
 
     call: str
@@ -36,7 +36,7 @@ class Fault:
 
 @dataclass
 class FaultyFiles:
-    """Put `Fault`s into `faults`; `met` counts how often one struck."""
+    """The fake: tests append to `faults`; `met` counts the calls that failed."""
 
     faults: list[Fault] = field(default_factory=list)
     met: int = 0
@@ -64,7 +64,7 @@ class _File(io.FileIO):
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
-    """From now on checkpoints are read through the result; retries come at once."""
+    """Makes checkpoints be read through a new fake, with no pauses between retries; returns it."""
     files = FaultyFiles()
     stat, entries = reading._stat, reading._entries
 

@@ -1,7 +1,7 @@
-"""The runs of which job scripts are kept: a name, what is typed, and the schedulers that it is typed for.
+"""The runs with golden job scripts: a name, the command line, and the schedulers.
 
 `cluster=SCHEDULER`, `run_id=NAME` and what every case has (`ALWAYS`) are added. A new key that changes a script gets a
-line here; one that changes it on one scheduler only is written for that one.
+line here, for one scheduler only if it has an effect on only one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Case:
     """One script.
 
     Attributes:
-        name: of the run.
+        name: the id of the run.
         scheduler: one of the names above, or a profile.
-        words: what is typed.
-        installed: the launcher is a package of its Python, not a checkout.
+        words: the arguments.
+        installed: whether the launcher is installed, not used from a checkout.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def waits(self) -> bool:
-        """Whether it is for others that are to be there."""
+        """Whether the run waits for other runs, which must exist."""
         return self.name == "after"
 
     @property

@@ -1,4 +1,4 @@
-"""Golden files: what the command line shows, kept as text beside these tests. `make golden` writes them anew."""
+"""Golden files: output of the command line, stored as text in this folder. `make golden` writes them anew."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Golden:
     update: bool
 
     def __call__(self, name: str, text: str) -> None:
-        """Compares a text with the file that it is kept in, or writes the file.
+        """Compares a text with its golden file, or writes the file.
 
         Args:
-            name: of the file, seen from here.
-            text: as it is now.
+            name: the path of the file in this folder.
+            text: the current text.
         """
         path = HERE / name
         before = path.read_text() if path.exists() else ""
@@ -83,7 +83,7 @@ class Golden:
         )
 
     def files(self, folder: str, names: Sequence[str]) -> None:
-        """Compares the files of a folder with those that tests look at, or removes the others."""
+        """Checks that a folder has no golden file that no test uses, or removes such files."""
         others = sorted({path.name for path in (HERE / folder).iterdir()} - set(names))
         if self.update:
             for name in others:
@@ -99,7 +99,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a command has printed, without what differs by machine."""
+    """The output of a command, without what differs between machines."""
 
     code: int
     out: str
@@ -111,7 +111,7 @@ class World:
     """One machine for all golden files: folders, a user, programs on PATH; see `world`.
 
     Attributes:
-        folder: with all of it; it is shown as /world.
+        folder: contains all of it; in golden files its path is /world.
     """
 
     folder: Path
@@ -125,7 +125,7 @@ class World:
         return Shown(code, self.plain(out.getvalue()), self.plain(err.getvalue()))
 
     def plain(self, text: str) -> str:
-        """A text without the names of this machine's folder, and without the launcher's version."""
+        """Returns a text without this machine's paths and the launcher's version."""
         for name, instead in (
             (str(self.folder), "/world"),
             (f"{Path(workloads.__file__).parent}/digits", "/world/checkout/workloads/digits"),

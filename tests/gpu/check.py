@@ -215,9 +215,9 @@ def fsdp_resumed(machine: Machine) -> str:
     begun = machine.launch(*keys, "run_id=parts", "cluster=local", "wait=false", "resume.how=never")
     require(begun.returncode == 0, last_line(begun.stderr))
     launcher = machine.launcher
-    launcher.until(lambda: (launcher.status()["step"] or 0) >= 200, "step 200", patience=240)
+    launcher.until(lambda: (launcher.status()["step"] or 0) >= 200, "step 200", timeout=240)
     (launcher.runs_dir / "parts" / "stop").touch()
-    launcher.until(lambda: launcher.status()["state"] in ("stopped", "done", "failed"), "the stop", patience=120)
+    launcher.until(lambda: launcher.status()["state"] in ("stopped", "done", "failed"), "the stop", timeout=120)
     require(launcher.status()["state"] == "stopped", f"it could not be stopped: {launcher.status()}")
     resumed = machine.launch("resume", "parts", "wait=true")
     require(resumed.returncode == 0, last_line(resumed.stdout + resumed.stderr))
@@ -260,7 +260,7 @@ def sigterm_with_a_large_state(machine: Machine) -> str:
     begun = machine.launch(*keys, "cluster=local", "wait=false", **sized, GPU_CHECK_STEPS="1000000")
     require(begun.returncode == 0, last_line(begun.stderr))
     launcher = machine.launcher
-    launcher.until(lambda: (launcher.status()["step"] or 0) >= 20, "step 20", patience=120)
+    launcher.until(lambda: (launcher.status()["step"] or 0) >= 20, "step 20", timeout=120)
     told = time.monotonic()
     machine.launch("cancel", "large")
     machine.launch("wait", "large", "-q")

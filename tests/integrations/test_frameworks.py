@@ -28,9 +28,9 @@ def test_a_training_that_is_stopped_ends_with_the_weights_of_an_undisturbed_one(
     done = launcher.submit(*keys, "wait=false")
     assert done.returncode == 0, done.stderr
     run = launcher.last()
-    launcher.until(lambda: (launcher.status()["step"] or 0) >= 3, "its first steps", patience=180)
+    launcher.until(lambda: (launcher.status()["step"] or 0) >= 3, "its first steps", timeout=180)
     (run.path / "save").touch()
-    launcher.until(lambda: any((run.path / "checkpoints").iterdir()), "a save", patience=60)
+    launcher.until(lambda: any((run.path / "checkpoints").iterdir()), "a save", timeout=60)
     assert launcher.status()["state"] == "running"  # it has saved and goes on
     (run.path / "stop").touch()
     assert launcher("wait", "elastic", "-q").returncode == 75

@@ -34,7 +34,7 @@ def test_followers_begin_when_the_whole_run_is_over(launcher: Launcher, tmp_path
         rows = {row["run"]: row["state"] for row in json.loads(launcher("status", "--json").stdout)}
         return rows.pop("points") == "2/2 done" and set(rows.values()) == {"done", "failed"}
 
-    launcher.until(over, "the end of all", patience=150)
+    launcher.until(over, "the end of all", timeout=150)
     for name, other in (
         ("second", "first"), ("points/0", "first"), ("points/1", "first"), ("third", "points/0"), ("third", "points/1"),
     ):  # fmt: skip

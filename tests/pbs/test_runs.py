@@ -215,7 +215,7 @@ def test_a_submitter_that_was_killed_is_repeated_without_a_second_job(
 ) -> None:
     stand_in.set(history=history)
     stand_in.hang(20)
-    words = [*FINE, *stand_in_launcher.always, "run_id=once"]
+    words = [*FINE, *stand_in_launcher.overrides, "run_id=once"]
     process = subprocess.Popen(
         [PYTHON, "-m", "launcher", *words], env=stand_in_launcher.environ, cwd=ROOT,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -1,4 +1,4 @@
-"""A clock that only its test moves: how busy the machine is makes no difference."""
+"""A fake clock that only the test moves, so that a busy machine makes no difference."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 
 class Clock:
-    """Stands for the module `time` in the modules that go by it, from the moment on in which it is made.
+    """Replaces the module `time` in the given modules.
 
     Attributes:
         now: seconds since the epoch.
-        slept: the pauses that were made, in seconds; none of them takes any time.
+        slept: the arguments of all calls of `sleep`, which return at once.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
@@ -29,6 +29,6 @@ class Clock:
             )  # fmt: skip
 
     def sleep(self, seconds: float) -> None:
-        """It is later."""
+        """Moves the clock forward."""
         self.slept.append(seconds)
         self.now += seconds

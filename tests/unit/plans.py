@@ -1,4 +1,4 @@
-"""Configs and plans for the tests of whatever is made of them: valid as they are, and with_fields key by key."""
+"""Valid configs and plans for tests; `with_fields` changes single values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
 def make_config(
     *, cluster: dict[str, Any] | None = None, launch: dict[str, Any] | None = None, workload: Any = None, **keys: Any
 ) -> Config:
-    """A config for Slurm; `cluster={"partition": "gpu"}` changes keys of a group."""
+    """Returns a config for Slurm; `cluster={"partition": "gpu"}` changes keys of a section."""
     return Config(
         **{
             "workload": Workload("work", "my.module:main", seed=0) if workload is None else workload,
@@ -41,12 +41,12 @@ def make_cluster(scheduler: str = "slurm", **keys: Any) -> Cluster:
 
 
 def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
-    """The plan of `make_config(**keys)`."""
+    """Returns the plan of `make_config(**keys)`."""
     return make_plan(make_config(**keys), site)
 
 
 def bare_plan(**fields: Any) -> JobPlan:
-    """A plan whose fields have passed no check; see `with_fields`."""
+    """Returns a plan without any checks of its values; see `with_fields`."""
     scheduler = registry.scheduler(fields.get("cluster", {}).get("scheduler", "slurm"))
     plan = replace(plan_of(), cluster=plan_of(cluster={"scheduler": scheduler.name}).cluster)
     return with_fields(plan, **{"queued": scheduler.queued, **fields})
@@ -58,7 +58,7 @@ def sge_plan(*, cluster: dict[str, Any] | None = None, **fields: Any) -> JobPlan
 
 
 def with_fields(plan: JobPlan, **fields: Any) -> JobPlan:
-    """The plan with other values, of a section by the names of its keys: `checkpoint={"keep": 3}`."""
+    """Returns the plan with other values; for a section by key: `checkpoint={"keep": 3}`."""
     return replace(plan, **{
         name: _section(getattr(plan, name), value) if isinstance(value, dict) else value
         for name, value in fields.items()
@@ -72,6 +72,6 @@ def _section(section: Any, values: dict[str, Any]) -> Any:
 
 
 def hook_of(workload: str) -> str | None:
-    """The hook that conf/ names for a workload."""
+    """Returns the hook of a workload in conf/."""
     found: str | None = yaml.safe_load((resource("conf") / "workload" / f"{workload}.yaml").read_text()).get("hook")
     return found

@@ -1,4 +1,4 @@
-"""Stand-ins for Slurm's commands that take jobs and never run them, for what no real Slurm of ours has: its limits."""
+"""Stand-ins for Slurm's commands, which accept jobs and never run them, for limits that our real Slurm has not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SCONTROL = """#!/bin/bash
 
 @dataclass(frozen=True)
 class Job:
-    """A job or array that was taken: its id, how many elements it has, and what it was given."""
+    """A job or array that was accepted: its id, its number of elements, and its options."""
 
     id: str
     count: int
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def points(self) -> list[int]:
-        """The points that its script runs."""
+        """The points that the job runs."""
         if self.array == "-":
             return [int(self.script.parent.name)]
         return [int(line) for line in self.script.with_suffix("").read_text().split()]
@@ -74,7 +74,7 @@ class Job:
 
 
 class SlurmStandIn:
-    """The folder of the stand-ins, `bin`, and what they were asked for."""
+    """The stand-ins, in the folder `bin`, and the jobs that they have accepted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder, folder / "bin"
@@ -86,7 +86,7 @@ class SlurmStandIn:
 
     @property
     def path(self) -> str:
-        """A PATH with them."""
+        """A PATH with the stand-ins."""
         return f"{self.bin}:{os.environ['PATH']}"
 
     def set(self, **settings: object) -> None:
@@ -99,15 +99,15 @@ class SlurmStandIn:
                 (self.folder / name).write_text(f"{value}\n")
 
     def jobs(self) -> list[Job]:
-        """What was taken, in order."""
+        """Returns the jobs, in the order of submission."""
         lines = [line.split(" ", 5) for line in (self.folder / "jobs").read_text().splitlines()]
         return [Job(job, int(count), *words, Path(script)) for job, count, *words, script in lines]
 
     def calls(self) -> int:
-        """How often sbatch was started."""
+        """Returns how often sbatch was started."""
         return len((self.folder / "calls").read_text().split()) if (self.folder / "calls").exists() else 0
 
     def end(self, job: str) -> None:
-        """A job is over and forgotten."""
+        """Ends a job, and removes it from the queue."""
         kept = [line for line in (self.folder / "jobs").read_text().splitlines() if not line.startswith(f"{job} ")]
         (self.folder / "jobs").write_text("".join(f"{line}\n" for line in kept))

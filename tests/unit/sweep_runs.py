@@ -1,4 +1,4 @@
-"""Sweeps for the tests of whatever looks at them: a manifest, and points that are as far as a test wants them."""
+"""Makes sweeps for tests: a manifest, and points in any state."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def make_sweep(
     folder: Path, count: int = 4, *, name: str = "lr-1", array: str | None = "100", first: int = 0,
     plan: JobPlan | None = None, **manifest: Any,
 ) -> Sweep:  # fmt: skip
-    """A sweep of `count` points that differ in workload.lr.
+    """Makes a sweep with points that differ in workload.lr.
 
     Args:
-        folder: where it is made.
-        count: of points.
-        name: its id.
-        array: the job in which all points from `first` on were submitted; None: none was.
-        first: see there.
-        plan: of its points, but for their names and directories.
-        manifest: fields of it.
+        folder: the folder of runs.
+        count: the number of points.
+        name: the id of the sweep.
+        array: the job in which all points from `first` on were submitted; None: no point was submitted.
+        first: see `array`.
+        plan: the plan of its points, apart from their ids and directories.
+        manifest: other fields of the manifest.
     """
     sweep = Sweep.create(folder / name)
     points = tuple(("workload=collective", f"workload.lr={index / 10:g}") for index in range(count))
@@ -41,18 +41,18 @@ def make_sweep(
         own = dataclasses.replace(plan, run_id=run.id, run_dir=str(run.path))
         run.write_record(own, {}, {"launcher": "1", "token": TOKEN, "overrides": list(each.overrides)}, sync=False)
     if array is not None:
-        hand_over(sweep, range(first, count), array)
+        submit_array(sweep, range(first, count), array)
     return sweep
 
 
-def hand_over(sweep: Sweep, points: Sequence[int], job: str, token: str = TOKEN) -> None:
-    """Points become an array."""
+def submit_array(sweep: Sweep, points: Sequence[int], job: str, token: str = TOKEN) -> None:
+    """Records that points were submitted as an array."""
     sweep.submitting(token, points)
     sweep.submitted(token, job)
 
 
 def begin(run: Run, job: str | None = None, *, number: int = 0, step: int | None = None) -> Path:
-    """An attempt of a run begins, in its element of array 100; returns the folder of its events."""
+    """Records the start of an attempt, in the run's element of array 100; returns the folder of its events."""
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
     (events.parent / "logs").mkdir()
@@ -66,7 +66,7 @@ def end(
     run: Run, code: int = 0, *, metrics: Mapping[str, Any] | None = None, fault: str = "", rank: int = 0,
     host: str = "node1", **begun: Any,
 ) -> None:  # fmt: skip
-    """An attempt of a run begins and ends."""
+    """Records the start and the end of an attempt."""
     events = begin(run, **begun)
     if fault:
         event_file.append(events / "node-0.jsonl", kinds.Fault(cause=fault, rank=rank, host=host))

@@ -1,4 +1,4 @@
-"""What hands runs over to the third scheduler."""
+"""The executor that submits runs to the third scheduler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.third_scheduler import queue
 
 
 class Watcher(core.InfoWatcher):
-    """The runs' own records are enough for the launcher."""
+    """Does nothing, because the launcher reads the runs' own records."""
 
     def update(self) -> None:
         pass

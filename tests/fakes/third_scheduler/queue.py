@@ -1,10 +1,10 @@
-"""The scheduler itself: jobs are folders in $THIRD_QUEUE, each with a process that waits, runs the script, and notes.
+"""The scheduler: a job is a folder in $THIRD_QUEUE, with a process that waits, runs the script, and records its state.
 
 python -m tests.fakes.third_scheduler.queue FOLDER
 
-FOLDER/job.json     id, script, token, name, and the jobs that have to end before
-FOLDER/after        those jobs, as they are now
-FOLDER/output       what the script prints goes into its run's directory
+FOLDER/job.json     id, script, token, name, and the jobs that must end first
+FOLDER/after        the current list of these jobs
+FOLDER/output       a link to the output in the run directory
 FOLDER/pid, state   of the process that runs the script; RUNNING, and DONE, FAILED or CANCELLED when it is over
 """
 
@@ -28,7 +28,7 @@ def folder() -> Path:
 
 
 def submit(script: str, token: str, name: str, after: list[str], environment: dict[str, str]) -> str:
-    """Puts a job into the queue; its id."""
+    """Adds a job to the queue; returns its id."""
     number = 1
     while True:
         place = folder() / str(number)
@@ -49,7 +49,7 @@ def submit(script: str, token: str, name: str, after: list[str], environment: di
 
 
 def jobs() -> list[dict[str, Any]]:
-    """All jobs, with their states."""
+    """Returns all jobs, with their states."""
     found = []
     for place in folder().glob("*"):
         if (place / "job.json").exists():
@@ -66,7 +66,7 @@ def cancel(job_id: str) -> None:
 
 
 def write(place: Path, name: str, text: str) -> None:
-    """At once, or not at all."""
+    """Writes a file atomically."""
     temporary = place / f".{name}-{os.getpid()}"
     temporary.write_text(text)
     temporary.replace(place / name)

@@ -1,4 +1,4 @@
-"""The third scheduler, as the launcher asks for one."""
+"""The third scheduler, as an implementation of the launcher's protocols."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Queries:
-    """Its commands, each of which answers at once."""
+    """The queries of the scheduler."""
 
     def _all(self) -> dict[str, SchedulerJob]:
         return {

@@ -18,7 +18,7 @@ from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
 from tests.unit.clock import Clock
 from tests.unit.plans import plan_of
-from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
+from tests.unit.sweep_runs import begin, end, make_sweep, submit_array
 
 pytestmark = pytest.mark.usefixtures("clock")  # what a scheduler has said is good for a few seconds
 HERE = plan_of(cluster={"scheduler": "local"})
@@ -142,7 +142,7 @@ def test_points_of_this_machine_wait_for_their_turn(tmp_path: Path) -> None:
 def test_a_point_is_what_its_last_job_is(tmp_path: Path, says: Says) -> None:
     sweep = make_sweep(tmp_path, 2)
     end(sweep.run(1), 1)
-    hand_over(sweep, [1], "200", token="again")
+    submit_array(sweep, [1], "200", token="again")
     says({"100_0": JobState.RUNNING, "200_0": JobState.PENDING})
     assert states(sweep) == ["running", "queued"]
 
@@ -169,7 +169,7 @@ def test_the_sweeps_journal_is_read_once_for_all_points(tmp_path: Path, monkeypa
     monkeypatch.setattr(Sweep, "submissions", lambda self: read.append(1) or whole(self))
     assert len([live.read_history(sweep.run(index)).job_id for index in range(30)]) == 30
     assert len(read) == 1
-    hand_over(sweep, [3], "200", token="again")
+    submit_array(sweep, [3], "200", token="again")
     assert live.read_history(sweep.run(3)).job_id == "200_0"  # what is new is seen
 
 

@@ -25,7 +25,7 @@ from launcher.runs.sweep_directory import (
     label,
     values_of,
 )
-from tests.unit.sweep_runs import begin, hand_over, make_sweep
+from tests.unit.sweep_runs import begin, make_sweep, submit_array
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_what_is_told_of_an_unknown_array_is_nothing(tmp_path: Path) -> None:
 def test_a_journal_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 2, array=None)
     (sweep.path / "journal.jsonl").write_text('{"time": 1, "event": "subm')
-    hand_over(sweep, [0, 1], "70", "t-0")
+    submit_array(sweep, [0, 1], "70", "t-0")
     assert [each.job for each in sweep.submissions()] == ["70"]
 
 
 @pytest.mark.parametrize(("job", "expected"), [("70", "70_1"), ("70[].pbs-srv", "70.pbs-srv_1")])
 def test_a_points_journal_tells_of_its_arrays(tmp_path: Path, job: str, expected: str) -> None:
     sweep = make_sweep(tmp_path, 3, array=None)
-    hand_over(sweep, [0, 2], job)
+    submit_array(sweep, [0, 2], job)
     run = sweep.run(2)
     assert run.is_point
     assert run.id == "lr-1/2"
@@ -206,7 +206,7 @@ def test_a_points_journal_tells_of_its_arrays(tmp_path: Path, job: str, expected
     assert journal_events(sweep.run(1)) == []
     run.journal(kinds.Cancelled())
     assert history_of(journal_events(run), None, ()).cancelled
-    hand_over(sweep, [1, 2], "80", "t-2")
+    submit_array(sweep, [1, 2], "80", "t-2")
     history = history_of(journal_events(run), None, ())
     assert (history.job_id, history.cancelled) == ("80_1", False)
     begin(run, "80_1")

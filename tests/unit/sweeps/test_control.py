@@ -18,7 +18,7 @@ from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.sweeps import control
 from tests.unit.plans import plan_of
-from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
+from tests.unit.sweep_runs import begin, end, make_sweep, submit_array
 
 CANCEL = {Slurm: Slurm.cancel, PBS: PBS.cancel}
 PBS_PLAN = plan_of(cluster={"scheduler": "pbs"})
@@ -82,7 +82,7 @@ def test_points_that_were_handed_over_again_are_cancelled_where_they_are(
 ) -> None:
     sweep = make_sweep(tmp_path, 5, first=1)
     end(sweep.run(1), 1)
-    hand_over(sweep, [1, 2], "200", token="again")
+    submit_array(sweep, [1, 2], "200", token="again")
     sweep.run(3).journal(kinds.Submitted(job="300"))
     jobs = {**elements("100", 4), "200_0": JobState.PENDING, "200_1": JobState.PENDING, "300": JobState.PENDING}
     site = Site(monkeypatch, Slurm, jobs)
@@ -119,7 +119,7 @@ def test_only_points_whose_end_may_have_been_asked_for_stay_marked(
     end = ".pbs-srv" if kind is PBS else ""
     sweep = make_sweep(tmp_path, 6, array=None, plan=PBS_PLAN if kind is PBS else plan_of())
     for number in range(3):
-        hand_over(sweep, range(2 * number, 2 * number + 2), f"{number + 1}00{end}", token=str(number))
+        submit_array(sweep, range(2 * number, 2 * number + 2), f"{number + 1}00{end}", token=str(number))
     names = "{0}[{1}]" if kind is PBS else "{0}_{1}"
     live = {names.format(job, number) + end: JobState.PENDING for job in (100, 200, 300) for number in range(2)}
     Site(monkeypatch, kind, live)
@@ -148,7 +148,7 @@ def test_nothing_is_left_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_throttle_is_shared_by_the_arrays_that_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path, 12, array=None)
     for job, points in (("100", range(6)), ("200", range(6, 8)), ("300", range(8, 10))):
-        hand_over(sweep, points, job, token=job)
+        submit_array(sweep, points, job, token=job)
     sweep.run(10).journal(kinds.Submitted(job="400"))
     for index in (8, 9):
         end(sweep.run(index), 0)
@@ -176,7 +176,7 @@ AGAIN = {
 def every_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     """A sweep with one point of each state, in the order of AGAIN."""
     sweep = make_sweep(tmp_path, len(AGAIN), array=None)
-    hand_over(sweep, range(2, 9), "100")
+    submit_array(sweep, range(2, 9), "100")
     sweep.submitting("t", [1])
     end(sweep.run(2), 75)
     end(sweep.run(3), 1)
