@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.worker import accelerator
 from workloads import names
 
 if TYPE_CHECKING:
@@ -82,16 +83,11 @@ def count_wrong(got: Tensor, expected: Tensor) -> int:
 
 def timed(device: torch.device, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
     """Seconds that a call takes on this rank, until the work that it started on the device is done."""
-    _finish(device)
+    accelerator.synchronize(device)
     started = time.perf_counter()
     function(*args, **kwargs)
-    _finish(device)
+    accelerator.synchronize(device)
     return time.perf_counter() - started
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def time_calls(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
@@ -111,20 +107,23 @@ def time_calls(call: Callable[[], object], meet: Callable[[], object], count: in
     return seconds
 
 
-def time_on_device(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of `count` calls by events on the current CUDA stream, after one barrier.
+def time_on_device(
+    call: Callable[[], object], meet: Callable[[], object], count: int, device: torch.device
+) -> list[float]:
+    """Seconds of each of `count` calls by events on the current stream of this process's device, after one barrier.
 
     For operations that are done when the stream is: the calls are queued one after the other, and the GPU's clock
     is used.
     """
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    event_of = accelerator.module(device).Event
+    events = [event_of(enable_timing=True) for _ in range(count + 1)]
     meet()
-    torch.cuda.synchronize()
+    accelerator.synchronize(device)
     events[0].record()
     for event in events[1:]:
         call()
         event.record()
-    torch.cuda.synchronize()
+    accelerator.synchronize(device)
     return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
 
 

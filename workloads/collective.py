@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import formatting, progress, run_dir
-from launcher.worker import nccl_report
+from launcher.worker import accelerator, nccl_report
 from workloads import baselines, results, roof, tables
 from workloads.operations import BY_NAME
 from workloads.ranks import WorkloadError, gather, introduce, say
@@ -67,11 +67,11 @@ class Report:
             self.say(text)
 
     def _roof_of(self, groups: Groups) -> tuple[float | None, str]:
-        """The hardware's speed below a group, in bytes/s, and what that is the speed of. Within a node NCCL uses no
-        sockets, and the measured socket joins two nodes."""
+        """The hardware's speed below a group, in bytes/s, and what that is the speed of. Within a node NCCL and oneCCL
+        use no sockets, and the measured socket joins two nodes."""
         env = self.env
         nodes = max(len({env.node_of(rank) for rank in ranks}) for ranks in groups.members)
-        if nodes > 1 or (env.backend != "nccl" and env.nnodes == 1):
+        if nodes > 1 or (env.backend not in accelerator.ON_STREAM and env.nnodes == 1):
             return self.roof.socket, "socket"
         return self.roof.memory, "memory"
 

@@ -99,7 +99,7 @@ class Trainer:
         if leaves is not None:
             self.leaves = InvariantGradients(self.model.parameters(), leaves)
         elif env.world_size > 1 and config.sync.value == "ddp":  # a single rank has nothing to average
-            ids = [env.device.index] if env.device.type == "cuda" else None
+            ids = [env.device.index] if env.device.type != "cpu" else None
             self.parallel = DistributedDataParallel(self.model, device_ids=ids, bucket_cap_mb=config.bucket_mb)
             self.settle_buckets()
         elif env.world_size > 1:

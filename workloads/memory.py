@@ -14,11 +14,12 @@ Read = Callable[[str], str]
 
 def available(env: Env) -> int | None:
     """Bytes that this rank can allocate: an equal share of its node's memory, or its GPU's; None if unknown."""
-    if env.device.type == "cuda":
+    if env.device.type != "cpu":
         # Lazily: torch takes a second, and checks on the login node need none of it
-        import torch
+        from launcher.worker import accelerator
 
-        return int(torch.cuda.mem_get_info(env.device)[0])
+        found = accelerator.memory(env.device)
+        return None if found is None else found[0]
     whole = on_node(lambda path: Path(path).read_text())
     return None if whole is None else whole // env.local_world_size
 

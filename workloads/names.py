@@ -84,6 +84,7 @@ def backends_for(operation: str, dtype: str, redop: str) -> tuple[str, ...]:
     has = {
         "gloo": not (averaging and dtype.startswith("int")),
         "nccl": True,
+        "xccl": True,  # which it lacks is found out on the ranks
         "mpi": not (averaging or operation == "reduce_scatter" or dtype in ("float16", "bfloat16")),
     }
     return tuple(backend for backend, there in has.items() if there)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher import progress, run_dir
+from launcher.worker import accelerator
 from workloads import baselines, matrix, matrix_text, pairs, patterns, results, roof
 from workloads.ranks import WorkloadError, introduce, say
 from workloads.transfers import TABLE, Transfers
@@ -21,7 +22,7 @@ FAULTS = 10  # most faults in an error; the table has all of them
 def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -> float | None:
     """The hardware's bytes/s for a pattern, if such a link was measured; otherwise None.
 
-    | pattern | between two nodes, or gloo on one node | nccl, within a node | else |
+    | pattern | between two nodes, or gloo on one node | nccl or xccl, within a node | else |
     |---|---|---|---|
     | pingpong, bandwidth | one TCP stream | copy in memory | not known |
     | bidirectional | one TCP stream either way | twice that | not known |
@@ -29,10 +30,13 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
     if pattern not in pairs.PATTERNS:
         return None
     within = env.node_of(pair[0]) == env.node_of(pair[1])
-    if not within or (env.nnodes == 1 and env.backend != "nccl"):
+    on_stream = env.backend in accelerator.ON_STREAM
+    if within and on_stream:
+        top = measured.memory
+    elif not within or env.nnodes == 1:
         top = measured.socket
     else:
-        top = measured.memory if env.backend == "nccl" else None
+        top = None
     return None if top is None else top * (2 if pattern == "bidirectional" else 1)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import run_dir
 from launcher.files import run_files
+from launcher.worker import accelerator
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -44,9 +45,9 @@ class Conditions:
     Attributes:
         hosts: one per node.
         world_size, nodes, ranks_per_node: how many ranks, and where.
-        backend, backend_version: gloo, nccl or mpi; the version is NCCL's, otherwise None.
+        backend, backend_version: gloo, nccl, xccl or mpi; the version is NCCL's, otherwise None.
         interface: network interface that the backend was configured to use, if any.
-        device, device_name: cpu or cuda, and its model on rank 0.
+        device, device_name: cpu, cuda or xpu, and its model on rank 0.
         torch, python: versions.
         iterations, warmup: for each size.
         time: when it began, in Unix seconds.
@@ -89,7 +90,7 @@ def conditions(config: Collective | P2P, env: Env) -> Conditions:
         for name, value in sorted(os.environ.items())
         if name.startswith(("NCCL_", "GLOO_")) and not name.startswith("NCCL_DEBUG")
     }
-    nccl, cuda = env.backend == "nccl", env.device.type == "cuda"
+    nccl = env.backend == "nccl"
     folder = run_dir()
     return Conditions(
         hosts=tuple(hosts[node] for node in sorted(hosts)),
@@ -100,7 +101,7 @@ def conditions(config: Collective | P2P, env: Env) -> Conditions:
         backend_version=".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
         interface=variables.get(f"{env.backend.upper()}_SOCKET_IFNAME"),
         device=env.device.type,
-        device_name=torch.cuda.get_device_name(env.device) if cuda else _cpu_name(),
+        device_name=accelerator.name(env.device) or _cpu_name(),
         torch=torch.__version__,
         python=platform.python_version(),
         iterations=config.iterations,

@@ -27,6 +27,7 @@ from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import SaveFailed
 from launcher.errors import RESUME
 from launcher.runs import lease
+from launcher.worker import accelerator
 from launcher.worker.settings import Settings, settings
 from launcher.worker.step_timing import Pace
 from launcher.worker.stop import Stop
@@ -90,13 +91,12 @@ def key(*parts: object) -> int:
 
 
 def seed_generators(*parts: object) -> None:
-    """Seeds all of this rank's generators (Python's, torch's, CUDA's, numpy's if loaded) with `key(*parts)`."""
+    """Seeds all of this rank's generators (Python's, torch's, its GPU's, numpy's if loaded) with `key(*parts)`."""
     seed = key(*parts)
     random.seed(seed)
     # torch.manual_seed() takes 0.2 ms, since it records a traceback for each kind of device that is missing.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(seed)
+    accelerator.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed & 0xFFFFFFFF)
 
@@ -108,8 +108,8 @@ def generators(device: torch.device) -> dict[str, Any]:
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
         "torch": torch.get_rng_state(),
     }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if (devices := accelerator.module(device)) is not None:
+        state[device.type] = devices.get_rng_state(device)
     if numpy := sys.modules.get("numpy"):
         name, words, position, has_gauss, gauss = numpy.random.get_state()
         words = torch.tensor(words.tolist(), dtype=torch.int64)
@@ -122,8 +122,8 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if (devices := accelerator.module(device)) is not None and device.type in state:
+        devices.set_rng_state(state[device.type], device)
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
         saved = state["numpy"]
         words = numpy.array(saved["words"].tolist(), dtype=numpy.uint32)
@@ -132,8 +132,7 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
 
 def conditions(env: Env) -> dict[str, Any]:
     """Facts that may change the last bits of a result, but not what is computed."""
-    cuda = env.device.type == "cuda"
-    device = torch.cuda.get_device_name(env.device) if cuda else f"CPU {torch.backends.cpu.get_cpu_capability()}"
+    device = accelerator.name(env.device) or f"CPU {torch.backends.cpu.get_cpu_capability()}"
     return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
 
 

@@ -21,6 +21,7 @@ import torch
 
 from launcher.formatting import plural
 from launcher.rendezvous import interfaces
+from launcher.worker import accelerator
 from workloads.ranks import gather
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ BURST_SECONDS = 0.02  # of one burst; the best burst counts
 MOST_BYTES = 2**28  # of one burst
 STEP_TIMEOUT = 1.0  # seconds for each step of the stream; a firewall is the usual cause of a timeout
 COPY_SECONDS = 0.2  # for which copies are repeated
-COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # more than a cache can hold
+COPY_BYTES, COPY_BYTES_ON_GPU = 64 * 2**20, 512 * 2**20  # more than a cache can hold
 _CHUNK = 2**20
 _LENGTH = struct.Struct("!Q")
 
@@ -85,14 +86,15 @@ def ends(env: Env) -> tuple[int, int] | None:
 
 
 def _copy_roof(env: Env) -> tuple[float | None, str]:
-    size = COPY_BYTES[env.device.type]
+    on_gpu = env.device.type != "cpu"
+    size = COPY_BYTES_ON_GPU if on_gpu else COPY_BYTES
     try:
         mine = copy_speed(env.device, size)
     except RuntimeError:  # out of memory, in torch's words on either device
         mine = None
     speeds = gather(mine, env)
     known = [speed for speed in speeds if speed is not None]
-    what = f"copy of {size // 2**20} MiB " + ("on the GPU" if env.device.type == "cuda" else "in memory")
+    what = f"copy of {size // 2**20} MiB " + ("on the GPU" if on_gpu else "in memory")
     if len(known) < len(speeds):
         return None, f"memory: not enough of it for a {what} on {plural(len(speeds) - len(known), 'rank')}"
     return min(known), f"memory: {what}" + (", all ranks at once, the slowest" if len(speeds) > 1 else "")
@@ -108,17 +110,12 @@ def copy_speed(device: torch.device, size: int) -> float:
     target = torch.zeros_like(source)  # written once before, so that no copy pays for new pages
     best, until = 0.0, time.perf_counter() + COPY_SECONDS
     while not best or time.perf_counter() < until:
-        _finish(device)
+        accelerator.synchronize(device)
         started = time.perf_counter()
         target.copy_(source)
-        _finish(device)
+        accelerator.synchronize(device)
         best = max(best, size / (time.perf_counter() - started))
     return best
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # The stream

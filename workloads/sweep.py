@@ -15,12 +15,13 @@ import torch.distributed as dist
 
 from launcher.formatting import format_size, plural
 from launcher.torch_compat import destroy_without_gil
+from launcher.worker import accelerator
 from workloads import bench, formulas, memory, names
 from workloads.groups import Members, in_words, members_of, parse_groups
 from workloads.operations import Buffers, Case, Operation, count_of
 from workloads.ranks import WorkloadError, gather, name_ranks
 from workloads.sizes import parse_seconds, parse_sizes
-from workloads.timing import Run, finish
+from workloads.timing import Run
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -184,7 +185,7 @@ class Sweep:
                 buffers = self.operation.allocate(case, place)
                 self.operation.fill(case, buffers)
                 self.operation.bind(case, buffers, self.settings.async_op)()
-                finish(self.env.device)
+                accelerator.synchronize(self.env.device)
             except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
                 problem = str(error).splitlines()[0]
         found = gather(problem, self.env)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
+from launcher.worker import accelerator
 from workloads import bench
 from workloads.operations import Buffers, Call, Case, Operation
 
@@ -23,12 +23,6 @@ MOST_ITERATIONS = 100_000  # most iterations for a time budget
 _met: Counter[str] = Counter()  # barriers verified so far, by name, since the store keeps its counts
 
 
-def finish(device: torch.device) -> None:
-    """Waits until the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 class Run:
     """The runs of one size in one place, on this rank. A rank that is in no group only takes part in agreements."""
 
@@ -38,17 +32,19 @@ class Run:
         self.settings, self.operation, self.env, self.case, self.buffers = settings, operation, env, case, buffers
         self.checked = 0
         self.wrong: int | None = 0
-        on_stream = env.device.type == "cuda" and env.backend == "nccl"
-        self._time: Callable[[Call, Call, int], list[float]] = bench.time_on_device if on_stream else bench.time_calls
+        on_stream = accelerator.ON_STREAM.get(env.backend) == env.device.type
+        self._time: Callable[[Call, Call, int], list[float]] = (
+            partial(bench.time_on_device, device=env.device) if on_stream else bench.time_calls
+        )
         if case is not None and buffers is not None:
             self._meet: Call = partial(dist.barrier, group=case.group)
             call = operation.bind(case, buffers, settings.async_op)
-            self._call = self._until_done(call) if env.device.type == "cuda" and not on_stream else call
+            self._call = self._until_done(call) if env.device.type != "cpu" and not on_stream else call
 
     def _until_done(self, call: Call) -> Call:
         def call_and_finish() -> None:
             call()
-            finish(self.env.device)
+            accelerator.synchronize(self.env.device)
 
         return call_and_finish
 
@@ -86,7 +82,7 @@ class Run:
             return seconds
         operation.fill(case, self.buffers)
         seconds = self.times(1)
-        finish(self.env.device)
+        accelerator.synchronize(self.env.device)
         wrong, checked = operation.check(case, self.buffers)
         self.wrong = (self.wrong or 0) + wrong
         self.checked += checked

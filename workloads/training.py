@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from launcher.worker import accelerator
 from launcher.worker.global_batch import share
 from launcher.worker.threads import cores
 from workloads.data import Data
@@ -67,6 +68,7 @@ def be_deterministic(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.backends.cudnn.benchmark = False  # it would choose algorithms by their speed
+    if device.type != "cpu":
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
@@ -77,9 +79,9 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     Raises:
         WorkloadError: bfloat16 is asked for, and the device does not have it.
     """
-    capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    capable = accelerator.has_bfloat16(device)
     if precision == "bfloat16" and not capable:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+        name = accelerator.name(device) or "the CPU"
         raise WorkloadError(
             f"workload.precision=bfloat16 needs a GPU that has it, and this rank computes on {name}: "
             "use workload.precision=auto or float32"

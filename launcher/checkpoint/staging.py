@@ -56,7 +56,7 @@ class Staging:
         here = local_part(tensor)
         known = self._copies.get(name)
         if known is None or known.shape != here.shape or known.dtype != here.dtype:
-            known = torch.empty(here.shape, dtype=here.dtype, pin_memory=here.is_cuda)
+            known = torch.empty(here.shape, dtype=here.dtype, pin_memory=_pins(here.device))
             self._copies[name] = known
         known.copy_(here, non_blocking=_streams_of(here.device) is not None)
         # The constructor is used since from_local() would move the copy to the mesh's device.
@@ -116,6 +116,11 @@ class Copying:
                 stream.synchronize()
         self.copied.update(copies)
         return copies
+
+
+def _pins(device: torch.device) -> bool:
+    """Whether memory of the host is pinned for copies from this device: until torch 2.6, for CUDA and ROCm alone."""
+    return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
 
 
 def _streams_of(device: torch.device) -> Any:

@@ -52,18 +52,20 @@ class VisibleDevices(Enum):
 class Backend(Enum):
     """Communication backend of torch.distributed."""
 
-    auto = "auto"  # nccl on GPUs, gloo on CPUs
+    auto = "auto"  # nccl on GPUs (xccl on Intel's), gloo on CPUs
     gloo = "gloo"
     nccl = "nccl"
+    xccl = "xccl"
     mpi = "mpi"
 
 
 class Device(Enum):
     """Where tensors live."""
 
-    auto = "auto"  # cuda when gpus_per_node is more than 0; otherwise what the rank sees: a GPU, else the CPU
+    auto = "auto"  # a GPU when gpus_per_node is more than 0; otherwise what the rank sees: a GPU, else the CPU
     cpu = "cpu"
-    cuda = "cuda"
+    cuda = "cuda"  # NVIDIA's and AMD's
+    xpu = "xpu"  # Intel's
 
 
 class Sync(Enum):
@@ -311,8 +313,8 @@ class Workload:
     name: str = MISSING  # the workload's name
     entry: str = MISSING  # `module:function`, called in every rank as function(config, env)
     min_ranks: int = 1  # fewest ranks it makes sense with
-    backend: Backend = Backend.auto  # auto, gloo, nccl or mpi
-    device: Device = Device.auto  # auto (a GPU with gpus_per_node > 0, else what there is), cpu or cuda
+    backend: Backend = Backend.auto  # auto, gloo, nccl, xccl or mpi
+    device: Device = Device.auto  # auto (a GPU with gpus_per_node > 0, else what there is), cpu, cuda or xpu
     seed: int = "${seed}"  # type: ignore[assignment]  # the run's seed
     hook: str | None = None  # `module:Class` with checks and data sets of the workload; see docs/your-own.md
 

@@ -25,7 +25,7 @@ from launcher.config.schema import Device, LaunchMode
 from launcher.failures.symptoms import LOST_PEER
 from launcher.formatting import format_size, plural
 from launcher.spec.plan import JobPlan
-from launcher.worker import nccl_report
+from launcher.worker import accelerator, devices, nccl_report
 
 MIB = 2**20
 LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # free bytes in a folder: below the first a check fails, below the second it warns
@@ -95,7 +95,7 @@ def check(name: str, look: Callable[[], str]) -> Check:
 
 def wants_gpus(plan: JobPlan) -> bool:
     """Whether a rank needs a GPU. Pure."""
-    return plan.workload.device == Device.cuda.value or (
+    return plan.workload.device in (Device.cuda.value, Device.xpu.value) or (
         plan.workload.device == Device.auto.value and plan.gpus_per_node > 0
     )
 
@@ -112,7 +112,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
     if there < wanted:
         raise Problem(
             f"torch sees {plural(there, 'GPU')}, and gpus_per_node={plan.gpus_per_node} asks for "
-            f"{max(plan.gpus_per_node, 1)}: see what `nvidia-smi` says there"
+            f"{max(plan.gpus_per_node, 1)}: see what `nvidia-smi` (`rocm-smi`, `xpu-smi`) says there"
         )
 
 
@@ -122,9 +122,10 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
     Raises:
         Problem: there are too few GPUs.
     """
-    count = torch.cuda.device_count() if plan.workload.device != Device.cpu.value else 0
+    seen = devices.find_accelerators(os.environ)
+    count = seen.count if plan.workload.device in (Device.auto.value, seen.kind) else 0
     require_devices(plan, count)
-    return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
+    return torch.device(seen.kind, local_rank % count) if count else torch.device("cpu")
 
 
 def compute(where: torch.device) -> str:
@@ -133,21 +134,19 @@ def compute(where: torch.device) -> str:
     Raises:
         Problem: the product is wrong, or other processes use much of the GPU's memory.
     """
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
-        free, total = torch.cuda.mem_get_info(where)
+    if (there := accelerator.module(where)) is not None:
+        there.set_device(where)
+    memory = accelerator.memory(where)
     rows = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE)
     left, right = rows % 7, rows.T % 5
     known = left.double() @ right.double()
     product = (left.to(where, torch.float32) @ right.to(where, torch.float32)).cpu().double()
     if wrong := int((product != known).sum()):
         raise Problem(f"{where} computes wrong: {wrong} of {SIDE * SIDE} elements of a product of matrices; replace it")
-    if where.type != "cuda":
-        return "cpu"
-    if total - free > BUSY * total:
-        used = f"{(total - free) / 2**30:.1f} of {total / 2**30:.0f} GiB"
+    if memory is not None and memory[1] - memory[0] > BUSY * memory[1]:
+        used = f"{(memory[1] - memory[0]) / 2**30:.1f} of {memory[1] / 2**30:.0f} GiB"
         raise Problem(f"{used} of the memory of {where} are in use: does a process of another job live?", Level.WARNING)
-    return torch.cuda.get_device_name(where)
+    return accelerator.name(where) or "cpu"
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:

@@ -20,6 +20,7 @@ from launcher.formatting import plural
 from launcher.preflight.checks import Level, Problem
 from launcher.rendezvous.interfaces import listen
 from launcher.torch_compat import destroy_without_gil
+from launcher.worker import accelerator
 
 CALL = 2.0  # seconds for a connection to another node
 SKEW = 1.0  # seconds by which a clock may be off without a warning
@@ -165,6 +166,6 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
     """
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),
-        device_id=where if where.type == "cuda" and backend == "nccl" else None,
+        device_id=where if accelerator.ON_STREAM.get(backend) == where.type else None,
     )  # fmt: skip
     destroy_without_gil(dist.group.WORLD)

@@ -36,7 +36,8 @@ class BackendError(errors.LauncherError):
 
 def torch_build() -> str:
     """The kind of accelerator that this torch was built for: cuda, hip or xpu; empty for CPUs only."""
-    return next((kind for kind in ("hip", "cuda", "xpu") if getattr(torch.version, kind, None)), "")
+    found = next((kind for kind in ("hip", "cuda", "xpu") if getattr(torch.version, kind, None)), "")
+    return found or ("xpu" if torch.xpu._is_compiled() else "")  # before 2.5 torch.version did not tell
 
 
 # -- what a rank sees
@@ -177,15 +178,15 @@ def choose_device(
     | device | GPUs asked for | GPUs seen, at most as many as asked for | result |
     |---|---|---|---|
     | cpu | | | the CPU |
-    | cuda | | accelerators of another kind, or none | refused |
+    | cuda, xpu | | accelerators of another kind, or none | refused |
     | auto | some | none | refused |
     | auto | none | none | the CPU |
-    | auto or cuda | | more than one, but fewer than the node has ranks | refused |
-    | auto or cuda | | one | that one; ranks that share it are found when they join |
-    | auto or cuda | | enough | the one with the number of the local rank |
+    | not cpu | | more than one, but fewer than the node has ranks | refused |
+    | not cpu | | one | that one; ranks that share it are found when they join |
+    | not cpu | | enough | the one with the number of the local rank |
 
     Args:
-        wanted: auto, cpu or cuda.
+        wanted: auto, cpu, cuda or xpu.
         asked: GPUs on each node that the run asked for; 0 outside of a run.
         seen: by this process.
         rank, local_rank: of this rank.
@@ -197,12 +198,12 @@ def choose_device(
     """
     if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked and not seen.count):
         return "cpu", None
-    if not seen.count or (wanted == Device.cuda.value and seen.kind != "cuda"):
+    if not seen.count or wanted not in (Device.auto.value, seen.kind):
         key = f"gpus_per_node={asked} with device={wanted}" if asked else f"device={wanted}"
         raise BackendError(
             f"{key} asks for a GPU, and rank {rank} on {host} sees no GPU: {seen.text}. Compare with `nvidia-smi` "
-            "there, and with what the scheduler was asked for (gpus_per_node, cluster.gpu_directive); "
-            "to compute on the CPU set workload.device=cpu"
+            "(`rocm-smi`, `xpu-smi`) there, and with what the scheduler was asked for (gpus_per_node, "
+            "cluster.gpu_directive); to compute on the CPU set workload.device=cpu"
         )
     count = min(seen.count, asked) if asked else seen.count
     if 1 < count < ranks:

@@ -126,7 +126,11 @@ def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: 
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)
-        gpu = gpu_identity(properties, device.index or 0, environ.get("CUDA_VISIBLE_DEVICES", ""), host)
+        index = device.index or 0
+        if device.type == "xpu":
+            gpu = xpu_identity(index, environ.get("ZE_AFFINITY_MASK", ""), host)
+        else:
+            gpu = gpu_identity(properties, index, environ.get("CUDA_VISIBLE_DEVICES", ""), host)
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else ""
     git = str(getattr(torch.version, "git_version", None) or "")
     return Facts(rank, host, device.type, gpu, backend, torch.__version__, git, nccl)
@@ -150,6 +154,12 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
     if address[1] is None:
         return ""
     return f"{host} PCI " + ":".join(f"{part or 0:x}" for part in address)
+
+
+def xpu_identity(index: int, mask: str, host: str) -> str:
+    """Identifies an XPU, which may be a tile of a card and have its UUID, by its entry in ZE_AFFINITY_MASK. Pure."""
+    entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
+    return f"{host} XPU {entries[index] if index < len(entries) else index}"
 
 
 # -- through the store

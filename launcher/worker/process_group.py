@@ -20,7 +20,7 @@ from launcher.rendezvous.protocol import Member, RendezvousError, meet
 from launcher.runs.event_writer import current_attempt
 from launcher.schedulers import topology
 from launcher.torch_compat import destroy_without_gil, store_on
-from launcher.worker import devices, heartbeat, joining, rank_objects
+from launcher.worker import accelerator, devices, heartbeat, joining, rank_objects
 from launcher.worker.devices import BackendError
 from launcher.worker.reporter import Reporter
 
@@ -35,7 +35,7 @@ class Env:
         rank, local_rank, world_size, local_world_size, node_rank, nnodes: as torch.distributed uses them.
         hosts: host name of each node rank (empty if unknown).
         host: this rank's host.
-        backend: gloo, nccl or mpi.
+        backend: gloo, nccl, xccl or mpi.
         device: the device for this rank's tensors.
         source: what the ranks were derived from.
         node_ranks: node rank of each rank.
@@ -115,8 +115,8 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     or a plain `python script.py`) rank 0 serves one on a port that the other ranks find and verify.
 
     Args:
-        backend: auto (nccl on GPUs, else gloo), gloo, nccl or mpi.
-        device: auto (in a run with gpus_per_node > 0 a GPU, elsewhere a GPU if there is one), cpu or cuda.
+        backend: auto (nccl on GPUs, xccl on XPUs, else gloo), gloo, nccl, xccl or mpi.
+        device: auto (in a run with gpus_per_node > 0 a GPU, elsewhere a GPU if there is one), cpu, cuda or xpu.
         rendezvous_timeout: seconds until all ranks must have joined.
         timeout: seconds for each collective.
 
@@ -196,11 +196,12 @@ def _backend(wanted: str, device: torch.device) -> str:
     available = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available() and torch.cuda.is_available(),
+        "xccl": accelerator.has_backend("xccl") and torch.xpu.is_available(),
         "mpi": dist.is_mpi_available(),
     }
     name = wanted
     if wanted == "auto":
-        name = {"cpu": "gloo", "cuda": "nccl"}.get(device.type, "")
+        name = accelerator.BACKENDS.get(device.type, "")
         if not name:  # another accelerator, for which torch may know a backend
             default = getattr(dist, "get_default_backend_for_device", None)
             return str(default(device)) if default else "gloo"
@@ -211,6 +212,7 @@ def _backend(wanted: str, device: torch.device) -> str:
         why = {
             "mpi": "this torch was built without MPI (build it from source with an MPI in sight)",
             "nccl": "nccl needs a GPU and a torch built with CUDA",
+            "xccl": "xccl needs an XPU and a torch built with it, which those for XPU are since 2.8",
             "gloo": "this torch was built without gloo",
         }[name]
         raise BackendError(f"backend={name}: {why}; here you can use {can}")

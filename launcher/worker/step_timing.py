@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from launcher.worker import heartbeat
+from launcher.worker import accelerator, heartbeat
 
 INTERVAL = 1.0  # seconds between two reports to the agent
 KEPT = 1024  # steps between two reports whose times are kept
@@ -56,20 +56,20 @@ class _Host:
 
 
 class _Device:
-    """The time at which a GPU reaches a point of the current stream."""
+    """The time at which an accelerator reaches a point of the current stream."""
 
-    @staticmethod
-    def mark() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+    def __init__(self, device: torch.device) -> None:
+        self._event = accelerator.module(device).Event
+
+    def mark(self) -> torch.Event:
+        event: torch.Event = self._event(enable_timing=True)
         event.record()
         return event
 
-    @staticmethod
-    def passed(mark: torch.cuda.Event) -> bool:
+    def passed(self, mark: torch.Event) -> bool:
         return bool(mark.query())
 
-    @staticmethod
-    def seconds(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+    def seconds(self, first: torch.Event, last: torch.Event) -> float:
         return float(first.elapsed_time(last)) / 1000
 
 
@@ -92,7 +92,7 @@ class Pace(Generic[M]):
         """
         self.units = 1.0
         self._slot = heartbeat.mine() if slot is None else slot
-        self._clock: Any = clock or (_Device if device.type == "cuda" else _Host)
+        self._clock: Any = clock or (_Host if device.type == "cpu" else _Device(device))
         self._mark: M | None = None
         self._spans: list[tuple[M, M]] = []  # of this step
         self._owed: deque[list[tuple[M, M]]] = deque(maxlen=BEHIND)  # of steps that the device has not finished

@@ -37,10 +37,11 @@ def has(name):
     return bool(d.is_available() and there is not None and there())
 names = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if has(name)]
 gpus = []
-if torch.cuda.is_available():
-    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+for kind in (torch.cuda, torch.xpu):
+    if kind.is_available():
+        gpus += [kind.get_device_name(n) for n in range(kind.device_count())]
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "took": took,
-                  "backends": names, "gpus": gpus, "file": torch.__file__}))
+                  "xpu": torch.xpu._is_compiled(), "backends": names, "gpus": gpus, "file": torch.__file__}))
 """
 
 
@@ -102,7 +103,8 @@ def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
     if isinstance(found, str):
         yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
         return
-    build = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else "CPU only"
+    build = "XPU" if found["xpu"] else "CPU only"
+    build = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else build
     backends = ", ".join(found["backends"]) or "no backend of torch.distributed"
     gpus = found["gpus"]
     text = f"{found['version']} ({build}), {backends}; {len(gpus)} GPU{'' if len(gpus) == 1 else 's'} here"

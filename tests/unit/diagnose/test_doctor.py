@@ -160,6 +160,7 @@ TORCH = {
     "version": "2.13.0+cu128",
     "cuda": "12.8",
     "hip": None,
+    "xpu": False,
     "took": 2.0,
     "backends": ["gloo", "nccl"],
     "gpus": ["H"],
@@ -171,6 +172,7 @@ TORCH = {
     [
         ({}, OK, "2.13.0+cu128 (CUDA 12.8), gloo, nccl; 1 GPU here; import took 2.0 s"),
         ({"cuda": None, "gpus": []}, OK, "CPU only"),
+        ({"cuda": None, "xpu": True}, OK, "(XPU)"),
         ({"took": 40.0}, WARNING, "import took 40.0 s"),
         ({"backends": []}, PROBLEM, "no backend"),
         ({"version": "2.3.1+cu121"}, PROBLEM, "2.3.1"),

@@ -57,9 +57,9 @@ def collective(**keys: Any) -> Collective:
          "workload.place=out: torch.distributed has all_reduce only with place=in: use that, or both"),
         (collective(op=["all_gather", "send_recv"], place="in"), {}, "has send_recv only with place=out"),
         (collective(op="reduce", dtype="int8", redop="avg"), {},
-         "workload.op=reduce: gloo has no reduce of int8 with redop=avg; nccl has it (workload.backend)"),
+         "workload.op=reduce: gloo has no reduce of int8 with redop=avg; nccl, xccl have it (workload.backend)"),
         (collective(op="reduce_scatter", backend=Backend.mpi), {"launch": {"mode": LaunchMode.tasks}},
-         "mpi has no reduce_scatter of float32 with redop=sum; gloo, nccl have it"),
+         "mpi has no reduce_scatter of float32 with redop=sum; gloo, nccl, xccl have it"),
     ],
 )  # fmt: skip
 def test_benchmarks_that_could_not_run_are_refused(workload: Workload, keys: dict[str, Any], words: str) -> None:
