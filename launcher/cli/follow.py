@@ -21,7 +21,7 @@ from launcher.runs import directory
 from launcher.runs.events import Progress, every
 from launcher.runs.output import Stream
 from launcher.schedulers.query_cache import interval
-from launcher.submission.interrupts import say
+from launcher.submission.interrupts import print_notice
 
 POLL_INTERVAL = 0.1  # seconds, for a run on this machine
 MAX_POLL_INTERVAL = 15.0  # seconds, while nothing changes or nothing can be read
@@ -99,7 +99,7 @@ def with_signals(
                     cancel(False)
                 return follow(False, signals), True
     except KeyboardInterrupt:
-        say(f"{name} continues without this terminal")
+        print_notice(f"{name} continues without this terminal")
         return None
 
 
@@ -149,11 +149,11 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
         if number == signal.SIGHUP:
             _discard_terminal_output()
         first = len(signals) == 1
-        say("stopping; Ctrl-C again kills" if first else "killing")
+        print_notice("stopping; Ctrl-C again kills" if first else "killing")
         try:
             cancel(not first)
         except (LauncherError, OSError) as error:
-            say(str(error))
+            print_notice(str(error))
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

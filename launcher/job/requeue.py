@@ -32,7 +32,7 @@ from launcher.schedulers.queries import Ending, QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
-from launcher.submission.dependencies import repoint
+from launcher.submission.dependencies import update_followers
 
 
 class What(IntEnum):
@@ -283,7 +283,7 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     run.journal(Submitting(token=token))
     job_id = submit(str(script), token, environment)
     run.journal(Submitted(job=job_id))
-    for problem in repoint(run.path):
+    for problem in update_followers(run.path):
         print(f"launcher: it was not told of job {job_id}, and looks itself: {problem}", file=sys.stderr)
     return job_id
 

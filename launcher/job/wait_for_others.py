@@ -1,14 +1,14 @@
-"""Whether a run may begin that waits for others: `python -m launcher.job.wait_for_others RUN_DIR` in its script.
+"""Whether a run with dependencies may start: `python -m launcher.job.wait_for_others RUN_DIR` in its script.
 
-Exit codes: 0 it may, 10 another job of it waits, 75 it was told to stop or nobody can tell what became of the others,
-93 what it waits for will not come about.
+Exit codes: 0 it may; 10 another job of the run waits; 75 the run was stopped or cancelled, or the state of a dependency
+cannot be read; 93 a condition can never be met.
 
-| the others (launcher/submission/dependencies.py) | here, or in an allocation that is held | in a job of a scheduler |
+| decision (launcher/submission/dependencies.py) | on this machine, or in an allocation | in a job of a scheduler |
 |---|---|---|
-| start | it begins | it begins |
-| wait | looks again, from 2 to 10 s later | another job of it is submitted, that waits for their present jobs |
-| | | where that cannot be, it looks again, in its allocation |
-| never | it ends | it ends |
+| start | the run starts | the run starts |
+| wait | checks again 2 to 10 s later | submits another job of the run, which depends on their present jobs |
+| | | if that fails, checks again later, within this job |
+| never | the run ends | the run ends |
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ from launcher.runs.journal import journal_events
 from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
-from launcher.submission import dependencies
-from launcher.submission.dependencies import Other, Word, decide, look_at, passed
+from launcher.submission.dependencies import (
+    Decision,
+    Dependency,
+    conditions_met,
+    decide,
+    jobs_to_wait_for,
+    read_dependencies,
+)
 
 ELSEWHERE = 10  # exit code
 RECHECK_TIME = 60.0  # seconds for which an uncertain state is read again: shared file systems show changes late
@@ -42,25 +48,25 @@ def main() -> int:
     assert attempt is not None, "only a job script of the launcher starts this"
     try:
         return _wait(attempt)
-    except UnavailableError as error:  # neither that it may begin nor that it never will
+    except UnavailableError as error:  # it may start, or it may not: nobody knows yet
         print(f"launcher: {attempt.run.id} is not started now: {error}", file=sys.stderr)
         return errors.RESUME
 
 
 def _wait(attempt: Attempt) -> int:
     run, plan, events = attempt.run, attempt.run.own_plan(), Events(attempt, "after")
-    if passed(run):
+    if conditions_met(run):
         return errors.DONE
-    tried, told, pause, begun = False, "", FIRST, time.monotonic()
+    tried, printed, pause, begun = False, "", FIRST, time.monotonic()
     while True:
         if any(map(run.has, ("cancelled", "stop"))):
             return errors.RESUME
-        word, why, others = _look(plan)
-        doubtful = any(other.unsure for other in others) and time.monotonic() - begun < RECHECK_TIME
-        if word is Word.START:
-            events(ConditionsMet(others=tuple(other.awaited for other in others)))
+        decision, why, dependencies = _decide(plan)
+        doubtful = any(dependency.uncertain for dependency in dependencies) and time.monotonic() - begun < RECHECK_TIME
+        if decision is Decision.START:
+            events(ConditionsMet(others=tuple(dependency.awaited for dependency in dependencies)))
             return errors.DONE
-        if word is Word.NEVER and not doubtful:
+        if decision is Decision.NEVER and not doubtful:
             events(
                 Fault(
                     cause=f"it was not started: {why}", code=FaultCode.CONDITION_FAILED, host=os.uname().nodename,
@@ -69,36 +75,36 @@ def _wait(attempt: Attempt) -> int:
             )  # fmt: skip
             print(f"launcher: {run.id} is not started: {why}", file=sys.stderr)
             return errors.NO_RETRY
-        if word is Word.WAIT and not doubtful and plan.queued and not tried:
+        if decision is Decision.WAIT and not doubtful and plan.queued and not tried:
             tried = True
-            if job := _elsewhere(plan, attempt, others):
+            if job := _submit_waiting_job(plan, attempt, dependencies):
                 print(f"launcher: {run.id} waits in job {job}: {why}", file=sys.stderr)
                 return ELSEWHERE
-        if why != told:
+        if why != printed:
             print(f"launcher: {run.id} waits here: {why}", file=sys.stderr, flush=True)
-        told = why
+        printed = why
         time.sleep(pause)
         pause = min(pause * 1.5, LONGEST)
 
 
-def _look(plan: JobPlan) -> tuple[Word, str, list[Other]]:
-    """What to do now, and why; a record that is gone never comes about.
+def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
+    """Returns the decision, the reason and the dependencies. The condition of a record that is gone can never be met.
 
     Raises:
-        UnavailableError: one cannot be read now.
+        UnavailableError: a record cannot be read now.
     """
     try:
-        others = look_at(plan.after)
+        dependencies = read_dependencies(plan.after)
     except UnavailableError:
         raise
     except RunError as error:
-        return Word.NEVER, str(error), []
-    return (*decide(others), others)
+        return Decision.NEVER, str(error), []
+    return (*decide(dependencies), dependencies)
 
 
-def _elsewhere(plan: JobPlan, attempt: Attempt, others: list[Other]) -> str | None:
-    """Submits a job of this run that depends on the others' present jobs. Returns its id; None: the run waits here."""
-    jobs = dependencies.jobs_of(others)
+def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Dependency]) -> str | None:
+    """Submits a job of this run that waits for those of its dependencies; returns its id. None: the run waits here."""
+    jobs = jobs_to_wait_for(dependencies)
     if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None
     number = len(every(journal_events(attempt.run), Submitting))

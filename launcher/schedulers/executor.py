@@ -54,7 +54,7 @@ class RunExecutor(core.PicklingExecutor):
     def __init__(
         self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *,
         resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
-        held_by: Callable[[], Sequence[str]] = tuple,
+        blocking_jobs: Callable[[], Sequence[str]] = tuple,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -65,14 +65,14 @@ class RunExecutor(core.PicklingExecutor):
             resumed: an earlier process may have submitted this token already, so look before sending.
             elements: the runs that are the elements of an array; None: they are made, numbered from 0.
             submitting: is called just before the submission; None: it is recorded in the journal of the run.
-            held_by: returns the jobs that must end before this one may start (`after`).
+            blocking_jobs: returns the jobs that must end before this one may start (`after`).
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
         self._elements = elements
         self._handed: Sequence[Run] = ()  # the elements of the array that is being handed over
         self._submitting = submitting or (lambda: run.journal(Submitting(token=token)))
-        self._held_by = held_by
+        self._blocking_jobs = blocking_jobs
 
     def _num_tasks(self) -> int:
         return self.plan.nodes * self.plan.tasks_per_node

@@ -1,6 +1,6 @@
-"""Runs that start when others are over: what `after=ok:prepare` means, and whether it has come about.
+"""Dependencies of a run (`after=ok:prepare`): the runs and sweeps that must be over before it starts.
 
-| condition | the other is done | is over, and not done | is not over, or nobody can tell |
+| condition | the dependency is done | it is over, but not done | it is not over, or its state is unknown |
 |---|---|---|---|
 | ok (the default) | start | never | wait |
 | any | start | start | wait |
@@ -8,9 +8,10 @@
 
 A sweep is over when all its points are, and done when all are done.
 
-The scheduler is only told to hold the job until the other's jobs have ended, however they did (`afterany`). What
-became of the other is read from its record, by the job itself when it begins (launcher/job/wait_for_others.py): a job
-may end and its run go on in another, and then `afterok` would have failed for good, and PBS deleted the job that waits.
+The scheduler only holds the job until the jobs of the dependency have ended, with any result (`afterany`). When the
+job begins, it reads from the dependency's record whether the condition is met (launcher/job/wait_for_others.py).
+`afterok` would be wrong: a run may continue in another job after its first job has ended. `afterok` would have failed
+for good by then, and PBS would have deleted the waiting job.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan
 
 CONDITIONS = ("ok", "any", "failed")
-FOLLOWERS = "followers"  # folder of a run or sweep: whose jobs look, when they begin, for what became of it
+FOLLOWERS = "followers"  # folder in a run or sweep: a file for each run that depends on it, with that run's directory
 
 
-class Word(Enum):
-    """What a run that waits is to do."""
+class Decision(Enum):
+    """What a run with dependencies does next."""
 
     START = "start"
     WAIT = "wait"
@@ -50,19 +51,19 @@ class Word(Enum):
 
 
 @dataclass(frozen=True)
-class Other:
-    """A run or sweep that is waited for, as it is now.
+class Dependency:
+    """A run or sweep that another run depends on, with its present state.
 
     Attributes:
         condition: one of CONDITIONS.
         id: of the run, the point or the sweep.
         path: its directory.
-        state: in a word or two.
+        state: its state, as text.
         done: whether it is done.
-        over: whether it is over, in whatever way.
-        unsure: whether the next look may tell otherwise, although nothing happens meanwhile.
-        scheduler: of its jobs; None: it has none.
-        jobs: those of its jobs that are not over.
+        over: whether it is over, with any result.
+        uncertain: whether its state may be read as another one a moment later (shared file systems show changes late).
+        scheduler: of its jobs; None: it has no jobs.
+        jobs: the ids of its jobs that are not over.
     """
 
     condition: str
@@ -71,42 +72,44 @@ class Other:
     state: str
     done: bool
     over: bool
-    unsure: bool = False
+    uncertain: bool = False
     scheduler: str | None = None
     jobs: tuple[str, ...] = ()
 
     @property
-    def word(self) -> Word:
-        """By the table above."""
+    def decision(self) -> Decision:
+        """The decision for this dependency alone, by the table above."""
         if not self.over:
-            return Word.WAIT
-        return Word.START if self.condition == "any" or self.done == (self.condition == "ok") else Word.NEVER
+            return Decision.WAIT
+        return Decision.START if self.condition == "any" or self.done == (self.condition == "ok") else Decision.NEVER
 
     @property
     def awaited(self) -> Awaited:
-        """What is told of it once all that is waited for has come about."""
+        """Its entry in the event that all conditions are met."""
         return Awaited(id=self.id, condition=self.condition, state=self.state)
 
 
-def decide(others: Sequence[Other]) -> tuple[Word, str]:
-    """What somebody who waits for all of these is to do, and why. Pure."""
-    for word in (Word.NEVER, Word.WAIT):
-        for other in others:
-            if other.word is word:
-                return word, f"{other.id} is {other.state}" + (
-                    f", and after={other.condition}:{other.id} was asked for" if word is Word.NEVER else ""
+def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
+    """Returns what a run with these dependencies does next, and the reason as text. Pure."""
+    for decision in (Decision.NEVER, Decision.WAIT):
+        for dependency in dependencies:
+            if dependency.decision is decision:
+                return decision, f"{dependency.id} is {dependency.state}" + (
+                    f", and after={dependency.condition}:{dependency.id} was asked for"
+                    if decision is Decision.NEVER
+                    else ""
                 )
-    return Word.START, ", ".join(f"{other.id} is {other.state}" for other in others)
+    return Decision.START, ", ".join(f"{dependency.id} is {dependency.state}" for dependency in dependencies)
 
 
-# -- what the user wrote
+# -- the key `after`
 
 
 def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
-    """Condition and name of each run in a value of the key `after`. Pure.
+    """Returns the condition and the name of each run in a value of the key `after`. Pure.
 
     Raises:
-        ConfigError: it is neither a text nor a list of texts, or has a condition that there is not.
+        ConfigError: it is neither a text nor a list of texts, or names an unknown condition.
     """
     found = []
     for word in [] if value is None else value if isinstance(value, (list, tuple)) else [value]:
@@ -128,44 +131,46 @@ def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
 
 
 def resolve(value: Any, runs_dir: Path, key: str = "after") -> tuple[str, ...]:
-    """The same with directories for names (`ok:/runs/prepare`), as a plan keeps it.
+    """Returns the same with directories instead of names (`ok:/runs/prepare`), as a plan keeps it.
 
     Raises:
-        ConfigError: as for `parse`, or a name fits no run and no sweep, or several.
+        ConfigError: as for `parse`; or a name matches no run and no sweep, or several.
     """
     return tuple(f"{condition}:{_find(name, runs_dir, f'{key}={name}')}" for condition, name in parse(value, key))
 
 
-def _find(name: str, runs_dir: Path, told: str) -> Path:
+def _find(name: str, runs_dir: Path, setting: str) -> Path:
     try:
         return lookup.find(name, runs_dir).path
     except RunError as error:
         with contextlib.suppress(RunError):
             return lookup.find_sweep(name, runs_dir).path
-        raise ConfigError(f"{told}: {error}") from None
+        raise ConfigError(f"{setting}: {error}") from None
 
 
-# -- the others as they are now
+# -- their present state
 
 
-def look_at(after: Sequence[str]) -> list[Other]:
-    """Those that a plan's `after` names, with one question to each scheduler.
+def read_dependencies(after: Sequence[str]) -> list[Dependency]:
+    """Returns the dependencies in a plan's `after`, with one query to each scheduler.
 
     Raises:
-        UnavailableError: one cannot be read now.
-        RunError: a directory is gone, or damaged.
+        UnavailableError: a record cannot be read now.
+        RunError: a directory does not exist any more, or is damaged.
     """
     live = SweepMonitor()
-    return [_look_at(condition, Path(path), live) for condition, _, path in (each.partition(":") for each in after)]
+    return [
+        _read_dependency(condition, Path(path), live) for condition, _, path in (each.partition(":") for each in after)
+    ]
 
 
-def _look_at(condition: str, path: Path, live: SweepMonitor) -> Other:
+def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependency:
     run = Run(path)
     sweep = Sweep(path) if Sweep(path).recorded() else sweep_directory.sweep_of(run)
     if sweep is None:
         seen = status_of(run, live)
         jobs = (seen.history.job_id, *seen.history.waiting) if seen.plan.queued and not seen.state.over else ()
-        return Other(
+        return Dependency(
             condition, run.id, path, seen.state.value, seen.state is RunState.DONE, seen.state.over,
             seen.state in (RunState.UNKNOWN, RunState.LOST), seen.plan.cluster.scheduler if seen.plan.queued else None,
             tuple(job for job in jobs if job),
@@ -178,16 +183,17 @@ def _look_at(condition: str, path: Path, live: SweepMonitor) -> Other:
     held = [(plan, job) for plan, job in plans if plan.queued and job]
     schedulers = {plan.cluster.scheduler for plan, _ in held}
     whole = sweep.path == path
-    return Other(
+    return Dependency(
         condition, sweep.id if whole else run.id, path, state, done, all(each.over for each in points),
         any(each.state in (RunState.UNKNOWN.value, RunState.LOST.value) for each in points),
         min(schedulers, default=None),
-        tuple(dict.fromkeys(_to_wait_for(plan, job, whole=whole) for plan, job in held)),
+        tuple(dict.fromkeys(_blocking_job(plan, job, whole=whole) for plan, job in held)),
     )  # fmt: skip
 
 
-def _to_wait_for(plan: JobPlan, job: str, *, whole: bool) -> str:
-    """A job, or for an element the array: of many it is shorter, and some can be waited for as a whole only."""
+def _blocking_job(plan: JobPlan, job: str, *, whole: bool) -> str:
+    """Returns a job, or the array of an element: one id is shorter than many, and some schedulers support no
+    dependency on an element."""
     scheduler = registry.queue(plan.cluster.scheduler)
     return scheduler.array_of(job) if whole or not scheduler.can_be_waited_for(job) else job
 
@@ -195,76 +201,99 @@ def _to_wait_for(plan: JobPlan, job: str, *, whole: bool) -> str:
 # -- submission
 
 
-def admitted(plan: JobPlan) -> tuple[str, ...]:
-    """Checks that what a plan waits for can still come about; what its user should know.
+def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
+    """Checks that the conditions of a plan's dependencies can still be met, and returns notes for the user.
 
     Raises:
-        ConfigError: it cannot, or the plan's scheduler cannot wait for it.
+        ConfigError: one cannot be met any more, or its jobs are not on the plan's scheduler.
     """
     if plan.after and "dependency" in plan.cluster.directives:
         raise ConfigError("cluster.directives.dependency and after exclude each other: leave one of them out")
-    if passed(Run(Path(plan.run_dir))):
+    if conditions_met(Run(Path(plan.run_dir))):
         return ()
     notes = []
-    for other in _others(plan):
-        told = f"after={other.condition}:{other.id}"
-        if str(other.path) in (plan.run_dir, str(Path(plan.run_dir).parent)):
-            raise ConfigError(f"{told}: a run cannot wait for itself")
-        if other.word is Word.NEVER:
+    for dependency in _dependencies_of(plan):
+        setting = f"after={dependency.condition}:{dependency.id}"
+        if str(dependency.path) in (plan.run_dir, str(Path(plan.run_dir).parent)):
+            raise ConfigError(f"{setting}: a run cannot wait for itself")
+        if dependency.decision is Decision.NEVER:
             raise ConfigError(
-                f"{told}: it is {other.state}, so this would never start: "
-                + (f"`resume {other.id}` first, or use after=any:{other.id}" if not other.done else "leave it out")
+                f"{setting}: it is {dependency.state}, so this would never start: "
+                + (
+                    f"`resume {dependency.id}` first, or use after=any:{dependency.id}"
+                    if not dependency.done
+                    else "leave it out"
+                )
             )
-        if other.word is Word.START or not plan.queued:
-            notes += [] if other.word is Word.START else [f"waits until {other.id} is over: it is {other.state}"]
-        elif other.scheduler != plan.cluster.scheduler:
-            where = "this machine" if other.scheduler is None else other.scheduler
+        if dependency.decision is Decision.START or not plan.queued:
+            notes += (
+                []
+                if dependency.decision is Decision.START
+                else [f"waits until {dependency.id} is over: it is {dependency.state}"]
+            )
+        elif dependency.scheduler != plan.cluster.scheduler:
+            where = "this machine" if dependency.scheduler is None else dependency.scheduler
             raise ConfigError(
-                f"{told}: it is {other.state} on {where}, and a job of {plan.cluster.scheduler} cannot wait for that: "
-                f"`wait {other.id}` first, and then submit without after"
+                f"{setting}: it is {dependency.state} on {where}, and a job of {plan.cluster.scheduler} cannot wait "
+                f"for that: `wait {dependency.id}` first, and then submit without after"
             )
-        elif not other.jobs:
-            raise ConfigError(f"{told}: it is {other.state}, and has no job to wait for: submit it (again) first")
+        elif not dependency.jobs:
+            raise ConfigError(
+                f"{setting}: it is {dependency.state}, and has no job to wait for: submit it (again) first"
+            )
     return tuple(notes)
 
 
-def _others(plan: JobPlan) -> list[Other]:
+def _dependencies_of(plan: JobPlan) -> list[Dependency]:
     try:
-        return look_at(plan.after)
+        return read_dependencies(plan.after)
     except RunError as error:
         raise ConfigError(f"after: {error}") from None
 
 
-def jobs_of(others: Sequence[Other]) -> list[str]:
-    """The jobs that have to end first. Pure."""
-    return list(dict.fromkeys(job for other in others if other.word is Word.WAIT for job in other.jobs))
+def jobs_to_wait_for(dependencies: Sequence[Dependency]) -> list[str]:
+    """Returns the ids of the jobs that must end before the run can start. Pure."""
+    return list(
+        dict.fromkeys(
+            job for dependency in dependencies if dependency.decision is Decision.WAIT for job in dependency.jobs
+        )
+    )
 
 
-def held_by(plan: JobPlan) -> list[str]:
-    """The jobs that have to end before the job of this plan may start; the others are told who looks for them then."""
-    if not plan.after or passed(Run(Path(plan.run_dir))):
+def blocking_jobs(plan: JobPlan) -> list[str]:
+    """Returns the ids of the jobs that must end before the job of this plan may start.
+
+    Registers the run with its dependencies, so that `update_followers` finds it.
+    """
+    if not plan.after or conditions_met(Run(Path(plan.run_dir))):
         return []
-    others = _others(plan)
-    for other in others:
-        if other.word is not Word.NEVER and ownership.is_own(other.path):
-            with contextlib.suppress(OSError):  # then it looks itself, when it begins
-                (other.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
-                run_files.write(other.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)
-    return jobs_of(others)
+    dependencies = _dependencies_of(plan)
+    for dependency in dependencies:
+        if dependency.decision is not Decision.NEVER and ownership.is_own(dependency.path):
+            with contextlib.suppress(OSError):  # then its job reads the state when it begins
+                (dependency.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
+                run_files.write(dependency.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)
+    return jobs_to_wait_for(dependencies)
 
 
-def passed(run: Run) -> bool:
-    """Whether an attempt of the run has found that all it waited for had come about."""
+def conditions_met(run: Run) -> bool:
+    """Returns whether an attempt of the run has found the conditions of all its dependencies met."""
     return any(every(attempt.events(), ConditionsMet) for attempt in run.attempts())
 
 
-# -- when a run goes on in another job
+# -- when a run continues in another job
 
 
-def repoint(path: Path) -> list[str]:
-    """Has those who wait for the run in this directory wait for its present jobs; what could not be done.
+def update_followers(path: Path) -> list[str]:
+    """Makes the jobs of runs that depend on this run or sweep wait for its present jobs.
 
-    Who is not reached looks itself when it begins, which costs it a start.
+    A job that could not be changed starts too early, and then reads the state itself.
+
+    Args:
+        path: the directory of the run or sweep.
+
+    Returns:
+        The changes that failed, with the reasons.
     """
     problems = []
     try:
@@ -276,28 +305,28 @@ def repoint(path: Path) -> list[str]:
         if file.name.startswith("."):
             continue
         try:
-            _repoint(Path((unwrap(read_text(file)) or "").strip()))
+            _update_follower(Path((unwrap(read_text(file)) or "").strip()))
         except (OSError, RunError, ConfigError, QueryError) as error:
             problems.append(f"{file.name}: {error}")
     return problems
 
 
-def _repoint(follower: Path) -> None:
+def _update_follower(follower: Path) -> None:
     run = Run(follower)
     sweep = Sweep(follower)
     if sweep.recorded():
         arrays = [(each.job_of(each.points[0]), sweep.run(each.points[0]).plan()) for each in sweep.submissions()]
-        waiting = {_to_wait_for(plan, job, whole=True): plan for job, plan in arrays if job}
+        waiting = {_blocking_job(plan, job, whole=True): plan for job, plan in arrays if job}
     elif run.attempts():
-        return  # it has begun
+        return  # it has started
     else:
         job = read_history(run).job_id
         waiting = {job: run.plan()} if job else {}
     for job_id, plan in waiting.items():
-        if jobs := jobs_of(look_at(plan.after)):
+        if jobs := jobs_to_wait_for(read_dependencies(plan.after)):
             queries(plan).wait_for(job_id, jobs)
 
 
-def with_latest(value: Any) -> bool:
-    """Whether the same words may mean another run when they are said again."""
+def names_latest(value: Any) -> bool:
+    """Returns whether a value of the key `after` names `latest`, which may be another run later."""
     return any(name == "latest" for _, name in parse(value))

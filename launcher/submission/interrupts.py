@@ -1,4 +1,4 @@
-"""What is said at Ctrl-C, and its delay until the scheduler has answered, so that no job is left unrecorded."""
+"""Ctrl-C during a submission: it is delayed until the scheduler has answered, so that no job is left unrecorded."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from launcher.escapes import clean
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with what is there now and what to do with it."""
+    """Ctrl-C. The text names the jobs that are there now, and the command that cancels them."""
 
 
-def say(words: str) -> None:
-    """Tells the user, from a signal handler too: past the buffer of sys.stderr, for a write to it that the signal has
-    interrupted cannot be entered again (RuntimeError)."""
-    with contextlib.suppress(OSError):  # a terminal that is gone
+def print_notice(words: str) -> None:
+    """Prints a line to stderr, also from a signal handler. It does not use sys.stderr: if the signal has interrupted a
+    write to its buffer, another one raises RuntimeError."""
+    with contextlib.suppress(OSError):  # the terminal is closed
         os.write(2, f"launcher: {clean(words)}\n".encode())
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[list[int]]:
-    """Inside, the first Ctrl-C is only noted in the list that is yielded; the second one raises KeyboardInterrupt.
+def delayed_interrupt() -> Iterator[list[int]]:
+    """Delays Ctrl-C inside the `with` block: the first one is only added to the list that it yields, the second one
+    raises KeyboardInterrupt.
 
-    Where somebody else has taken the signal, or in a thread, nothing changes.
+    Where SIGINT has another handler already, and in threads, nothing changes.
     """
     noted: list[int] = []
 
@@ -35,7 +36,9 @@ def held_back() -> Iterator[list[int]]:
         noted.append(number)
         if len(noted) > 1:
             raise KeyboardInterrupt
-        say("interrupted: waiting for the scheduler's answer, so that the job is recorded; Ctrl-C again leaves at once")
+        print_notice(
+            "interrupted: waiting for the scheduler's answer, so that the job is recorded; Ctrl-C again leaves at once"
+        )
 
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

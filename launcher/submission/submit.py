@@ -1,7 +1,7 @@
-"""From a plan to a job, once: the run directory first, then the scheduler, with a journal in between.
+"""Idempotent submission of a plan: the run directory is created first, then the job, with a journal in between.
 
-A run id is submitted at most once. Whoever submits it again gets the job that is there, or finishes a submission that
-was cut short, provided that the config is the same.
+A run id is submitted at most once. Another submission of it returns the existing job, or completes an interrupted
+submission; the config must be the same.
 """
 
 from __future__ import annotations
@@ -48,30 +48,32 @@ from launcher.schedulers.successor import submit_after
 from launcher.script import lost_parts
 from launcher.spec import limits, pools
 from launcher.spec.plan import JobPlan, Site, check_name, keys_of
-from launcher.submission import dependencies as after
+from launcher.submission import dependencies
 from launcher.submission.inputs import Inputs
-from launcher.submission.interrupts import Interrupted, held_back
+from launcher.submission.interrupts import Interrupted, delayed_interrupt
 
 if TYPE_CHECKING:
     from submitit import Job
 
-# Where and with which interpreter the command was typed does not make another run of it.
+# Fields of a plan that may differ between two submissions of one run.
 OF_THE_COMMAND = ("workdir", "umask", "python", "code.repository", "code.path", "secrets_dir")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan that has passed every check, and what the user should know before it is used."""
+    """A plan that has passed all checks, with notes for the user."""
 
     plan: JobPlan
     token: str
     notes: tuple[str, ...]
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # of cluster.environment; in no record
+    secrets: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # of cluster.environment; never written to a record
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """The run and its job; `again` when the job was there already."""
+    """A run and its job. `again`: the job existed already."""
 
     run: Run
     job_id: str
@@ -81,18 +83,18 @@ class Submitted:
 def prepare(
     config: Config, environ: Mapping[str, str] = os.environ, *, run_id: str | None = None, new_snapshot: bool = False
 ) -> Prepared:
-    """Plans and checks; nothing is written and nothing submitted.
+    """Makes and checks a plan. Nothing is written or submitted.
 
     Args:
         config: the config.
         environ: of this process.
-        run_id: of a run that is there already, which may be a point of a sweep; None: the config's, or a new one.
-        new_snapshot: with env.snapshot: of the code as it is now, although the run has one.
+        run_id: of an existing run, which may be a point of a sweep; None: that of the config, or a new one.
+        new_snapshot: with env.snapshot: copy the code again, although the run has a copy.
 
     Raises:
-        ConfigError: the config cannot be run; the text names the fix.
+        ConfigError: the config cannot be run; it names the key and the fix.
     """
-    held = held_by(config, environ)
+    held = held_allocation(config, environ)
     check_name("name", config.name)
     trusted_folders.require_in_files(config.cluster.trusted_folders)
     if run_id is None:
@@ -100,10 +102,12 @@ def prepare(
     plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
     chain = plan.resume.how == ResumeHow.chain.value
     jobs = 0 if Run(Path(plan.run_dir)).recorded() else plan.resume.max_attempts if chain else 1
-    notes += admitted(plan, config, environ, held, jobs)
-    # Made of the id, so that a second submission of it looks for the same job.
+    notes += check_capacity(plan, config, environ, held, jobs)
+    # Made from the id, so that a second submission looks for the same job.
     token = token_of(plan.run_dir)
-    job_script.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
+    job_script.script(
+        plan, token=token
+    )  # raises where an extra option collides with a key, or a value cannot be written
     if plan.cluster.template is not None:
         notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
     secrets = secrets_of(config)
@@ -112,13 +116,13 @@ def prepare(
 
 
 def secrets_of(config: Config) -> dict[str, str]:
-    """The secrets among the variables that a config sets."""
+    """Returns the secrets among the variables that a config sets (cluster.environment)."""
     values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
     return redaction.secrets_in(values, redaction.all_patterns(config.env.secrets))
 
 
 def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
-    """What this machine adds to the config of a run with this id; a point's is SWEEP/N."""
+    """Returns what the submitting machine adds to the config of a run. The id of a point is SWEEP/N."""
     umask = os.umask(0o077)
     os.umask(umask)
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
@@ -132,29 +136,29 @@ def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
 
 
 def _after(config: Config, run: Run) -> tuple[str, ...]:
-    """What a run waits for, as its plan keeps it.
+    """Returns the dependencies of a run, as its plan keeps them.
 
     Raises:
-        ConfigError: it cannot be found.
+        ConfigError: one cannot be found.
     """
     wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
     if not any(wanted.values()):
         return ()
-    if run.recorded() and (after.passed(run) or any(map(after.with_latest, wanted.values()))):
-        return run.plan().after  # by now `latest` may be another one, or nobody keeps what it waited for
+    if run.recorded() and (dependencies.conditions_met(run) or any(map(dependencies.names_latest, wanted.values()))):
+        return run.plan().after  # `latest` may be another run now, and a run that it waited for may have been deleted
     runs_dir = Path(config.runs_dir).expanduser().absolute()
-    return tuple(each for key, value in wanted.items() for each in after.resolve(value, runs_dir, key))
+    return tuple(each for key, value in wanted.items() for each in dependencies.resolve(value, runs_dir, key))
 
 
 def planned(
     config: Config, site: Site, inputs: Inputs, *, new_snapshot: bool = False
 ) -> tuple[JobPlan, tuple[str, ...]]:
-    """The plan, checked against everything but the live scheduler, and what its user should know.
+    """Makes a plan and checks it, but for the live scheduler. Returns it with notes for the user.
 
     Args:
         config: the config.
         site: what this machine adds to it.
-        inputs: finds its data and its code; one for all points of a sweep.
+        inputs: finds data, code and environments; one object for all points of a sweep.
         new_snapshot: see `prepare`.
 
     Raises:
@@ -164,8 +168,8 @@ def planned(
     config = dataclasses.replace(config, cluster=pools.merged(config.cluster))
     config, notes = inputs.into(_with_baseline(config), run)
     config = inputs.with_template(config)
-    config, told = inputs.with_environment(config)
-    notes += told
+    config, more = inputs.with_environment(config)
+    notes += more
     site = inputs.with_code(config, site, new_snapshot=new_snapshot)
     plan = snapshot.into_plan(make_plan(config, site))
     notes += inputs.check(plan)
@@ -173,22 +177,22 @@ def planned(
     return plan, notes + snapshot.notes(plan) + trackers.check(plan)
 
 
-def admitted(
+def check_capacity(
     plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None, jobs: int = 0
 ) -> tuple[str, ...]:
-    """Compares a plan with the live scheduler or the allocation that is held; what its user should know.
+    """Checks whether the live scheduler, or the allocation of this shell, can run a plan. Returns notes for the user.
 
     Args:
-        plan: what is to be submitted.
-        config: that it was made of.
+        plan: the plan.
+        config: the config from which it was made.
         environ: of this process.
-        held: the allocation.
-        jobs: how many jobs this will be; 0: they may be there already, and are not counted.
+        held: the allocation of this shell, if the plan uses it.
+        jobs: how many jobs are to be submitted; 0: they may exist already, so the limit of jobs is not checked.
 
     Raises:
-        ConfigError: there is no room for it there.
+        ConfigError: it could never start there, or a condition of `after` can never be met.
     """
-    waits = _waits(plan)
+    waits = dependencies.check_dependencies(plan) if plan.after else ()
     if plan.queued:
         dropped = job_environment(environ, plan).dropped
         notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()
@@ -198,23 +202,17 @@ def admitted(
     return waits
 
 
-def _waits(plan: JobPlan) -> tuple[str, ...]:
-    if not plan.after:
-        return ()
-    return after.admitted(plan)
-
-
 def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Submitted:
-    """Makes the run directory and hands the job over.
+    """Creates the run directory and submits the job.
 
     Args:
         prepared: what `prepare` returned.
         config: the resolved config, for the record.
-        overrides: what the user wrote to get it, for `resume`.
+        overrides: the user's overrides, for `resume`.
 
     Raises:
-        ConfigError: no run directory can be made, or the run id belongs to another config.
-        SubmissionError: the scheduler refused (nothing is left behind) or did not answer (repeat it with the run id).
+        ConfigError: the run directory cannot be created, or the run id exists with another config.
+        SubmissionError: the scheduler refused the job (nothing is left), or did not answer (repeat the command).
     """
     with secret.exported(prepared.secrets):
         return _submit(prepared, config, overrides)
@@ -226,7 +224,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
     resumed = run.recorded()
     if resumed:
         run.require_private()
-    else:  # or its submitter was killed before it had submitted anything
+    else:  # new, or its submitter was killed before it submitted anything
         try:
             with _refusals_of_the_system(run, plan, prepared.token):
                 _make(run, prepared, config, overrides)
@@ -234,7 +232,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
             _remove(run)
             raise
     with run.only_submitter():
-        require_same(run, plan)  # others may have been here at the same time
+        require_same(run, plan)  # another process may have submitted it at the same time
         if job_id := read_history(run).job_id:
             return Submitted(run, job_id, again=True)
         try:
@@ -250,22 +248,22 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
                 f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "
                 "it if there is none"
             ) from None
-    with contextlib.suppress(OSError):  # a convenience: `status RUN` also takes a path
+    with contextlib.suppress(OSError):  # a convenience: `status` accepts paths, too
         run.link(default_runs_dir())
     return Submitted(run, job.job_id)
 
 
 @contextlib.contextmanager
 def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
-    """What the system refuses inside, a full disk for one, ends the submission.
+    """Converts errors of the operating system inside the `with` block, a full disk for instance.
 
     Raises:
-        Refused: the system's words; no scheduler has been asked.
-        SubmissionError: the same after one was asked, so that there may be a job.
+        Refused: the scheduler has not been called: there is no job.
+        SubmissionError: the scheduler has been called: there may be a job.
     """
     try:
         yield
-    except UnavailableError:  # nothing may be removed because it cannot be read
+    except UnavailableError:  # a file that cannot be read now is no reason to remove anything
         raise
     except OSError as error:
         words = explain(error)
@@ -280,13 +278,13 @@ def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[Non
 
 @contextlib.contextmanager
 def _interrupted(run: Run) -> Iterator[None]:
-    """Ctrl-C inside does not cut a submission short, and tells what has come of it.
+    """Delays Ctrl-C inside the `with` block until the submission is complete.
 
     Raises:
-        Interrupted: the job is there; or there was a second Ctrl-C, and nobody knows.
+        Interrupted: after the first Ctrl-C, with the job; at the second one: it is unknown whether there is a job.
     """
     try:
-        with held_back() as interrupted:
+        with delayed_interrupt() as interrupted:
             yield
     except KeyboardInterrupt:
         raise Interrupted(
@@ -299,18 +297,18 @@ def _interrupted(run: Run) -> Iterator[None]:
 
 
 def tried(run: Run, token: str) -> bool:
-    """Whether a scheduler may have got the run's job with this token."""
+    """Returns whether a job of the run may have been submitted with this token."""
     return any(entry.token == token for entry in every(journal_events(run), Submitting))
 
 
 def _remove(run: Run) -> None:
-    """Removes a run that was never handed over."""
+    """Removes a run that was never submitted."""
     shutil.rmtree(run.path, ignore_errors=True)
     live_index.discard(run.path)
 
 
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """The run directory with its record."""
+    """Creates the run directory with its record."""
     plan = prepared.plan
     require_commands(plan)
     public = public_record(prepared, config, overrides)
@@ -356,18 +354,18 @@ def facts_of_here(folder: str) -> dict[str, Any]:
 
 
 def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
-    """Starts another attempt of a run that is over, with a plan that may be another one.
+    """Submits another attempt of a run that is over; its plan may differ.
 
     Args:
         run: the run.
         prepared: what `prepare` returned for its run id.
         config: the resolved config, for the record.
-        overrides: what the user wrote to get it, this time and before.
+        overrides: the user's overrides, of now and of before.
 
     Raises:
-        ConfigError: it is the plan of another workload.
+        ConfigError: the plan has another workload.
         RunError: the run is done, or not over.
-        SubmissionError: the scheduler refused, or did not answer (repeat the command).
+        SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
     """
     with secret.exported(prepared.secrets):
         return _resume(run, prepared, *public_record(prepared, config, overrides))
@@ -397,16 +395,17 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
                 _record(run, prepared, config, overrides)
                 job = start(run, plan, token, resumed=tried_before)
                 journal_jobs(run, plan, job.job_id, token)
-        except Refused:  # the run is still what it was
+        except Refused:  # the run is unchanged
             run.restore_record()
             raise
     return Submitted(run, job.job_id)
 
 
 def require_over(run: Run, live: JobMonitor) -> None:
-    """
+    """Checks that a run can be resumed.
+
     Raises:
-        RunError: the run is done, or not over.
+        RunError: it is done, or not over.
     """
     seen = status_of(run, live)
     if seen.state is RunState.DONE:
@@ -417,7 +416,7 @@ def require_over(run: Run, live: JobMonitor) -> None:
 
 
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
-    """Notes the job; those of its chain are submitted first."""
+    """Writes the job into the journal. With resume.how=chain it first submits the jobs that follow."""
     if plan.resume.how != ResumeHow.chain.value:
         run.journal(events.Submitted(job=job_id))
         return
@@ -429,47 +428,44 @@ def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
             jobs.append(
                 submit_after(plan, jobs[-1], script, f"{token}-{number}", environment, plan.cluster.submit_timeout)
             )
-    finally:  # some may be there although the site takes no more
+    finally:  # some may have been submitted before the site refused more
         run.journal(events.Submitted(job=jobs[0], chain=tuple(jobs[1:])))
 
 
 def start(
-    run: Run, plan: JobPlan, token: str, resumed: bool, held_by: Callable[[], Sequence[str]] | None = None
+    run: Run, plan: JobPlan, token: str, resumed: bool, blocking_jobs: Callable[[], Sequence[str]] | None = None
 ) -> Job[Any]:
     """Submits one run.
 
     Args:
-        run: its directory.
+        run: the run.
         plan: its plan.
-        token: what its job is found by.
-        resumed: it may have been submitted with this token already.
-        held_by: the jobs that have to end before it may start; None: those of the key `after`.
+        token: by which its job is found.
+        resumed: it may have been submitted with this token before.
+        blocking_jobs: returns the jobs that must end before it may start; None: those of the key `after`.
     """
     executor = registry.scheduler(plan.cluster.scheduler).executor()
-    held = executor(run, plan, token, resumed=resumed, held_by=held_by or (lambda: jobs_before(plan)))
+    held = executor(
+        run, plan, token, resumed=resumed, blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan))
+    )
     return held.submit(payload.run, str(run.path))
 
 
-def jobs_before(plan: JobPlan) -> list[str]:
-    """The jobs that have to end before the plan's may start (the key `after`), as they are now."""
-    if not plan.after:
-        return []
-    return after.held_by(plan)
-
-
 def require_commands(plan: JobPlan) -> None:
-    """
+    """Checks that this machine can submit to the scheduler of a plan.
+
     Raises:
-        SubmissionError: this machine cannot submit the plan.
+        SubmissionError: it cannot; the text names the reason.
     """
     if problem := registry.scheduler(plan.cluster.scheduler).problem():
         raise SubmissionError(f"nothing was submitted: {problem}")
 
 
 def require_same(run: Run, plan: JobPlan) -> None:
-    """
+    """Checks that an existing run has the same plan.
+
     Raises:
-        ConfigError: the run that is there has another plan.
+        ConfigError: it differs; the text names the keys.
     """
     mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, run.first_plan()))
     different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]
@@ -486,7 +482,7 @@ def _code_root() -> str | None:
 
 
 def _with_baseline(config: Config) -> Config:
-    """Finds the run (or the file) to compare with, and writes its path into the config."""
+    """Returns the config with the path of the run or file that `baseline` names."""
     if config.baseline is None:
         return config
     workload = config.workload
@@ -520,17 +516,17 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs:
     return notes
 
 
-def held_by(config: Config, environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation that the shell is in, for a cluster that uses it.
+def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | None:
+    """Returns the allocation of this shell, for a cluster that uses it; None for other clusters.
 
     Raises:
-        ConfigError: it is in none.
+        ConfigError: the shell is in no allocation.
     """
     return scheduler_of(config.cluster).held(environ)
 
 
 def _commit(folder: str) -> str | None:
-    """The git commit of the folder the user works in, with `+` when files differ from it."""
+    """Returns the git commit of a folder, with a `+` if files differ from it; None: it is in no repository."""
     head = Path(folder)
     while not (head / ".git").exists():
         if head == head.parent:

@@ -41,13 +41,13 @@ from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import parts
 from launcher.spec import limits
 from launcher.spec.plan import JobPlan, check_name
+from launcher.submission import dependencies
 from launcher.submission.inputs import Inputs
-from launcher.submission.interrupts import Interrupted, held_back
+from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.submit import (
-    admitted,
+    check_capacity,
     facts_of_here,
-    held_by,
-    jobs_before,
+    held_allocation,
     journal_jobs,
     planned,
     require_commands,
@@ -205,9 +205,12 @@ def prepare_sweep(
     for _, members in arrays:
         with _naming(members[0], by_index[members[0]].overrides, keys):
             config = by_index[members[0]].config
-            held, jobs = held_by(config, environ), 0 if existing else 1  # the rest of them can be submitted later
+            held, jobs = (
+                held_allocation(config, environ),
+                0 if existing else 1,
+            )  # the rest of them can be submitted later
             plan = asking[0] if asking else plans[members[0]]
-            notes.update(dict.fromkeys(admitted(plan, config, environ, held, jobs)))
+            notes.update(dict.fromkeys(check_capacity(plan, config, environ, held, jobs)))
     return PreparedSweep(
         path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets,
         asking,
@@ -283,7 +286,7 @@ def _plans(
     folders: dict[str, int] = {}
     for index, each in points.items():
         with _naming(index, each.overrides, keys):
-            held = held_by(each.config, environ)
+            held = held_allocation(each.config, environ)
             plan, plan_notes = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
             if plan.queued and plan.resume.how == ResumeHow.chain.value:
                 raise ConfigError("resume.how=chain is for single runs: use resubmit or requeue in a sweep")
@@ -443,7 +446,7 @@ class _PrecedingJob:
 
 def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
     """Returns the ids of the jobs, not yet over, that must end before a job with this plan may start."""
-    jobs = jobs_before(plan)
+    jobs = dependencies.blocking_jobs(plan)
     if preceding is not None and preceding.scheduler == plan.cluster.scheduler and preceding.live():
         jobs.append(preceding.job)
     return jobs
@@ -548,7 +551,7 @@ class _ArraySubmitter:
         """
         then = f"repeat the command to submit the rest, or end the sweep with `launcher cancel {self._sweep.id}`"
         try:
-            with held_back() as interrupted:
+            with delayed_interrupt() as interrupted:
                 yield
         except KeyboardInterrupt:
             raise Interrupted(f"nobody knows which points of {self._sweep.id} were submitted: {then}") from None
@@ -572,7 +575,7 @@ class _ArraySubmitter:
         journal = journal_events(run)
         submitted = len(every(journal, Submitted))
         token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
-        job = start(run, plan, token, resumed=tried(run, token), held_by=lambda: _dependencies(plan, preceding))
+        job = start(run, plan, token, resumed=tried(run, token), blocking_jobs=lambda: _dependencies(plan, preceding))
         journal_jobs(run, plan, job.job_id, token)
         self._jobs.append((job.job_id, (index,)))
 
@@ -584,7 +587,8 @@ class _ArraySubmitter:
         runs = [self._sweep.run(index) for index in members]
         executor = registry.scheduler(plan.cluster.scheduler).executor()(
             Run(self._sweep.path), plan, token, throttle, elements=runs,
-            submitting=lambda: self._sweep.submitting(token, members), held_by=lambda: _dependencies(plan, preceding),
+            submitting=lambda: self._sweep.submitting(token, members),
+            blocking_jobs=lambda: _dependencies(plan, preceding),
         )  # fmt: skip
         try:
             jobs = executor.map_array(payload.run, [str(run.path) for run in runs])

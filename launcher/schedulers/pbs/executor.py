@@ -36,12 +36,12 @@ class PBSRunExecutor(RunExecutor):
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]
             secrets.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secrets.folder()))
-            options = commands.dependency(self._held_by())
+            options = commands.dependency(self._blocking_jobs())
             self._submitting()
             own = secrets.without(os.environ, self.plan.env.secrets)  # a site's qsub may have -V
             job = self._pbs.submit(str(script), own, "-f", *options)
             # A job that waits for one of which PBS has forgotten by now is deleted at once.
-            if options and not self._pbs.holds(job) and not self._held_by():
+            if options and not self._pbs.holds(job) and not self._blocking_jobs():
                 return self._pbs.submit(str(script), own, "-f")
             return job
 

@@ -49,7 +49,7 @@ class SGERunExecutor(RunExecutor):
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]
             secrets.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secrets.folder()))
-            options = dependency(self._held_by())
+            options = dependency(self._blocking_jobs())
             self._submitting()
             own = secrets.without(os.environ, self.plan.env.secrets)  # a site's sge_request may have -V
             return self._sge.submit(str(script), own, *options)

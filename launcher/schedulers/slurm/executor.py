@@ -64,7 +64,7 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
-            options = dependency(self._held_by())
+            options = dependency(self._blocking_jobs())
             self._submitting()
             return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment, *options)
 

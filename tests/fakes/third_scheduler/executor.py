@@ -36,6 +36,6 @@ class ThirdExecutor(RunExecutor):
         def send() -> str:
             self._submitting()
             environment = job_environment(os.environ, self.plan).environment
-            return queue.submit(str(script), token, self.plan.name, list(self._held_by()), environment)
+            return queue.submit(str(script), token, self.plan.name, list(self._blocking_jobs()), environment)
 
         return self._once(send, lambda: next((each["id"] for each in queue.jobs() if each["token"] == token), None))

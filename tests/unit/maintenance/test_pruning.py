@@ -201,7 +201,7 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
         follower = make_sweep(tmp_path / "other", 1, name="b", plan=queued).path
     else:
         follower = make("b", None, queued, tmp_path / "other").path
-    assert dependencies.held_by(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
+    assert dependencies.blocking_jobs(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
     monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.PENDING))
     why = pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["done"])
     assert why == f"{'b/0' if by_a_sweep else 'b'} needs it"
@@ -215,7 +215,7 @@ def test_who_waits_and_cannot_be_read_now_may_need_it(
     needed = make("a")
     follower = make("b", None, dataclasses.replace(plan_of(), after=(f"ok:{needed.path}",)), tmp_path / "other")
     (found,) = pruning.survey(tmp_path)
-    dependencies.held_by(follower.plan())
+    dependencies.blocking_jobs(follower.plan())
     server.fail(follower.path / "journal.jsonl", number=errno.EIO)
     assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["done"]) == "b needs it"
 

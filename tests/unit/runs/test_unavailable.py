@@ -241,11 +241,11 @@ def test_a_run_is_not_failed_for_another_one_that_cannot_be_read(
 
 def test_those_who_wait_are_told_or_named(tmp_path: Path, server: FileServer) -> None:
     run = make_run(tmp_path)
-    assert dependencies.repoint(run.path) == []
+    assert dependencies.update_followers(run.path) == []
     (run.path / dependencies.FOLLOWERS).mkdir()
     (run.path / dependencies.FOLLOWERS / "next").write_text(str(tmp_path / "next"))
     server.fail(dependencies.FOLLOWERS)
-    assert "cannot be read now" in dependencies.repoint(run.path)[0]
+    assert "cannot be read now" in dependencies.update_followers(run.path)[0]
 
 
 # -- sweeps

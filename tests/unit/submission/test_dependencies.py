@@ -20,36 +20,38 @@ from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm import commands as slurm
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.submission import dependencies, submit
-from launcher.submission.dependencies import Other, Word, decide, jobs_of, parse
+from launcher.submission.dependencies import Decision, Dependency, decide, jobs_to_wait_for, parse
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sandbox import Sandbox
 
 
-def other(condition: str, state: str, *jobs: str, scheduler: str | None = "slurm") -> Other:
+def other(condition: str, state: str, *jobs: str, scheduler: str | None = "slurm") -> Dependency:
     over = state not in ("queued", "running", "unknown")
-    return Other(condition, "prep", Path("/runs/prep"), state, state == "done", over, state == "lost", scheduler, jobs)
+    return Dependency(
+        condition, "prep", Path("/runs/prep"), state, state == "done", over, state == "lost", scheduler, jobs
+    )
 
 
 @pytest.mark.parametrize(
     ("condition", "state", "word"),
     [
-        ("ok", "done", Word.START), ("ok", "failed", Word.NEVER), ("ok", "running", Word.WAIT),
-        ("ok", "stopped", Word.NEVER), ("ok", "cancelled", Word.NEVER), ("ok", "unknown", Word.WAIT),
-        ("any", "done", Word.START), ("any", "failed", Word.START), ("any", "queued", Word.WAIT),
-        ("failed", "done", Word.NEVER), ("failed", "failed", Word.START), ("failed", "lost", Word.START),
-        ("failed", "queued", Word.WAIT),
+        ("ok", "done", Decision.START), ("ok", "failed", Decision.NEVER), ("ok", "running", Decision.WAIT),
+        ("ok", "stopped", Decision.NEVER), ("ok", "cancelled", Decision.NEVER), ("ok", "unknown", Decision.WAIT),
+        ("any", "done", Decision.START), ("any", "failed", Decision.START), ("any", "queued", Decision.WAIT),
+        ("failed", "done", Decision.NEVER), ("failed", "failed", Decision.START), ("failed", "lost", Decision.START),
+        ("failed", "queued", Decision.WAIT),
     ],
 )  # fmt: skip
-def test_a_condition_comes_about_or_not(condition: str, state: str, word: Word) -> None:
-    assert other(condition, state).word is word
+def test_a_condition_comes_about_or_not(condition: str, state: str, word: Decision) -> None:
+    assert other(condition, state).decision is word
     assert decide([other("any", "done"), other(condition, state)])[0] is word
 
 
 def test_what_never_comes_about_counts_before_what_is_waited_for() -> None:
     word, why = decide([other("ok", "running"), other("ok", "failed")])
-    assert word is Word.NEVER
+    assert word is Decision.NEVER
     assert why == "prep is failed, and after=ok:prep was asked for"
-    assert decide([]) == (Word.START, "")
+    assert decide([]) == (Decision.START, "")
 
 
 @pytest.mark.parametrize(
@@ -96,15 +98,14 @@ def test_the_scheduler_holds_the_job_until_others_have_ended_in_whatever_way(
 
 
 def test_only_jobs_of_what_is_not_over_are_waited_for() -> None:
-    assert jobs_of([other("any", "failed", "1"), other("ok", "running", "2", "3"), other("ok", "queued", "3")]) == [
-        "2", "3"
-    ]  # fmt: skip
+    all_of_them = [other("any", "failed", "1"), other("ok", "running", "2", "3"), other("ok", "queued", "3")]
+    assert jobs_to_wait_for(all_of_them) == ["2", "3"]
 
 
-def refused(plan: Any, *others: Other, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(dependencies, "look_at", lambda names: list(others))
+def refused(plan: Any, *others: Dependency, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(dependencies, "read_dependencies", lambda names: list(others))
     with pytest.raises(ConfigError) as refusal:
-        dependencies.admitted(plan)
+        dependencies.check_dependencies(plan)
     return str(refusal.value)
 
 
@@ -128,10 +129,10 @@ def test_what_can_never_start_is_refused_before_it_is_submitted(monkeypatch: pyt
 
 
 def test_what_has_come_about_already_needs_no_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependencies, "look_at", lambda names: [other("ok", "done")])
+    monkeypatch.setattr(dependencies, "read_dependencies", lambda names: [other("ok", "done")])
     plan = bare_plan(after=("ok:/runs/prep",), run_dir="/nowhere/mine")
-    assert dependencies.admitted(plan) == ()
-    assert dependencies.held_by(plan) == []
+    assert dependencies.check_dependencies(plan) == ()
+    assert dependencies.blocking_jobs(plan) == []
 
 
 def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_path: Path) -> None:
@@ -144,9 +145,9 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
     events = Attempt(run, 0).events_file("after")
     events.parent.mkdir(parents=True)
     events.write_text(json.dumps({"time": 1.0, "event": "after", "others": []}) + "\n")
-    assert dependencies.passed(run)
+    assert dependencies.conditions_met(run)
     assert submit.site_of(config, "mine", None).after == (f"ok:{tmp_path}/gone",)
-    assert dependencies.held_by(plan) == []
+    assert dependencies.blocking_jobs(plan) == []
 
 
 def test_only_the_script_of_a_run_that_waits_looks_at_others() -> None:
@@ -183,7 +184,9 @@ def test_a_script_begins_goes_back_to_wait_or_ends_as_it_is_told(
 class Gate:
     """A run whose script asks whether it may begin, and others that change from look to look."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, looks: list[list[Other]], **plan: Any) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, looks: list[list[Dependency]], **plan: Any
+    ) -> None:
         self.run = Run.create(folder / "mine")
         plan = {"run_id": "mine", "run_dir": str(self.run.path), "after": ("ok:/runs/prep",), **plan}
         self.run.write_record(bare_plan(**plan), {}, {"token": "t"})
@@ -191,7 +194,7 @@ class Gate:
         monkeypatch.setenv("LAUNCHER_RUN_DIR", str(self.run.path))
         monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
         self.looks, self.jobs, self.slept = looks, [], []  # type: ignore[var-annotated]
-        monkeypatch.setattr(gate, "look_at", lambda names: looks.pop(0) if len(looks) > 1 else looks[0])
+        monkeypatch.setattr(gate, "read_dependencies", lambda names: looks.pop(0) if len(looks) > 1 else looks[0])
         monkeypatch.setattr(gate.time, "sleep", self.slept.append)
         monkeypatch.setattr(gate, "resubmit", self._resubmit)
 
@@ -212,7 +215,7 @@ def test_a_run_begins_when_all_has_come_about(tmp_path: Path, monkeypatch: pytes
     at = Gate(tmp_path, monkeypatch, [[other("ok", "done")]])
     assert gate.main() == 0
     assert at.events == ["after"]
-    assert dependencies.passed(at.run)
+    assert dependencies.conditions_met(at.run)
     at.looks[0] = [other("ok", "failed")]
     assert gate.main() == 0, "later attempts look no more"
 
@@ -251,7 +254,7 @@ def test_what_never_comes_about_ends_the_run_with_its_reason(tmp_path: Path, mon
     (event,) = at.run.attempts()[0].events()
     assert event["event"] == "fault"
     assert event["cause"] == "it was not started: prep is failed, and after=ok:prep was asked for"
-    assert not dependencies.passed(at.run)
+    assert not dependencies.conditions_met(at.run)
 
 
 def test_a_lost_run_is_looked_at_for_a_while_before_it_is_believed(
@@ -277,10 +280,10 @@ def test_a_run_that_is_cancelled_while_it_waits_stays_stopped(
 def test_a_record_that_is_gone_never_comes_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at = Gate(tmp_path, monkeypatch, [[]])
 
-    def gone(names: Any) -> list[Other]:
+    def gone(names: Any) -> list[Dependency]:
         raise RunError("/runs/prep is not a run: it has no record.json")
 
-    monkeypatch.setattr(gate, "look_at", gone)
+    monkeypatch.setattr(gate, "read_dependencies", gone)
     assert gate.main() == 93
     assert at.events == ["fault"]
 
@@ -291,22 +294,22 @@ def test_those_who_wait_are_told_of_a_new_job(tmp_path: Path, monkeypatch: pytes
     mine.write_record(plan, {}, {})
     mine.journal(kinds.Submitted(job="9"))
     now = [other("ok", "queued", "7")]
-    monkeypatch.setattr(dependencies, "look_at", lambda names: now)
+    monkeypatch.setattr(dependencies, "read_dependencies", lambda names: now)
     now[0] = replace(now[0], path=prep.path)
-    assert dependencies.held_by(plan) == ["7"]
+    assert dependencies.blocking_jobs(plan) == ["7"]
     now[0] = replace(now[0], jobs=("8",))
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(Slurm, "run", lambda self, *command: asked.append(command) or "")  # type: ignore[func-returns-value]
-    assert dependencies.repoint(prep.path) == []
+    assert dependencies.update_followers(prep.path) == []
     assert asked == [("scontrol", "update", "JobId=9", "dependency=afterany:8")]
 
     def refuses(self: Slurm, *command: str) -> str:
         raise QueryError("scontrol failed: Access denied")
 
     monkeypatch.setattr(Slurm, "run", refuses)
-    assert dependencies.repoint(prep.path) == ["mine: scontrol failed: Access denied"]
+    assert dependencies.update_followers(prep.path) == ["mine: scontrol failed: Access denied"]
     (mine.path / "attempts/0").mkdir()
-    assert dependencies.repoint(prep.path) == [], "it has begun"
+    assert dependencies.update_followers(prep.path) == [], "it has begun"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +330,7 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
 ) -> None:
     run = Run.create(tmp_path / "mine")
     plan = bare_plan(run_id="mine", run_dir=str(run.path), cluster={"scheduler": "pbs"}, after=("ok:/runs/prep",))
-    executor = PBSRunExecutor(run, plan, "token", held_by=lambda: held.pop(0))
+    executor = PBSRunExecutor(run, plan, "token", blocking_jobs=lambda: held.pop(0))
     asked: list[tuple[str, ...]] = []
 
     class Server:

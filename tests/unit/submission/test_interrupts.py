@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.follow import ctrl_c
-from launcher.submission.interrupts import held_back
+from launcher.submission.interrupts import delayed_interrupt
 
 
 class Interrupted(io.RawIOBase):
@@ -45,7 +45,7 @@ def test_ctrl_c_in_the_middle_of_a_write_ends_the_run_and_again_kills_it(
 def test_ctrl_c_in_the_middle_of_a_write_waits_for_the_submission(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with held_back() as noted:
+    with delayed_interrupt() as noted:
         prints_and_is_interrupted(monkeypatch)
     assert noted == [signal.SIGINT]
     assert "waiting for the scheduler's answer" in capfd.readouterr().err

@@ -86,7 +86,7 @@ def test_one_object_answers_for_a_whole_submission() -> None:
         (f"{HERE}Nobody", "has no attribute 'Nobody'"),
         (f"{HERE}Path", "Path is no subclass of launcher.WorkloadHook"),
         (f"{HERE}Forgets", "cannot unpack"),
-        (f"{HERE}Mistakes", r"prepare\(\) returned Function\(.*, and no Workload"),
+        (f"{HERE}Mistakes", r"prepare\(\) returned Function\(.*, instead of a Workload"),
     ],
 )
 def test_a_hook_that_is_none_is_refused_by_its_key(hook: str, words: str) -> None:
