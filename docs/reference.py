@@ -10,16 +10,16 @@ PAGE = Path(__file__).with_name("config.md")
 HEAD = """\
 # Every key
 
-`launcher help --all` has the same words, and `help KEY` those of one. A key is set on the
-command line (`nodes=2 workload.lr=0.1`), in `~/.config/launcher/user.yaml`, or in a profile of your own; `--cfg job`
-shows what they come to together.
+`launcher help --all` shows the same list, and `help KEY` one key. Set keys on the command line
+(`nodes=2 workload.lr=0.1`), in `~/.config/launcher/user.yaml`, or in your own profile; `--cfg job` shows the resulting
+config.
 
 This page is made from the schema (launcher/config/schema.py, and settings.py of each scheduler) by `make docs`.
 """
 
 
 def page() -> str:
-    """The page's text."""
+    """Returns the text of the page."""
     parts = [HEAD]
     for section in sections():
         parts += _section(section)
