@@ -2,7 +2,7 @@
 
     python -m benchmarks.preflight
 
-The first line is the preflight itself, by the clock of the agent that decides: from the meeting of all agents to the
+The first line is the preflight itself, by the clock of the agent that decides: from the rendezvous of all agents to the
 verdict, which includes making a process group. The second is the whole start, from typing the command to the first
 all_reduce, with it and without, in turns.
 """

@@ -22,10 +22,12 @@ from pathlib import Path
 
 from benchmarks.measure import Result, report
 from launcher.agent.control import Control
-from launcher.agent.coordinator import Limits
+from launcher.agent.round_watch import Limits
 from launcher.agent.signals import Signals
+from launcher.failures.codes import HangSign
 from launcher.rendezvous.hub import Hub
-from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.members import Member
+from launcher.runs.events import Place
 from launcher.worker.hangs import Blamed
 
 AGENTS, CLIENTS, PROCESSES = 1024, 64, 2
@@ -36,12 +38,12 @@ _context = multiprocessing.get_context("fork")
 
 
 def agent(index: int, size: int, folder: Path) -> Control:
-    names = [f"node{number}" for number in range(size)]
+    places = [Place(host=f"node{number}", node=number) for number in range(size)]
     return Control(
-        Member(index, index, names[index], 1), attempt=folder,
-        limits=Limits(size, None, None, None, None, HEARTBEAT, 3), names=names, hosts=["localhost"] * size,
+        Member(index, index, places[index].host, 1), attempt=folder,
+        limits=Limits(size, None, None, None, None, HEARTBEAT, 3), places=places, hosts=["localhost"] * size,
         secret=b"benchmark", key=str(folder), port_range=(20000, 32767), join_timeout=120.0, signals=Signals(),
-        blame=lambda _: Blamed("", "", None, None),
+        blame=lambda _: Blamed((), HangSign.ALL),
     )  # fmt: skip
 
 
@@ -84,10 +86,10 @@ def _meet(size: int, rest: float) -> tuple[float, float, int, float]:
         try:
             Hub.poll = poll  # type: ignore[method-assign]
             leader, cpu = agent(0, size, folder), time.process_time()
-            _, meeting = leader.first()
+            _, rendezvous = leader.first()
             seconds, cpu, met = time.monotonic() - began, time.process_time() - cpu, messages
-            assert meeting.listener is not None
-            meeting.listener.close()
+            assert rendezvous.listener is not None
+            rendezvous.listener.close()
             settled = time.monotonic() + 3.0  # the answers are on their way
             while time.monotonic() < settled:
                 leader.poll(0.1)

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.failures import text
+from launcher.runs import event_json
 from launcher.runs.directory import Run
+from launcher.runs.events import Fault
 from launcher.runs.lookup import all_runs
 
 ROOT = Path(__file__).parent.parent
@@ -127,6 +130,11 @@ class Result:
     @property
     def metrics(self) -> dict[str, object]:
         return self.run.result() or {}
+
+    @property
+    def cause(self) -> str:
+        """The text of the first fault in the record."""
+        return text.of_fault(event_json.from_values(Fault, self.fault))
 
     @property
     def fault(self) -> dict[str, object]:

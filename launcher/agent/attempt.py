@@ -14,8 +14,8 @@ import shutil
 import signal
 import socket
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +24,28 @@ import torch
 from launcher import errors
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
-from launcher.agent.coordinator import Limits
-from launcher.agent.failures import failure_to_end, failure_to_start
+from launcher.agent.failures import fault_of_end, fault_of_start
+from launcher.agent.outcome import AttemptFailed, Done, NextRound
+from launcher.agent.rank_status import Means
 from launcher.agent.restart_policy import History, Kind
-from launcher.agent.restart_policy import Then as Action
+from launcher.agent.round_watch import Limits
 from launcher.agent.signals import Signals, StopRequested
-from launcher.agent.supervisor import AttemptFailed, Done, Means, NextRound, Supervisor
+from launcher.agent.supervisor import Supervisor
+from launcher.agent.verdicts import RoundFailure
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
 from launcher.attach.request_handler import RequestHandler
 from launcher.binding.masks import BindingRefused
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures import text
-from launcher.failures.codes import FaultCode, PreflightThen
+from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
 from launcher.log_line import log_line
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.bad_nodes import Verdict
 from launcher.processes import orphans
 from launcher.rendezvous import store
-from launcher.rendezvous.protocol import LeaderLost, Meeting, Member, RendezvousError
-from launcher.runs import directory, event_json
+from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
+from launcher.runs import directory
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Fault, Finished, Met, Place, Resized
 from launcher.schedulers import topology
@@ -64,57 +66,55 @@ def run(run_dir: str) -> dict[str, Any]:
         AttemptFailed: with the cause and the exit code that the job script decides by.
     """
     attempt = current_attempt()
+    here = socket.gethostname()
     if attempt is None:
-        raise AttemptFailed(f"{run_dir}: not started by a job script of the launcher", errors.NO_RETRY)
+        fault = Fault(host=here, error=f"{run_dir}: not started by a job script of the launcher")
+        raise AttemptFailed(fault, errors.NO_RETRY)
     try:
         plan = attempt.run.plan()
     except errors.UnavailableError:
-        raise  # whoever called this tells it, and the run is resumed
+        raise  # the caller reports it, and the run is resumed
     except errors.RunError as error:
-        raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
+        fault = Fault(code=FaultCode.UNREADABLE, host=here, error=str(error))
+        raise AttemptFailed(fault, errors.NO_RETRY) from None
     signals = Signals()
     signals.install()  # submitit has just installed its own
     orphans.adopt()
     try:
-        place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
+        place = topology.derive(os.environ, here, lambda path: Path(path).read_text())
     except topology.TopologyError as error:
-        raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
-    tells, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
+        fault = Fault(code=FaultCode.REFUSED, host=here, error=str(error))
+        raise AttemptFailed(fault, errors.NO_RETRY) from None
+    events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
     try:
         if not _can_enter(plan.workdir):
-            tells(Fault(cause=plan.no_workdir, code=FaultCode.NO_FOLDER, host=host, ends_with=errors.NO_RETRY))
-            raise AttemptFailed(f"{host}: {plan.no_workdir}", errors.NO_RETRY, decides=plan.min_nodes == plan.nodes)
-        return _Agent(plan, attempt, place, tells, signals).run()
+            fault = Fault(code=FaultCode.NO_FOLDER, host=host, error=plan.no_workdir, ends_with=errors.NO_RETRY)
+            events(fault)
+            raise AttemptFailed(fault, errors.NO_RETRY, decides=plan.min_nodes == plan.nodes)
+        return _Agent(plan, attempt, place, events, signals).run()
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
         return {}
     except _LeftOut:
         return {}
     except RendezvousError as error:
-        per_node = plan.tasks_per_node
-        accused = tuple(Accused(place.hosts[index // per_node]) for index in error.accused)
-        tells(Fault(cause=str(error), code=error.code, host=host, accused=accused))
-        raise AttemptFailed(str(error), ours=not error.from_leader, decides=place.rank == 0) from None
+        events(error.fault)
+        raise AttemptFailed(error.fault, ours=not error.from_leader, decides=place.rank == 0) from None
     except StopRequested as request:
-        cause = text.asked_to_stop(host, request.number.name, "before its ranks had started")
-        tells(Fault(cause=cause, code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name))
-        raise AttemptFailed(cause, 128 + request.number) from None
+        fault = stopped_early(host, request, AgentPhase.STARTING)
+        events(fault)
+        raise AttemptFailed(fault, 128 + request.number) from None
     except (errors.RunError, OSError, Overtaken, LeaderLost) as error:
         failed = failed_by(error, host)
-        code = (
-            FaultCode.UNREADABLE if isinstance(error, errors.RunError)
-            else FaultCode.LEADER_LOST if isinstance(error, (LeaderLost, Overtaken))
-            else FaultCode.AGENT
-        )  # fmt: skip
-        tells(Fault(cause=str(failed), code=code, host=host, error=str(error), ends_with=failed.exit_code))
+        events(failed.event)
         raise failed from None
 
 
 def _can_enter(folder: str) -> bool:
-    """Whether a folder is there for this process. Where it is not, Slurm starts a task in /tmp, and says so in a log.
+    """Returns whether this process can enter a folder. If not, Slurm starts a task in /tmp, with a line in a log.
 
     Raises:
-        OSError: nobody can tell now.
+        OSError: it cannot be known now.
     """
     try:
         return bool(os.stat(f"{folder}/."))
@@ -125,24 +125,32 @@ def _can_enter(folder: str) -> bool:
 
 
 def failed_by(error: Exception, host: str) -> AttemptFailed:
-    """What becomes of an error of the system that an agent cannot go on after. Pure.
+    """Returns how the attempt ends after an error that an agent cannot continue after. Pure.
 
     | error | the attempt |
     |---|---|
-    | passes: the file server does not answer, no file descriptor or memory is left | is resumed |
-    | lost its leader, or was overtaken, where nobody expected it | is resumed |
-    | of a run that is damaged | would fail again: it is final |
+    | transient: the file server does not answer, no file descriptor or memory is left | can be resumed |
+    | the leader was lost, or the others have continued, at an unexpected moment | can be resumed |
+    | the run is damaged | fails, and would fail again |
     | any other: no permission, a full disk | fails |
 
     Args:
         error: an OSError, a RunError, LeaderLost or Overtaken.
-        host: of the agent.
+        host: host of the agent.
     """
-    if is_transient(error) or isinstance(error, (Overtaken, LeaderLost)):
-        code = errors.RESUME
-    else:
-        code = errors.NO_RETRY if isinstance(error, errors.RunError) else errors.FAILED
-    return AttemptFailed(f"the agent on {host} cannot go on: {error}", code, decides=True)
+    lost = isinstance(error, (LeaderLost, Overtaken))
+    unreadable = isinstance(error, errors.RunError)
+    exit_code = errors.NO_RETRY if unreadable else errors.FAILED
+    if is_transient(error) or lost:
+        exit_code = errors.RESUME
+    code = FaultCode.UNREADABLE if unreadable else FaultCode.LEADER_LOST if lost else FaultCode.AGENT
+    fault = Fault(code=code, host=host, error=str(error), ends_with=exit_code)
+    return AttemptFailed(fault, exit_code, decides=True)
+
+
+def stopped_early(host: str, request: StopRequested, during: AgentPhase) -> Fault:
+    """Returns the fault of an agent that was asked to stop while it waited for others. Pure."""
+    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
 
 
 class _LeftOut(Exception):
@@ -153,9 +161,9 @@ class _Agent:
     """The agent of one node, or of one rank."""
 
     def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, place: topology.Topology, tells: Events, signals: Signals
+        self, plan: JobPlan, attempt: directory.Attempt, place: topology.Topology, events: Events, signals: Signals
     ) -> None:
-        self._plan, self._attempt, self._events, self._signals = plan, attempt, tells, signals
+        self._plan, self._attempt, self._events, self._signals = plan, attempt, events, signals
         self._source = place.source
         per_task = plan.launch.mode == LaunchMode.tasks.value
         self.me = Member(
@@ -171,7 +179,7 @@ class _Agent:
             self.me,
             attempt=attempt.path,
             limits=self._limits,
-            names=_names(plan, place),
+            places=places_of(plan, place),
             hosts=[host + plan.cluster.host_suffix for host in place.hosts for _ in range(per_node)],
             secret=attempt.run.secret(),
             key=f"{plan.run_id}/{attempt.number}/{place.job}",
@@ -182,7 +190,7 @@ class _Agent:
         )
         stacks = hangs.Stacks(self.me.ranks)
         self._means = Means(
-            plan, attempt, tells, signals, Pulse(self.me.ranks), stacks, RequestHandler(attempt, stacks)
+            plan, attempt, events, signals, Pulse(self.me.ranks), stacks, RequestHandler(attempt, stacks)
         )
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
         self._binder = Binder(plan, os.environ)
@@ -206,35 +214,35 @@ class _Agent:
 
     def _run(self) -> dict[str, Any]:
         self._preload()  # before the agents meet: nobody sends heartbeats meanwhile
-        history, meeting = self._control.first()
-        set_network(self._plan, meeting, self.me.host)
+        history, rendezvous = self._control.first()
+        set_network(self._plan, rendezvous, self.me.host)
         if self._plan.preflight and history.round == 0:
-            history, meeting = self._preflighted(meeting)
+            history, rendezvous = self._preflighted(rendezvous)
         while True:
             self._events(
                 Met(
-                    port=meeting.port, members=len(meeting.members), ranks=meeting.world_size,
-                    interface=meeting.interface, source=self._source, host=self.me.host, torch=torch.__version__,
+                    port=rendezvous.port, members=len(rendezvous.members), ranks=rendezvous.world_size,
+                    interface=rendezvous.interface, source=self._source, host=self.me.host, torch=torch.__version__,
                     round=history.round,
                 )
             )  # fmt: skip
             try:
-                outcome = self._round(history, meeting)
+                outcome = self._round(history, rendezvous)
             except AttemptFailed as failed:
                 if not self._continued_by_others(history.round + 1, wait=failed.suspended is not None):
                     if failed.suspended is not None and failed.ours:
                         self._events(failed.suspended)
                     raise
-                history, meeting = self._control.join()  # the others have continued without this agent
+                history, rendezvous = self._control.join()  # the others have continued without this agent
                 continue
             if isinstance(outcome, Done):
                 break
-            before = meeting
-            history, meeting = self._next(outcome, meeting)
-            if meeting.place_of(self.me.index) == 0:
-                self._tell_changes(history.round, before, meeting)
+            before = rendezvous
+            history, rendezvous = self._next(outcome, rendezvous)
+            if rendezvous.place_of(self.me.index) == 0:
+                self._tell_changes(history.round, before, rendezvous)
         self._events(Finished())
-        if meeting.place_of(self.me.index) == 0:
+        if rendezvous.place_of(self.me.index) == 0:
             self._attempt.write_exit_code(errors.DONE)
         return outcome.metrics
 
@@ -252,21 +260,21 @@ class _Agent:
         except (RendezvousError, StopRequested):  # nobody can tell, or there is no time
             return False
 
-    def _round(self, history: History, meeting: Meeting) -> Done | NextRound:
+    def _round(self, history: History, rendezvous: Rendezvous) -> Done | NextRound:
         """One life of the ranks."""
         plan, means = self._plan, self._means
-        place = meeting.place_of(self.me.index)
+        place = rendezvous.place_of(self.me.index)
         assert place is not None
-        means.pulse.clear(meeting.world_size)
+        means.pulse.clear(rendezvous.world_size)
         means.stacks.clear()
         sockets = debug_console.private_folder() if plan.debugs else None
         if sockets is not None:
             os.environ[debugger.SOCKETS] = str(sockets)
         ranks = placements(
-            meeting.members, place, master=(meeting.host, meeting.port), run_id=plan.run_id,
+            rendezvous.members, place, master=(rendezvous.host, rendezvous.port), run_id=plan.run_id,
             round_number=history.round, max_restarts=plan.launch.max_restarts, environ=os.environ,
         )  # fmt: skip
-        ranks = self._bound(meeting, place, ranks)
+        ranks = self._bound(rendezvous, place, ranks)
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
         means.environments = [
             {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
@@ -274,11 +282,11 @@ class _Agent:
         ranks_store: store.RanksStore | None = None
         try:
             self._lives = history.round if history.listened else 0
-            self._start(meeting, ranks)
-            if meeting.listener is not None:
-                ranks_store = self._serve(meeting, meeting.listener)
+            self._start(rendezvous, ranks)
+            if rendezvous.listener is not None:
+                ranks_store = self._serve(rendezvous, rendezvous.listener)
             self._workers.open_gate()
-            return Supervisor(means, self._control, self._workers, meeting, place, history).run()
+            return Supervisor(means, self._control, self._workers, rendezvous, place, history).run()
         finally:
             if ranks_store is not None:
                 ranks_store.close()
@@ -286,17 +294,18 @@ class _Agent:
             if sockets is not None:
                 shutil.rmtree(sockets, ignore_errors=True)
 
-    def _bound(self, meeting: Meeting, place: int, ranks: list[Placement]) -> list[Placement]:
-        """The ranks with the CPUs that they may run on, which is told.
+    def _bound(self, rendezvous: Rendezvous, place: int, ranks: list[Placement]) -> list[Placement]:
+        """Returns the ranks with the CPUs that they may run on, and writes the event `bound`.
 
         Raises:
             RendezvousError: a list of launch.bind does not fit this node.
         """
         try:
-            ranks, told = self._binder.bind(meeting.members, place, ranks)
+            ranks, event = self._binder.bind(rendezvous.members, place, ranks)
         except BindingRefused as error:
-            raise RendezvousError(f"{self.me.host}: {error}", code=FaultCode.REFUSED) from None
-        self._events(told)
+            fault = Fault(code=FaultCode.REFUSED, host=self.me.host, error=str(error))
+            raise RendezvousError(fault) from None
+        self._events(event)
         return ranks
 
     def _files(self, placement: Placement) -> dict[str, int]:
@@ -308,7 +317,7 @@ class _Agent:
         files = self._files(placement)
         return Fresh(fresh_command(placement.place, **files, lives=self._lives), list(files.values()))
 
-    def _start(self, meeting: Meeting, ranks: Sequence[Placement]) -> None:
+    def _start(self, rendezvous: Rendezvous, ranks: Sequence[Placement]) -> None:
         """Starts the ranks.
 
         Raises:
@@ -324,41 +333,36 @@ class _Agent:
                 close_in_child=self._control.descriptors(), ignore=ignored_signals(self._lives),
             )  # fmt: skip
         except StartError as error:
-            told = failure_to_start(error, self.me.host, time.time()).told
-            raise self._cannot_start(meeting, told) from None
+            raise self._cannot_start(rendezvous, fault_of_start(error, self.me.host)) from None
         except WorkersStillThere as error:
-            told = failure_to_end(error.left, self.me.host, time.time()).told
-            raise self._cannot_start(meeting, told) from None
+            raise self._cannot_start(rendezvous, fault_of_end(error.left, self.me.host)) from None
 
-    def _serve(self, meeting: Meeting, listener: socket.socket) -> store.RanksStore:
-        """The store of the ranks, on the leader.
+    def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
+        """Makes the store of the ranks, on the leader.
 
         Raises:
-            AttemptFailed: torch cannot serve it, for want of threads or file descriptors.
+            AttemptFailed: no threads or file descriptors are left for it.
         """
         try:
-            return store.RanksStore(listener, meeting.addresses)
+            return store.RanksStore(listener, rendezvous.addresses)
         except (RuntimeError, OSError) as error:
-            cause = f"{self.me.host} cannot serve the ranks' store: {error}"
-            told = {"cause": cause, "code": FaultCode.AGENT.value, "error": str(error)}
-            raise self._cannot_start(meeting, told) from None
+            fault = Fault(code=FaultCode.AGENT, error=f"the ranks' store cannot be served: {error}")
+            raise self._cannot_start(rendezvous, fault) from None
 
-    def _cannot_start(self, meeting: Meeting, told: dict[str, Any]) -> AttemptFailed:
-        """This node is of no use now: the others hear so, and may continue without it."""
-        cause: str = told["cause"]
-        told = {**told, "host": self.me.host, "node": self.me.node_rank, "accused": [{"host": self.me.host}]}
-        self._control.send({
-            **told, "type": "failure", "kind": Kind.LOST_NODE.value, "listens": True, "exit_code": None,
-            "member": meeting.members[0].index, "step": -1, "lost": [self.me.index],
-        })  # fmt: skip
+    def _cannot_start(self, rendezvous: Rendezvous, fault: Fault) -> AttemptFailed:
+        """Reports to the others, who may continue without this node, that it cannot run ranks now."""
+        own, leader = self.me, rendezvous.members[0]
+        fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
+        failure = RoundFailure(Kind.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
+        self._control.send({"type": "failure", **failure.fields()})
         coordinator = self._control.coordinator
-        if coordinator is None:  # the leader tells of it, and speaks for the attempt
-            return AttemptFailed(cause, errors.RESUME, ours=False, decides=not self._control.elastic)
-        self._events(event_json.from_entry({**told, "event": Fault.event}))
-        verdict = coordinator.verdict or {}
-        return AttemptFailed(cause, errors.RESUME, decides=verdict.get("then") != Action.RESTART.value)
+        if coordinator is None:  # the leader writes the event, and decides the attempt's exit code
+            return AttemptFailed(fault, errors.RESUME, ours=False, decides=not self._control.elastic)
+        self._events(fault)
+        continues = coordinator.verdict is not None and coordinator.verdict.restarts
+        return AttemptFailed(fault, errors.RESUME, decides=not continues)
 
-    def _next(self, outcome: NextRound, before: Meeting) -> tuple[History, Meeting]:
+    def _next(self, outcome: NextRound, before: Rendezvous) -> tuple[History, Rendezvous]:
         """The next round.
 
         Raises:
@@ -375,16 +379,14 @@ class _Agent:
             enough = len(before.members) - 1 >= self._limits.least  # without this agent
             if enough and self._continued_by_others(history.round, wait=True):
                 return self._control.join()
-            raise AttemptFailed(
-                f"{error}; before that: {history.first}", errors.RESUME, ours=not error.from_leader,
-                decides=not error.from_leader,
-            ) from None  # fmt: skip
+            ours = not error.from_leader
+            raise AttemptFailed(error.fault, errors.RESUME, ours=ours, decides=ours) from None
         except StopRequested as request:
-            cause = text.asked_to_stop(self.me.host, request.number.name, "between two rounds")
-            raise AttemptFailed(cause, errors.RESUME, decides=True) from None
+            fault = stopped_early(self.me.host, request, AgentPhase.BETWEEN_ROUNDS)
+            raise AttemptFailed(fault, errors.RESUME, decides=True) from None
         return self._control.join()
 
-    def _preflighted(self, meeting: Meeting) -> tuple[History, Meeting]:
+    def _preflighted(self, rendezvous: Rendezvous) -> tuple[History, Rendezvous]:
         """The first round whose nodes are all found fine: bad ones are left out, and the others meet again.
 
         Raises:
@@ -395,29 +397,30 @@ class _Agent:
         number = 0
         while True:
             verdict = Preflight(
-                self._plan, self._attempt, self._events, self._control, meeting, round_number=number
+                self._plan, self._attempt, self._events, self._control, rendezvous, round_number=number
             ).run()
             if verdict.then is PreflightThen.GO:
-                return History(round=number), meeting
-            leads = meeting.place_of(self.me.index) == 0
+                return History(round=number), rendezvous
+            leads = rendezvous.place_of(self.me.index) == 0
             if verdict.then is PreflightThen.FAIL:
+                fault = preflight_fault(verdict, rendezvous, self.me.host)
                 if leads:
-                    self._events(preflight_fault(verdict, meeting, self.me.host))
-                raise AttemptFailed(verdict.cause, verdict.exit_code, ours=leads, decides=leads)
+                    self._events(fault)
+                raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
             if self.me.index in verdict.lost:
                 raise _LeftOut
-            before, number = meeting, number + 1
+            before, number = rendezvous, number + 1
             try:
-                _, meeting = self._control.next(History(round=number), before, verdict.lost)
+                _, rendezvous = self._control.next(History(round=number), before, verdict.lost)
             except Overtaken:
                 return self._control.join()
-            if meeting.place_of(self.me.index) == 0:
-                self._tell_changes(number, before, meeting)
+            if rendezvous.place_of(self.me.index) == 0:
+                self._tell_changes(number, before, rendezvous)
 
     def _preload(self) -> None:
-        """Imports what ranks share, as far as it is the launcher's own.
+        """Imports modules of the launcher and of its workloads that all ranks need.
 
-        An import that fails, or hangs, is left to the ranks: the user sees their traceback, or which is missing.
+        If an import fails, or hangs, the ranks repeat it: the user sees their traceback, or which rank is missing.
         """
 
         def too_long(*_: object) -> None:
@@ -433,9 +436,9 @@ class _Agent:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, previous)
 
-    def _tell_changes(self, number: int, before: Meeting, now: Meeting) -> None:
-        """Says who does not take part any more, and who is back."""
-        old, new = ({member.index: member for member in meeting.members} for meeting in (before, now))
+    def _tell_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
+        """Writes the event and the log line about agents that do not take part any more, or came back."""
+        old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
         if old.keys() == new.keys():
             return
         resized = Resized(
@@ -446,27 +449,27 @@ class _Agent:
         log_line(text.of_resized(resized))
 
     def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
-        """Where these members are."""
+        """Returns where these members run."""
         return tuple(place_of(self._plan, members[index]) for index in sorted(indices))
 
 
-def preflight_fault(verdict: Verdict, meeting: Meeting, host: str) -> Fault:
-    """The event of a preflight that ends the attempt. Pure.
+def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Fault:
+    """Returns the event of a preflight that ends the attempt. Pure.
 
     Args:
-        verdict: of all nodes.
-        meeting: who took part.
-        host: of the agent that tells it.
+        verdict: the verdict on all nodes.
+        rendezvous: the agents that took part.
+        host: host of the agent that writes it.
     """
-    hosts = dict.fromkeys(member.host for member in meeting.members if member.index in verdict.lost)
+    hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
     return Fault(
-        cause=verdict.cause, code=FaultCode.PREFLIGHT, host=host, accused=tuple(map(Accused, hosts)),
+        code=FaultCode.PREFLIGHT, host=host, error=verdict.cause, accused=tuple(map(Accused, hosts)),
         ends_with=verdict.exit_code,
     )  # fmt: skip
 
 
 def limits(plan: JobPlan, logs: Path) -> Limits:
-    """The settings that the leading agent goes by. Pure."""
+    """Returns the settings that the leading agent needs. Pure."""
     # MPI's ranks, and programs, need not use our store to meet. A rank at a breakpoint is silent, as are the others.
     elsewhere = (
         plan.workload.backend == Backend.mpi.value
@@ -486,37 +489,34 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
     )
 
 
-def _names(plan: JobPlan, place: topology.Topology) -> list[str]:
-    """What to call each member in an error."""
-    if plan.launch.mode == LaunchMode.tasks.value:
-        per_node = plan.procs_per_node
-        places = [Place(host=place.hosts[task // per_node], node=task // per_node, task=task)
-                  for task in range(place.world_size)]  # fmt: skip
-    else:
-        places = [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
-    return [text.of_place(each) for each in places]
+def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
+    """Returns where each member of the job runs, by index. Pure."""
+    if plan.launch.mode != LaunchMode.tasks.value:
+        return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
+    per_node = plan.procs_per_node
+    return [
+        Place(host=place.hosts[task // per_node], node=task // per_node, task=task) for task in range(place.world_size)
+    ]
 
 
 def place_of(plan: JobPlan, member: Member) -> Place:
-    """Where a member is. Pure."""
+    """Returns where a member runs. Pure."""
     task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
     return Place(host=member.host, node=member.node_rank, task=task)
 
 
-def set_network(plan: JobPlan, meeting: Meeting, host: str) -> None:
-    """Tells gloo and NCCL which interface to use: the profile's, else (gloo) the one that reached the leader.
+def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
+    """Sets the interface of gloo and NCCL: cluster.interface, else, for gloo, that of the connection to the leader.
 
     Raises:
-        RendezvousError: this host does not have the profile's.
+        RendezvousError: this host has no interface of that name.
     """
     if plan.cluster.interface:
         known = [name for _, name in socket.if_nameindex()]
         if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
-            raise RendezvousError(
-                f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}",
-                code=FaultCode.REFUSED,
-            )
+            problem = f"no network interface {', '.join(missing)} (cluster.interface); there are {', '.join(known)}"
+            raise RendezvousError(Fault(code=FaultCode.REFUSED, host=host, error=problem))
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, plan.cluster.interface)
-    elif meeting.interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
+    elif rendezvous.interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.interface)

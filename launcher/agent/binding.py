@@ -1,6 +1,6 @@
 """The ranks of one agent on their own cores: where the node's description, the plan and the round come together.
 
-    ranks, told = Binder(plan, os.environ).bind(meeting.members, position, ranks)
+    ranks, told = Binder(plan, os.environ).bind(rendezvous.members, position, ranks)
 
 The masks are set in each rank, right after the fork (`workers`): threads and processes that it starts inherit them.
 Memory is where it is touched first, which is the kernel's default policy, and so near to those cores.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from launcher import errors
-from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
+from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
+from launcher.runs.events import Fault
 
 
 @dataclass(frozen=True)
@@ -19,49 +18,23 @@ class Failure:
     """How one rank failed.
 
     Attributes:
-        code: kind of failure.
-        rank: global rank.
-        host: its host.
-        exit_code: exit code of its process; None: a signal killed it, or it did not start.
-        signal: signal that killed it.
-        error: exception that the rank reported.
-        number: errno of a failed start.
-        limit: the limit that the start exceeded (`ulimit`); -1: none.
-        words: text of a failed start, or the processes that still exist.
-        time: seconds since the epoch.
+        fault: its description.
+        final: whether a retry would fail as well.
+        time: when the agent noticed it, in seconds since the epoch.
     """
 
-    code: FaultCode
-    rank: int
-    host: str
-    exit_code: int | None = None
-    signal: int | None = None
-    error: WorkerError | None = None
-    number: int = 0
-    limit: int = -1
-    words: str = ""
+    fault: Fault
+    final: bool = False
     time: float = 0.0
 
     @property
-    def traceback(self) -> str:
-        """The traceback as Python prints it, from the user's frames on; empty: there is none."""
-        return self.error.traceback if self.error else ""
+    def code(self) -> FaultCode:
+        return self.fault.code
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the event of it says, in JSON's types; see `launcher.runs.events.Fault`."""
-        error = self.error
-        said = {"exception": error.type, "error": error.line} if error else {"error": self.words or None}
-        ended = {"exit_code": self.exit_code, "signal": None if self.signal is None else text.signal_name(self.signal)}
-        return {
-            "cause": text.of_rank(self), "code": self.code.value, "rank": self.rank, **ended, **said,
-            "traceback": self.traceback or None,
-        }  # fmt: skip
-
-    @property
-    def final(self) -> bool:
-        """Whether a retry would fail as well."""
-        return self.code is FaultCode.NO_RETRY or (self.error is not None and self.error.final)
+    def rank(self) -> int:
+        assert self.fault.rank is not None
+        return self.fault.rank
 
 
 def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None:
@@ -96,25 +69,27 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
         kind = FaultCode.RETURNED_EARLY
     else:
         kind = FaultCode.SIGNALLED if code < 0 else FaultCode.EXITED
-    return Failure(
-        kind, ended.rank, host, exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, error=error,
-        time=ended.time,
+    fault = Fault(
+        code=kind, rank=ended.rank, host=host, exit_code=code if code >= 0 else None,
+        signal=text.signal_name(-code) if code < 0 else None, exception=error.type if error else None,
+        error=error.line if error else None, traceback=(error.traceback or None) if error else None,
     )  # fmt: skip
+    return Failure(fault, kind is FaultCode.NO_RETRY or (error is not None and error.final), ended.time)
 
 
-def failure_to_start(error: StartError, host: str, time: float) -> Failure:
-    """Returns the failure of a rank that could not be started."""
+def fault_of_start(error: StartError, host: str) -> Fault:
+    """Returns the fault of a rank that could not be started."""
     limits = {errno.EAGAIN: error.processes, errno.EMFILE: error.files}
-    return Failure(
-        FaultCode.NOT_STARTED, error.rank, host, number=error.number, limit=limits.get(error.number, -1),
-        words=error.words, time=time,
+    return Fault(
+        code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.words, errno=error.number,
+        maximum=limits.get(error.number),
     )  # fmt: skip
 
 
-def failure_to_end(left: Sequence[LeftOver], host: str, time: float) -> Failure:
-    """Returns the failure of ranks of the last round whose processes still exist."""
-    return Failure(
-        FaultCode.STILL_THERE, left[0].rank, host, words="; ".join(map(str, left)), signal=signal.SIGKILL, time=time
+def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
+    """Returns the fault of ranks of the last round whose processes still exist."""
+    return Fault(
+        code=FaultCode.STILL_THERE, rank=left[0].rank, host=host, error="; ".join(map(str, left)), signal="SIGKILL"
     )
 
 

@@ -42,21 +42,18 @@ class History:
         round: number of the current round, from 0.
         best: highest step of the run at the end of any earlier round; -1: none.
         tried: number of restarts in a row without progress.
-        first: cause of the first of them.
         listened: whether ranks of an earlier round could resume.
     """
 
     round: int = 0
     best: int = -1
     tried: int = 0
-    first: str = ""
     listened: bool = False
 
-    def after(self, cause: str, step: int, *, counts: bool = True) -> History:
+    def after(self, step: int, *, counts: bool = True) -> History:
         """Returns the history at the start of the next round.
 
         Args:
-            cause: why this round ended.
             step: step of the run that this round reached.
             counts: whether max_restarts limits this restart.
         """
@@ -66,7 +63,6 @@ class History:
             round=self.round + 1,
             best=max(step, self.best),
             tried=(0 if further else self.tried) + counts,
-            first=cause if further or not self.tried else self.first,
             listened=True,
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.log_line import log_line
-from launcher.rendezvous.protocol import Meeting
+from launcher.rendezvous.members import Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Pace, SlowRank
@@ -39,17 +39,23 @@ class Paces:
     """The paces of one agent's ranks, in one round."""
 
     def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, events: Events, meeting: Meeting, index: int, round_number: int
+        self,
+        plan: JobPlan,
+        attempt: directory.Attempt,
+        events: Events,
+        rendezvous: Rendezvous,
+        index: int,
+        round_number: int,
     ) -> None:
         """
         Args:
             plan, attempt, events: see their classes.
-            meeting: of the round.
+            rendezvous: of the round.
             index: of this agent among its members.
             round_number: the round.
         """
         self._plan, self._events, self._round = plan, events, round_number
-        self._me, self._first_rank = meeting.members[index], meeting.first_rank(index)
+        self._me, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
         self._file = attempt.path / "pace" / f"member-{self._me.index}.jsonl"
         self._began = time.monotonic()
         self._next = 0.0

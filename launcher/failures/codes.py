@@ -43,6 +43,10 @@ class FaultCode(Code):
     STOPPED_EARLY = "stopped_early"  # the agent got a stop request before its ranks could save
     # before the ranks start
     RENDEZVOUS_TIMEOUT = "rendezvous_timeout"  # not all agents arrived in time
+    NOT_REACHED = "not_reached"  # this agent could not connect to the leader in time
+    TOO_FEW = "too_few"  # fewer agents are left than min_nodes needs
+    LATE = "late"  # the others have begun without this agent
+    NOT_A_MEMBER = "not_a_member"  # this agent does not belong to the attempt: it was started by mistake, or twice
     REFUSED = "refused"  # rendezvous is impossible: no free port, no such interface
     PREFLIGHT = "preflight"  # bad nodes
     NO_FOLDER = "no_folder"  # the working folder cannot be entered
@@ -51,6 +55,27 @@ class FaultCode(Code):
     UNREADABLE = "unreadable"  # the run's record cannot be read
     CONDITION_FAILED = "condition_failed"  # a dependency of the run can no longer be fulfilled
     AGENT = "agent"  # a system error in the agent itself
+    UNKNOWN = "unknown"
+
+
+class HangSign(Code):
+    """By what the ranks that cause a hang were found."""
+
+    STOPPED = "stopped"  # the process is stopped (state T)
+    DEVICE = "device"  # the process waits for a device or a file server (state D)
+    NO_STACK = "no_stack"  # the interpreter does not run
+    RECORDER = "recorder"  # NCCL's flight recorder: it blocks a collective on the GPUs
+    OUTSIDE = "outside"  # it is in no collective, and the others wait for it in one
+    BEHIND = "behind"  # it has done fewer steps than others
+    ALL = "all"  # nothing distinguishes it from the other ranks
+    UNKNOWN = "unknown"
+
+
+class AgentPhase(Code):
+    """What an agent was doing when something happened to it."""
+
+    STARTING = "starting"  # its ranks had not started
+    BETWEEN_ROUNDS = "between_rounds"
     UNKNOWN = "unknown"
 
 

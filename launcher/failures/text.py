@@ -1,17 +1,20 @@
-"""Makes one line of text for people of each failure or stop code. No other module does. Pure."""
+"""Makes one line of text for people of each fault, stop and continuation. No other module does. Pure."""
 
 from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
+from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, SetupPart, StopReason
+from launcher.formatting import plural
 
 if TYPE_CHECKING:
-    from launcher.agent.failures import Failure
-    from launcher.runs.events import PassedOver, Place, Resized, SaveFailed
+    from launcher.runs.events import Accused, Again, Fault, PassedOver, Place, Resized, SaveFailed, Stays, Stop
+
+MOST_NAMES = 10  # agents that are named in a text
+MOST_RANKS = 4  # ranks that are named as the cause of a hang
 
 
 def signal_name(number: int) -> str:
@@ -22,132 +25,306 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def given_up(cause: str, first: str, tried: int, max_restarts: int) -> str:
-    """Returns the cause of an attempt that fails after restarts in place.
+# -- faults
 
-    Args:
-        cause: cause of the last failure.
-        first: cause of the first restart.
-        tried: number of restarts in a row without progress.
-        max_restarts: launch.max_restarts.
-    """
-    if not tried:
+
+def of_fault(fault: Fault) -> str:
+    """Returns the cause of a fault, with the number of restarts that did not help."""
+    cause = _FAULTS.get(fault.code, _error)(fault)
+    if not fault.restarts:
         return cause
-    restarts = "1 restart" if tried == 1 else f"{tried} restarts"
-    last = "" if first == cause else f"; the last time {cause}"
-    return f"{first}; {restarts} got no further (launch.max_restarts={max_restarts}){last}"
+    return f"{cause}; {plural(fault.restarts, 'restart')} got no further (launch.max_restarts={fault.max_restarts})"
 
 
-def node_lost(hosts: str) -> str:
-    """Returns the cause when the agents of these hosts closed their connections without a reason."""
-    return f"{hosts} ended without a word (killed, or lost)"
+def _error(fault: Fault) -> str:
+    """The error message, with the rank or the host that it is from."""
+    who = _rank(fault) if fault.rank is not None else fault.host
+    return ": ".join(part for part in (who, fault.error) if part)
 
 
-def node_silent(hosts: str, heartbeat: float) -> str:
-    return f"{hosts} has not been heard of for {heartbeat:g} s (launch.heartbeat)"
+def _message(fault: Fault) -> str:
+    return fault.error or ""
 
 
-def leader_lost(host: str, leader: str) -> str:
-    return f"{host} lost contact with {leader}, which runs rank 0"
+def _rank(fault: Fault) -> str:
+    return _rank_on(fault.rank, fault.host) if fault.rank is not None else f"a rank on {fault.host}"
 
 
-def asked_to_stop(host: str, name: str, when: str = "") -> str:
-    """Returns the cause when an agent got a signal.
-
-    Args:
-        host: host of the agent.
-        name: name of the signal.
-        when: what the agent was doing (`before its ranks started`).
-    """
-    return f"{host} was told to stop ({name})" + (f" {when}" if when else "")
+def _rank_on(rank: int | None, host: str) -> str:
+    return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
-def not_joined(ranks: str, hosts: str, timeout: float) -> str:
-    return f"rank {ranks} on {hosts} did not join the others within {timeout:g} s: does an import hang?"
+def _hosts(fault: Fault) -> str:
+    """The accused hosts, else the one where it happened."""
+    return _first_of([each.host for each in fault.accused] or [fault.host])
 
 
-def left(ranks: Collection[int], host: str) -> str:
-    """Returns the cause when ranks of a host exited with code 75; without ranks: they did not exit in time."""
-    if not ranks:
-        return f"the ranks on {host} did not leave in time"
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, sorted(ranks)))} on {host} left with exit code 75"
+def _ranks_on_hosts(accused: Collection[Accused]) -> str:
+    """`rank 1, 2 on node1, node2`."""
+    ranks = ", ".join(str(each.rank) for each in accused)
+    hosts = ", ".join(dict.fromkeys(each.host for each in accused if each.host))
+    return f"rank {ranks} on {hosts}" if hosts else f"rank {ranks}"
 
 
-_STOPS = {
-    StopReason.TIME_LIMIT: "its time is nearly up",
-    StopReason.WARNING_SIGNAL: "the scheduler's warning signal ({rank})",
-    StopReason.STOP_FILE: "its stop file",
-    StopReason.SIGNAL: "told to stop ({rank})",
-}
+def _agents(accused: Sequence[Accused]) -> str:
+    """`node2 (node 1)`, or with launch=tasks `rank 3 on node2`."""
+    return _first_of([_agent(each) for each in accused])
 
 
-def of_stop(reason: StopReason, rank: int = 0, host: str = "") -> str:
-    """Returns the stop reason that ranks have agreed on, as text.
-
-    Args:
-        reason: one of the keys of `_STOPS`.
-        rank, host: the rank that noticed it.
-    """
-    return _STOPS[reason].format(rank=f"rank {rank} on {host}")
+def _agent(accused: Accused) -> str:
+    if accused.rank is not None:
+        return _rank_on(accused.rank, accused.host)
+    return _node(accused.host, accused.node)
 
 
-_ENDINGS = {
-    NextReason.TIME_LIMIT: "the time of its allocation is nearly up",
-    NextReason.STOP_REQUESTED: "its job was told to stop",
-    NextReason.SCHEDULER_ENDS: "{scheduler} ends its job ({state})",
-}
+def _node(host: str, node: int | None) -> str:
+    return host if node is None else f"{host} (node {node})"
 
 
-def of_ending(reason: NextReason, scheduler: str = "", state: str = "") -> str:
-    """Returns why a scheduler ends a job, as text."""
-    return _ENDINGS[reason].format(scheduler=scheduler, state=state)
+def _first_of(names: Sequence[str]) -> str:
+    """The first MOST_NAMES names, and how many more there are."""
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
-def of_rank(failure: Failure) -> str:
-    """Returns how a rank failed, as text."""
-    who = f"rank {failure.rank} on {failure.host}"
-    if failure.code is FaultCode.NOT_STARTED:
-        return f"{who} cannot be started: {_why_not_started(failure)}"
-    if failure.code is FaultCode.STILL_THERE:
-        return (
-            f"on {failure.host} ranks of the round before were killed and are still there: {failure.words}; what they "
-            "hold (GPUs, memory, ports) is not free. Look for a file server or a driver that hangs on this node"
-        )
-    if failure.code is FaultCode.RETURNED_EARLY:
-        return f"{who} exited with code 0 before its work was done"
-    if failure.code is FaultCode.LEFT:
-        return f"{who} left with exit code {failure.exit_code}"
-    if failure.code is FaultCode.LOST_PEER and failure.error is not None:
-        return f"{who} lost another rank ({failure.error.line})"
-    return f"{who}: {failure.error.line if failure.error is not None else _how_it_ended(failure)}"
+def _ended(fault: Fault) -> str:
+    """How a rank, or the task of an agent, ended that did not report why."""
+    who = _rank(fault) if fault.rank is not None else f"the task on {fault.host}"
+    if fault.signal is None and fault.exit_code is None:
+        how = "was killed"
+    else:
+        how = f"killed by {fault.signal}" if fault.signal is not None else f"exited with code {fault.exit_code}"
+    return f"{who}: {how}" + (f": {fault.error}" if fault.rank is None and fault.error else "")
 
 
-def _how_it_ended(failure: Failure) -> str:
-    if failure.signal is None:
-        return f"exited with code {failure.exit_code}"
-    return f"killed by {signal_name(failure.signal)}"
+def _error_or_end(fault: Fault) -> str:
+    return _error(fault) if fault.error else _ended(fault)
 
 
-def _why_not_started(failure: Failure) -> str:
-    now = "unlimited" if failure.limit < 0 else str(failure.limit)
+def _not_started(fault: Fault) -> str:
+    now = "unlimited" if fault.maximum is None or fault.maximum < 0 else str(fault.maximum)
     fix = {
         errno.EAGAIN: f"no more processes are allowed here: raise `ulimit -u` (now {now}) or the job's pids limit, "
                       "or have fewer ranks (procs_per_node) and data loader workers",
         errno.ENOMEM: "there is no memory for one more process: ask for more, or have fewer ranks (procs_per_node)",
         errno.EMFILE: f"the agent may open no more files: raise `ulimit -n` (now {now}), for instance in cluster.setup",
         errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
-    }.get(failure.number)  # fmt: skip
-    return f"{failure.words}; {fix}" if fix else failure.words
+    }.get(fault.errno or 0)  # fmt: skip
+    return f"{_rank(fault)} cannot be started: {fault.error}" + (f"; {fix}" if fix else "")
 
 
-# -- events other than failures
+def _still_there(fault: Fault) -> str:
+    return (
+        f"on {fault.host} ranks of the round before still exist after SIGKILL: {fault.error}; what they hold (GPUs, "
+        "memory, ports) is not free. Look for a file server or a driver that hangs on this node"
+    )
+
+
+_SIGNS = {
+    HangSign.STOPPED: "is stopped (state T)",
+    HangSign.DEVICE: "waits for a device or a file server (state D)",
+    HangSign.NO_STACK: "does not even write its stack",
+    HangSign.OUTSIDE: "is in no collective, and others wait for it in one",
+    HangSign.BEHIND: "is behind the others",
+    HangSign.ALL: "is silent, as are all others",
+}
+_LIMITS = {
+    "launch.start_timeout": "no first step{seconds} of joining (launch.start_timeout)",
+    "launch.idle_timeout": "no CPU time, output or step of any rank{seconds} (launch.idle_timeout)",
+    "launch.hang_timeout": "no step{seconds} (launch.hang_timeout)",
+}
+
+
+def _seconds(fault: Fault, preposition: str) -> str:
+    """` within 60 s`; empty: the timeout is unknown."""
+    return "" if fault.seconds is None else f" {preposition} {fault.seconds:g} s"
+
+
+def _hang(fault: Fault) -> str:
+    ranks = "; ".join(_rank_on(each.rank, each.host) for each in fault.accused[:MOST_RANKS]) or "all ranks"
+    sign = fault.detail or _SIGNS.get(fault.sign or HangSign.UNKNOWN, "hangs" if fault.accused else "hang")
+    preposition = "within" if fault.limit == "launch.start_timeout" else "for"
+    why = _LIMITS.get(fault.limit or "", "").format(seconds=_seconds(fault, preposition))
+    if why and fault.slowest is not None:
+        why += f" after step {fault.slowest}" if fault.slowest >= 0 else " before the first step"
+    parts = [f"{ranks} {sign}" + (f": {why}" if why else "")]
+    return "; ".join([*parts, *([f"the stacks of all ranks are in {fault.stacks}"] if fault.stacks else [])])
+
+
+def _not_joined(fault: Fault) -> str:
+    ranks = _ranks_on_hosts(fault.accused)
+    return f"{ranks} did not join the others{_seconds(fault, 'within')}: does an import hang?"
+
+
+def _node_ended(fault: Fault) -> str:
+    when = _WHEN.get(fault.during) if fault.during else None
+    how = when or "(killed, or lost)"
+    after = f"; then {_asked(fault.then.host, fault.then.signal)}" if fault.then else ""
+    return f"{_hosts(fault)} exited without an error report {how}{after}"
+
+
+def _node_silent(fault: Fault) -> str:
+    return f"no heartbeat from {_hosts(fault)}{_seconds(fault, 'for')} (launch.heartbeat)"
+
+
+def _agent_error(fault: Fault) -> str:
+    return f"the agent on {fault.host} cannot continue: {fault.error}"
+
+
+def _leader_lost(fault: Fault) -> str:
+    if not fault.accused:
+        return _agent_error(fault)
+    return f"the connection to {_agents(fault.accused)}, which leads, is lost" + (
+        f": {fault.error}" if fault.error else ""
+    )
+
+
+def _rendezvous_timeout(fault: Fault) -> str:
+    who = _agents(fault.accused) or "not all agents"
+    came = "" if fault.arrived is None else f": {fault.arrived} of {fault.expected} arrived"
+    return f"{who} did not reach {_node(fault.host, fault.node)} in time{came}"
+
+
+def _not_reached(fault: Fault) -> str:
+    leader = _agents(fault.accused) or "its leader"
+    return f"{fault.host} could not reach {leader}{_seconds(fault, 'within')}: {fault.error}"
+
+
+_WHEN = {
+    AgentPhase.STARTING: "before its ranks had started",
+    AgentPhase.BETWEEN_ROUNDS: "between two rounds",
+}
+
+
+def _asked(host: str, name: str | None) -> str:
+    return f"{host} was asked to stop by {name}" if name else f"{host} was asked to stop"
+
+
+def _stopped_early(fault: Fault) -> str:
+    when = _WHEN.get(fault.during) if fault.during else None
+    return _asked(fault.host, fault.signal) + (f" {when}" if when else "")
+
+
+_FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
+    FaultCode.RAISED: _error,
+    FaultCode.LOST_PEER: lambda fault: f"{_rank(fault)} lost another rank ({fault.error})",
+    FaultCode.SIGNALLED: _ended,
+    FaultCode.EXITED: _error_or_end,
+    FaultCode.RETURNED_EARLY: lambda fault: f"{_rank(fault)} exited with code 0 before its work was done",
+    FaultCode.LEFT: _ended,
+    FaultCode.NO_RETRY: _error_or_end,
+    FaultCode.NOT_STARTED: _not_started,
+    FaultCode.STILL_THERE: _still_there,
+    FaultCode.HANG: _hang,
+    FaultCode.NOT_JOINED: _not_joined,
+    FaultCode.NODE_ENDED: _node_ended,
+    FaultCode.NODE_SILENT: _node_silent,
+    FaultCode.LEADER_LOST: _leader_lost,
+    FaultCode.TASK_NOT_STARTED: lambda fault: f"the task on {fault.host} could not be started: {fault.error}",
+    FaultCode.TASK_UNKNOWN: lambda fault: f"it is not known how the task on {fault.host} ended: {fault.error}",
+    FaultCode.NODE_RETURNED: lambda fault: f"{_first_of([of_place(each) for each in fault.back])} came back",
+    FaultCode.STOPPED_EARLY: _stopped_early,
+    FaultCode.RENDEZVOUS_TIMEOUT: _rendezvous_timeout,
+    FaultCode.NOT_REACHED: _not_reached,
+    FaultCode.TOO_FEW: lambda fault: f"of the {fault.expected} agents that are needed only {fault.arrived} are left",
+    FaultCode.LATE: lambda fault: f"the others have begun without {_node(fault.host, fault.node)}",
+    FaultCode.NOT_A_MEMBER: lambda fault: (
+        f"agent {fault.node} does not belong to this attempt: was it started by mistake, or twice?"
+    ),
+    FaultCode.PREFLIGHT: _message,
+    FaultCode.CONDITION_FAILED: lambda fault: f"it was not started: {fault.error}",
+    FaultCode.AGENT: _agent_error,
+}  # fmt: skip
+
+
+# -- stops
+
+
+def of_stop(stop: Stop) -> str:
+    """Returns why an attempt ended early."""
+    cause = _stop(stop)
+    if stop.killed_on is None:
+        return cause
+    return f"{cause}; ranks on {stop.killed_on} did not exit within {stop.grace or 0.0:g} s and were killed"
+
+
+def _stop(stop: Stop) -> str:
+    if stop.reason is StopReason.SIGNAL and stop.rank is None:
+        return _asked(stop.host, stop.signal)
+    if stop.reason is StopReason.SIGNAL:
+        return f"asked to stop ({_rank_on(stop.rank, stop.host)})"
+    if stop.reason is StopReason.WARNING_SIGNAL:
+        return f"the scheduler's warning signal ({_rank_on(stop.rank, stop.host)})"
+    if stop.reason is StopReason.EXIT_75:
+        ranks = f"rank{'' if len(stop.ranks) == 1 else 's'} {', '.join(map(str, sorted(stop.ranks)))}"
+        return f"{ranks} on {stop.host} exited with code 75"
+    if stop.reason is StopReason.NOT_IN_TIME:
+        return f"the ranks on {stop.host} did not exit in time"
+    if stop.reason is StopReason.KILLED:
+        return f"all agents were killed (exit code {stop.exit_code})"
+    if stop.reason is StopReason.UNREADABLE:
+        return stop.error or "a file that it needs cannot be read"
+    return _STOPS.get(stop.reason) or stop.error or stop.reason.value.replace("_", " ")
+
+
+_STOPS = {
+    StopReason.TIME_LIMIT: "its time is nearly up",
+    StopReason.STOP_FILE: "its stop file",
+    StopReason.CANCELLED: "it was cancelled before it started",
+    StopReason.EXIT_UNREAD: "the exit codes of its agents cannot be read",
+}
+
+
+def of_request(host: str, name: str) -> str:
+    """Returns the text about a signal (`SIGTERM`) that asked a job to stop."""
+    return _asked(host, name)
+
+
+# -- what follows an attempt that stopped early
+
+
+def of_next(event: Again | Stays) -> str:
+    """Returns why a run continues, stays stopped, or is given up."""
+    table = _CONTINUES if event.event == "again" else _STAYS
+    return table.get(event.reason, lambda _: event.reason.value.replace("_", " "))(event)
+
+
+def _no_progress(event: Stays) -> str:
+    where = f"got no further than step {event.step}"
+    time = "time" if event.limit is None else f"time={event.limit}s"
+    question = f"is {time} too short for a start, a step and a save?"
+    if event.saves_in is not None:
+        where = f"reported no step and saved nothing new ({event.saves_in})"
+        question = f"is {time} too short for a start and a save, or does it save elsewhere (workload.checkpoint)?"
+    return f"two attempts in a row {where}: {question}"
+
+
+_CONTINUES: dict[NextReason, Callable[..., str]] = {
+    NextReason.RESUMABLE: lambda _: "it can be resumed",
+    NextReason.CHAIN: lambda _: "the next job of its chain waits for this one to end",
+    NextReason.REQUEUED: lambda _: "its job was requeued",
+    NextReason.RESUBMITTED: lambda event: f"job {event.job} waits for this one to end",
+}
+_STAYS: dict[NextReason, Callable[..., str]] = {
+    NextReason.STOP_FILE: lambda _: _STOPS[StopReason.STOP_FILE],
+    NextReason.CANCELLED: lambda _: "it was cancelled",
+    NextReason.RESUME_NEVER: lambda _: "resume.how=never",
+    NextReason.TIME_LIMIT: lambda _: "the time of its allocation is nearly up",
+    NextReason.STOP_REQUESTED: lambda _: "its job was asked to stop",
+    NextReason.SCHEDULER_ENDS: lambda event: f"{event.scheduler} ends its job ({event.state})",
+    NextReason.NOT_SUBMITTED: lambda event: f"no job could be submitted to continue it: {event.error}",
+    NextReason.UNREADABLE: lambda event: event.error or "a file cannot be read",
+    NextReason.LAUNCHER_ERROR: lambda _: "launcher.job.requeue failed: its messages are in the output",
+    NextReason.NO_PROGRESS: _no_progress,
+    NextReason.MAX_ATTEMPTS: lambda event: f"it has had {plural(event.attempts or 0, 'attempt')} (resume.max_attempts)",
+}
+
+
+# -- other events
 
 
 def of_place(place: Place) -> str:
     """Returns the name of an agent in messages: `node2 (node 1)`, or `rank 3 on node2` with launch=tasks."""
-    if place.task is not None:
-        return f"rank {place.task} on {place.host}"
-    return f"{place.host} (node {place.node})"
+    return _node(place.host, place.node) if place.task is None else _rank_on(place.task, place.host)
 
 
 def of_resized(event: Resized) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 
 from launcher import errors
 from launcher.config.schema import ResumeHow
@@ -67,12 +68,8 @@ def _wait(attempt: Attempt) -> int:
             events(ConditionsMet(others=tuple(dependency.awaited for dependency in dependencies)))
             return errors.DONE
         if decision is Decision.NEVER and not doubtful:
-            events(
-                Fault(
-                    cause=f"it was not started: {why}", code=FaultCode.CONDITION_FAILED, host=os.uname().nodename,
-                    ends_with=errors.NO_RETRY,
-                )
-            )  # fmt: skip
+            fault = Fault(code=FaultCode.CONDITION_FAILED, host=os.uname().nodename, error=why)
+            events(replace(fault, ends_with=errors.NO_RETRY))
             print(f"launcher: {run.id} is not started: {why}", file=sys.stderr)
             return errors.NO_RETRY
         if decision is Decision.WAIT and not doubtful and plan.queued and not tried:

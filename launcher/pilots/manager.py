@@ -25,7 +25,6 @@ from launcher.agent.program_stop import StopChecker
 from launcher.agent.signals import Signals
 from launcher.agent.workers import unsafe_to_fork
 from launcher.errors import LauncherError, UnavailableError
-from launcher.failures import text
 from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.log_line import log_line
@@ -370,8 +369,7 @@ class SlotManager:
 
     def _tell_stop(self, reason: StopReason) -> None:
         if self._leads:
-            cause = text.of_stop(reason, 0, self._host)
-            Events(self._attempt, "stop")(Stop(cause=cause, reason=reason, rank=0, host=self._host))
+            Events(self._attempt, "stop")(Stop(reason=reason, rank=0, host=self._host))
 
     def _note(self, event: Any) -> None:
         """The journal is for statistics: one that cannot be written ends nothing."""

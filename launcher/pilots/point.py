@@ -17,7 +17,7 @@ from typing import NoReturn
 from launcher import errors
 from launcher.agent import attempt as agent
 from launcher.agent.forks import garbage_kept
-from launcher.agent.supervisor import AttemptFailed
+from launcher.agent.outcome import AttemptFailed
 from launcher.errors import UnavailableError
 from launcher.files import run_files
 from launcher.log_line import log_line

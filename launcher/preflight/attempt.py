@@ -30,8 +30,9 @@ from launcher.preflight import bad_nodes as verdicts
 from launcher.preflight import process as processes
 from launcher.preflight.bad_nodes import LEADER, Node, Verdict
 from launcher.preflight.checks import Check, Level
-from launcher.rendezvous import protocol, store
-from launcher.rendezvous.protocol import LeaderLost, Meeting, Member
+from launcher.rendezvous import store
+from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, address_reached
+from launcher.rendezvous.ports import free_ports, listen
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
 from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
@@ -75,7 +76,7 @@ class Preflight:
     """One agent's part of a preflight."""
 
     def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, meeting: Meeting, *,
+        self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, rendezvous: Rendezvous, *,
         round_number: int,
     ) -> None:  # fmt: skip
         """
@@ -84,19 +85,19 @@ class Preflight:
             attempt: the current attempt.
             events: this agent's event file.
             agents: the connection to the other agents.
-            meeting: the rendezvous of all agents that take part; the first one leads.
+            rendezvous: the rendezvous of all agents that take part; the first one leads.
             round_number: of the rendezvous.
         """
         self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
-        self._meeting, self._round = meeting, round_number
-        place = meeting.place_of(agents.me.index)
+        self._rendezvous, self._round = rendezvous, round_number
+        place = rendezvous.place_of(agents.me.index)
         assert place is not None
-        self._place, self._me = place, meeting.members[place]
+        self._place, self._me = place, rendezvous.members[place]
         self._least = plan.min_nodes * plan.tasks_per_node
-        self._nodes = nodes_of(meeting.members, agents.names)
+        self._nodes = nodes_of(rendezvous.members, agents.names)
         self._children: list[tuple[Any, Connection]] = []
         self._store: store.RanksStore | None = None
-        self._together = TOGETHER + PER_RANK * meeting.world_size
+        self._together = TOGETHER + PER_RANK * rendezvous.world_size
 
     def run(self) -> Verdict:
         """Runs both parts and returns the verdict, which is the same on every node. Leaves no process behind."""
@@ -129,25 +130,25 @@ class Preflight:
         key = f"preflight/{self._round}/port"
         listener = None
         if self._place == 0:
-            ports = protocol.free_ports(self._plan.cluster.port_range)
-            listener = protocol.listen(ports, protocol.where_reached(self._meeting.members))
+            ports = free_ports(self._plan.cluster.port_range)
+            listener = listen(ports, address_reached(self._rendezvous.members))
             port = listener.getsockname()[1]
             self._agents.publish(key, port)
         else:
             port = self._agents.answer(key, ALONE)
-        meeting = replace(self._meeting, port=port, listener=None)
+        rendezvous = replace(self._rendezvous, port=port, listener=None)
         sys.stdout.flush()
         sys.stderr.flush()
         timeout = self._together - 4 * SLACK  # the clocks are compared before, and connections may be tested after
         for place in range(self._me.ranks):
             ours, theirs = _context.Pipe()
-            arguments = (self._plan, self._attempt.path, meeting, self._place, place, timeout, theirs)
+            arguments = (self._plan, self._attempt.path, rendezvous, self._place, place, timeout, theirs)
             process = _context.Process(target=processes.run, args=(*arguments, os.getpid()), daemon=True)
             process.start()
             theirs.close()  # so that this process sees when the child ends
             self._children.append((process, ours))
         if listener is not None:
-            self._store = store.RanksStore(listener, self._meeting.addresses)
+            self._store = store.RanksStore(listener, self._rendezvous.addresses)
 
     def _send(self, word: str) -> None:
         for _, pipe in self._children:
@@ -211,7 +212,7 @@ class Preflight:
         value = None if mine is None else [asdict(each) for each in mine]
         if self._place == 0:
             reports = self._agents.collect(key, value, SLACK + (0.0 if mine is None else timeout))
-            checks = {member.index: checks_of(reports.get(member.index)) for member in self._meeting.members}
+            checks = {member.index: checks_of(reports.get(member.index)) for member in self._rendezvous.members}
             silent = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
             verdict = verdicts.decide(
                 self._nodes, checks, least=self._least, scheduler=self._plan.cluster.scheduler, silent=silent
@@ -224,7 +225,7 @@ class Preflight:
         return Verdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.cause, verdict.exit_code)
 
     def _without_leader(self, words: str) -> Verdict:
-        leader = self._meeting.members[0]
+        leader = self._rendezvous.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
         bad = (Finding(node.name, node.host, LEADER, words),)
         return Verdict(PreflightThen.WITHOUT, bad, node.members)

@@ -16,7 +16,7 @@ from launcher.config.schema import Backend
 from launcher.preflight import checks, together
 from launcher.preflight.checks import Check, Level, Problem, check
 from launcher.processes import orphans
-from launcher.rendezvous.protocol import Meeting
+from launcher.rendezvous.members import Rendezvous
 from launcher.rendezvous.rank_environment import place_variables
 from launcher.spec.plan import JobPlan
 from launcher.worker import nccl_report, process_group
@@ -27,7 +27,7 @@ NEAR = 5.0  # seconds for other nodes to arrive at the same check
 
 
 def run(
-    plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int, timeout: float, pipe: Connection,
+    plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int, timeout: float, pipe: Connection,
     agent: int,
 ) -> None:  # fmt: skip
     """The main function of such a process; does not return."""
@@ -35,10 +35,10 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the agent ends this process
     torch.set_num_threads(1)
-    os.environ.update(place_variables(meeting.members, index, place))
+    os.environ.update(place_variables(rendezvous.members, index, place))
     with contextlib.suppress(EOFError, OSError):  # the agent has closed the pipe
         if pipe.recv() == "begin":
-            looks = RankChecks(plan, attempt, meeting, index, place)
+            looks = RankChecks(plan, attempt, rendezvous, index, place)
             pipe.send(looks.alone())
             if pipe.recv() == "go":
                 pipe.send(looks.together(timeout))
@@ -49,17 +49,17 @@ def run(
 class RankChecks:
     """The checks of one future rank; the first rank of a node also checks the node."""
 
-    def __init__(self, plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int) -> None:
-        self._plan, self._folder, self._members = plan, attempt / "preflight", meeting.members
-        self._me, self._place = meeting.members[index], place
-        self._rank = meeting.first_rank(index) + place
-        self._world_size = meeting.world_size
+    def __init__(self, plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int) -> None:
+        self._plan, self._folder, self._members = plan, attempt / "preflight", rendezvous.members
+        self._me, self._place = rendezvous.members[index], place
+        self._rank = rendezvous.first_rank(index) + place
+        self._world_size = rendezvous.world_size
         # The first member of each node, in order.
-        self._heads = list({member.node_rank: member for member in reversed(meeting.members)}.values())[::-1]
+        self._heads = list({member.node_rank: member for member in reversed(rendezvous.members)}.values())[::-1]
         self._leads = place == 0 and self._me in self._heads
-        self._local_ranks = sum(member.ranks for member in meeting.members if member.node_rank == self._me.node_rank)
+        self._local_ranks = sum(member.ranks for member in rendezvous.members if member.node_rank == self._me.node_rank)
         client = TCPStore(
-            meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE)
+            rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE)
         )
         self._store = PrefixStore("preflight", client)
         self._device = torch.device("cpu")

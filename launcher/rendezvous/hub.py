@@ -7,28 +7,24 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Channel, ChannelError, Message, encode
+from launcher.runs import event_json
+from launcher.runs.events import Fault
 
-HANDSHAKE = 5.0  # seconds that a new connection has to authenticate and to say whose it is
-PENDING = 1024  # connections that may be on their way there; of more the oldest is closed
+HANDSHAKE = 5.0  # seconds in which a new connection has to authenticate, and to send `hello`
+PENDING = 1024  # connections that may be in that state; of more the oldest is closed
 PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
 
 Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: it is not connected any more
 
 
-def refused(reason: str, code: FaultCode = FaultCode.RENDEZVOUS_TIMEOUT, accused: Sequence[int] = ()) -> dict[str, Any]:
-    """What the leader sends to whoever cannot take part. Pure.
-
-    Args:
-        reason: for people.
-        code: the same for programs.
-        accused: indices of the members whose fault it seems.
-    """
-    return {"type": "refused", "reason": reason, "code": code.value, "accused": list(accused)}
+def refused(fault: Fault) -> dict[str, Any]:
+    """Returns the message of the leader to an agent that cannot take part, because of this fault. Pure."""
+    return {"type": "refused", "fault": event_json.values(fault)}
 
 
 class Hub:
@@ -43,10 +39,10 @@ class Hub:
     ) -> None:
         """
         Args:
-            listener: a listening socket; it belongs to the hub from now on.
-            secret: of the attempt.
-            members: indices that an agent may have; others are refused (an agent that was started by mistake).
-            wake: a file descriptor (of signals) that ends a wait when it can be read.
+            listener: a listening socket, which the hub closes.
+            secret: the attempt's secret.
+            members: indices that an agent may have; agents with others are refused.
+            wake: a file descriptor that ends a wait when it becomes readable (signals).
         """
         listener.setblocking(False)
         self._listener, self._secret, self._members = listener, secret, frozenset(members)
@@ -56,7 +52,7 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._accepts_from: float | None = None
-        self._gone: list[int] = []  # found while something was sent
+        self._gone: list[int] = []  # members whose connections broke while something was sent
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ)
 
@@ -65,11 +61,11 @@ class Hub:
         return int(self._listener.getsockname()[1])
 
     def descriptors(self) -> list[int]:
-        """What a forked rank must not keep."""
+        """Returns the descriptors that a forked rank has to close."""
         return [self._listener.fileno(), *(channel.fileno() for channel in (*self._indices, *self._pending))]
 
     def poll(self, timeout: float) -> list[Event]:
-        """Waits at most `timeout` seconds for something to happen; what members have sent, and who is gone."""
+        """Returns what members have sent, and which have disconnected; waits for that for at most `timeout` seconds."""
         now = time.monotonic()
         if self._accepts_from is not None and now >= self._accepts_from:
             self._accepts_from = None
@@ -86,13 +82,13 @@ class Hub:
         return events
 
     def _wait(self, timeout: float, now: float) -> float:
-        """Seconds until this hub has something to do of its own: accept again, or give up a new connection."""
+        """Returns the seconds until this hub has to accept connections, or to close a new one; at most `timeout`."""
         due = [] if self._accepts_from is None else [self._accepts_from]
         due += self._pending.values()
         return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
 
     def send(self, index: int, message: Message | bytes) -> None:
-        """Sends to a member; one that is not connected is passed over, and `poll` tells of one that is found gone."""
+        """Sends to a member, if it is connected. If the connection turns out to be broken, `poll` returns that."""
         channel = self.channels.get(index)
         if channel is None:
             return
@@ -106,13 +102,13 @@ class Hub:
             self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def broadcast(self, indices: Iterable[int], message: Message) -> None:
-        """Sends to several members; the text is made once."""
+        """Sends a message to several members; it is encoded once."""
         text = encode(message)
         for index in indices:
             self.send(index, text)
 
     def drain(self, indices: Collection[int], timeout: float) -> None:
-        """Waits until these members have got everything and have closed their connections, or time is up."""
+        """Waits until these members have received everything and closed their connections, or until the timeout."""
         give_up = time.monotonic() + timeout
         while any(index in self.channels for index in indices) and (left := give_up - time.monotonic()) > 0:
             self.poll(left)
@@ -164,14 +160,13 @@ class Hub:
                 self._drop(channel)
                 return []
             if index not in self._members:
-                reason = f"no member {index} is awaited here: was this agent started by mistake, or twice?"
                 with contextlib.suppress(ChannelError):
-                    channel.send(refused(reason))
+                    channel.send(refused(Fault(code=FaultCode.NOT_A_MEMBER, node=index)))
                 self._drop(channel)
                 return []
             del self._pending[channel]
             events: list[Event] = []
-            if index in self.channels:  # its old connection was cut without a word
+            if index in self.channels:  # its old connection broke without an end-of-file
                 self._drop(self.channels[index])
                 events = [(index, None)]
             self.channels[index], self._indices[channel] = channel, index
@@ -179,7 +174,7 @@ class Hub:
         return [(self._indices[channel], message) for message in messages]
 
     def _drop(self, channel: Channel) -> int | None:
-        """Closes a connection; the index of the member whose it was."""
+        """Closes a connection. Returns the index of its member; None: it had sent no `hello`."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(channel)
         channel.close()

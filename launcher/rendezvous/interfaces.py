@@ -21,6 +21,15 @@ def addresses(interface: str) -> list[str]:
     return [*_ipv4(interface), *_ipv6(interface)]
 
 
+def interface_with(address: str) -> str | None:
+    """Returns the name of the interface with this address (IPv4, IPv6, IPv4-mapped IPv6); None: there is none."""
+    address = address.removeprefix("::ffff:").partition("%")[0]
+    if address.startswith("127.") or address == "::1":
+        return "lo"
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if address in (each.partition("%")[0] for each in addresses(name))), None)
+
+
 def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
     """Returns a listening socket on a free port of an interface, and its (address, port).
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher.files import run_files
 from launcher.files.shared_files import exists, unwrap
-from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.members import Member
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,14 @@ class Rounds:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def claim(self, number: int, leader: Member, port: int, members: Sequence[Member], name: str) -> str | None:
-        """Creates the file of a round atomically. Returns an error text if another leader has created it; else None.
+    def claim(self, number: int, leader: Member, port: int, members: Sequence[Member]) -> bool:
+        """Creates the file of a round atomically. Returns whether it did; False: another leader has created it.
 
         Args:
             number: the round.
             leader: leader of the round.
             port: port that the leader listens on.
             members: all members.
-            name: the leader's name in the error text.
 
         Raises:
             OSError: the file cannot be written; whether another leader has written it is unknown.
@@ -67,8 +66,8 @@ class Rounds:
         try:
             run_files.create(self._folder / f"{number}.json", json.dumps(values).encode())
         except FileExistsError:
-            return f"round {number} has begun without {name}"
-        return None
+            return False
+        return True
 
     def begun(self, number: int) -> bool:
         """Returns whether this round has begun.

@@ -144,7 +144,7 @@ def _spans(number: int, events: Sequence[Event], began: float, end: float) -> li
             text = f"{plural(event.ranks, 'rank')} on {plural(event.members, 'node')}"
         elif isinstance(event, Restart) and what == "running":
             spans.append(Span(number, what, since, time, text))
-            what, since, text = "restarting", time, event.cause
+            what, since, text = "restarting", time, texts.of_fault(event)
     return [*spans, Span(number, what, since, max(since, end), text)]
 
 
@@ -162,14 +162,15 @@ def _mark(event: Event) -> tuple[str, str] | None:
             f"checkpoint of step {event.step}, {long_size(event.bytes)}, {words.latency(event.seconds)}",
         )
     if isinstance(event, Restart):
-        return "restart", f"restart in place{_at(event.step)}, round {event.round}: {event.cause}"
+        return "restart", f"restart in place{_at(event.step)}, round {event.round}: {texts.of_fault(event)}"
     if isinstance(event, Fault):
-        host = f" ({event.host})" if event.host not in event.cause else ""
-        return "fault", f"fault{_at(event.step)}: {event.cause}{host}"
+        cause = texts.of_fault(event)
+        host = f" ({event.host})" if event.host not in cause else ""
+        return "fault", f"fault{_at(event.step)}: {cause}{host}"
     if isinstance(event, SetupFailed):
         return "fault", f"fault: {texts.of_setup_line(event.of, event.number, event.name)} failed ({event.host})"
     if isinstance(event, Stop):
-        return "stop", f"stop{_at(event.step)}: {event.cause}"
+        return "stop", f"stop{_at(event.step)}: {texts.of_stop(event)}"
     if isinstance(event, Resized):
         return "resized", texts.of_resized(event)
     if isinstance(event, SaveFailed):
@@ -177,9 +178,9 @@ def _mark(event: Event) -> tuple[str, str] | None:
     if isinstance(event, PassedOver):
         return "warning", texts.of_passed_over(event)
     if isinstance(event, Again):
-        return "end", f"continues: {event.why}"
+        return "end", f"continues: {texts.of_next(event)}"
     if isinstance(event, Stays):
-        return "end", f"does not continue: {event.why}"
+        return "end", f"does not continue: {texts.of_next(event)}"
     return ("end", f"ended with exit code {event.code}") if isinstance(event, Ended) else None
 
 
@@ -199,7 +200,7 @@ def attempts_table(timeline: Timeline, attempts: Iterable[tuple[int, Sequence[En
         met, progress, started = last(events, Met), last(events, Progress), last(events, Started)
         how = str(ended.code) if ended else "-"
         if how != "0" and why is not None:
-            how += f": {why.cause}"
+            how += f": {texts.of_fault(why) if isinstance(why, Fault) else texts.of_stop(why)}"
         rows.append((
             str(number), words.value(met.ranks if met else None), words.value(progress.step if progress else None),
             words.span(times["waited"]), words.span(times["ran"]), how, started.job if started else "-",

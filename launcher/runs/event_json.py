@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -19,6 +19,7 @@ else:
 
 
 TYPES: dict[str, type[Event]] = {}  # by kind
+E_ = TypeVar("E_", bound="Event")
 
 
 @dataclass_transform(kw_only_default=True)
@@ -61,6 +62,13 @@ def from_entry(entry: Mapping[str, Any]) -> Event:
 def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
     """Yields the events whose kind has a class."""
     return (from_entry(entry) for entry in entries if entry["event"] in TYPES)
+
+
+def from_values(kind: type[E_], values: Mapping[str, Any]) -> E_:
+    """Returns the event of what `values` has made of it."""
+    event = from_entry({**values, "event": kind.event})
+    assert isinstance(event, kind)
+    return event
 
 
 def values(event: Event) -> dict[str, Any]:
@@ -107,6 +115,8 @@ def _json_type(kind: Any) -> Any:
 
 def _from_json(kind: Any, value: Any) -> Any:
     """Converts a valid JSON value to the field's type."""
+    if get_origin(kind) in (Union, types.UnionType) and value is not None:
+        kind = get_args(kind)[0]  # X | None
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if is_dataclass(kind):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import errors
+from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import is_transient
 from launcher.log_line import log_line
@@ -71,10 +72,9 @@ def report_start_failure(
     """
     code = errors.RESUME if is_transient(error) else errors.NO_RETRY
     host = socket.gethostname()
-    cause = f"{host}: {error}"
-    print(f"launcher: {cause}", file=sys.stderr, flush=True)
+    fault = Fault(code=what, host=host, error=str(error), ends_with=code)
+    print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
     if attempt := current_attempt():
-        fault = Fault(cause=cause, code=what, host=host, error=str(error), ends_with=code)
         Events(attempt, f"{writer}-{host}-{os.getpid()}")(fault)
         # If all nodes are needed, the other agents are killed while they wait; else they write the exit code later.
         if plan is None or plan.min_nodes == plan.nodes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from launcher.failures.codes import FaultCode, NextReason, PreflightThen, SetupPart, StopReason
+from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, PreflightThen, SetupPart, StopReason
 from launcher.runs.event_json import Event, from_entry
 
 # -- the journal of a run, and of a sweep
@@ -524,18 +524,33 @@ class Continued(Event):
 
 @dataclass(frozen=True)
 class Accused:
-    """The node, or one of its ranks, that probably caused a fault."""
+    """The node, or one of its ranks, that probably caused a fault.
+
+    Attributes:
+        host: name of the host; empty: unknown.
+        rank: the rank; None: the whole node.
+        node: number of the node in the job, if known.
+    """
 
     OPEN: ClassVar[bool] = True
     host: str
     rank: int | None = None
+    node: int | None = None
+
+
+@dataclass(frozen=True)
+class HostSignal:
+    """A signal that the agent on a host got."""
+
+    OPEN: ClassVar[bool] = True
+    host: str
+    signal: str
 
 
 class Fault(Event):
-    """Ranks failed, or could not be started.
+    """Ranks failed, or could not be started. `launcher.failures.text.of_fault` describes it to people.
 
     Attributes:
-        cause: text for people; programs read the other fields.
         code: kind of the fault.
         host, node: where it happened; if that is unknown, where it was reported.
         rank: rank that failed first.
@@ -544,8 +559,20 @@ class Fault(Event):
         exception: type of its exception.
         error: message of Python, the system or a library.
         accused: probable culprits, if known; these need not be the ranks that reported the fault.
-        limit: for a hang, the key of the timeout that expired.
+        limit: the key of the timeout that expired.
+        seconds: that timeout.
         step: steps of the run that were done; -1: none.
+        sign: for a hang, by what the accused ranks were found.
+        detail: for a hang, what NCCL's flight recorder shows of them.
+        slowest: for a hang, steps that the slowest of them has done.
+        errno, maximum: of a process that could not be started: errno, and the limit (`ulimit`) that it exceeded; -1:
+            unlimited.
+        arrived, expected: number of agents that took part in a rendezvous, and that were needed.
+        during: what the agent was doing.
+        then: signal that an agent got after the fault, and that may be a consequence of it.
+        back: for NODE_RETURNED, the agents that came back.
+        restarts, max_restarts: for a fault that ends the attempt, number of restarts in a row without progress before
+            it, and launch.max_restarts.
         traceback: traceback of the rank.
         memory: bytes used, bytes allowed and the count of kills; see `launcher.agent.memory`.
         stacks: for a hang, the folder with the stacks of all ranks.
@@ -553,7 +580,6 @@ class Fault(Event):
     """
 
     event: ClassVar[str] = "fault"
-    cause: str
     code: FaultCode = FaultCode.UNKNOWN
     host: str = ""
     node: int | None = None
@@ -564,7 +590,20 @@ class Fault(Event):
     error: str | None = None
     accused: tuple[Accused, ...] = ()
     limit: str | None = None
+    seconds: float | None = None
     step: int | None = None
+    sign: HangSign | None = None
+    detail: str | None = None
+    slowest: int | None = None
+    errno: int | None = None
+    maximum: int | None = None
+    arrived: int | None = None
+    expected: int | None = None
+    during: AgentPhase | None = None
+    then: HostSignal | None = None
+    back: tuple[Place, ...] = ()
+    restarts: int = 0
+    max_restarts: int | None = None
     traceback: str | None = None
     memory: Mapping[str, int] | None = None
     stacks: str | None = None
@@ -606,20 +645,20 @@ class SetupFailed(Event):
 
 
 class Stop(Event):
-    """An attempt ends early, and can be resumed.
+    """An attempt ends early, and can be resumed. `launcher.failures.text.of_stop` describes it to people.
 
     Attributes:
-        cause: text for people.
         reason: code of the reason.
         host, rank: where the stop was noticed first, if known.
         ranks: ranks that exited with 75, or did not stop in time.
         signal: signal that asked the attempt to stop.
         exit_code: exit code of agents that were killed.
         step: steps of the run that are done.
+        error: message of the error that ends it.
+        killed_on, grace: host of ranks that did not exit in time, and the seconds that they had; they were killed.
     """
 
     event: ClassVar[str] = "stop"
-    cause: str
     reason: StopReason = StopReason.UNKNOWN
     host: str = ""
     rank: int | None = None
@@ -627,6 +666,9 @@ class Stop(Event):
     signal: str | None = None
     exit_code: int | None = None
     step: int | None = None
+    error: str | None = None
+    killed_on: str | None = None
+    grace: float | None = None
 
 
 class StopRequested(Event):
@@ -653,41 +695,44 @@ class Stopped(Event):
 
 
 class Again(Event):
-    """The run continues with another attempt.
+    """The run continues with another attempt. `launcher.failures.text.of_next` describes it to people.
 
     Attributes:
         what: here (in this job) or elsewhere.
-        why: text for people.
         reason: code of the way it continues.
         job: id of the job in which it continues, if known.
     """
 
     event: ClassVar[str] = "again"
     what: str
-    why: str = ""
     reason: NextReason = NextReason.UNKNOWN
     job: str | None = None
 
 
 class Stays(Event):
-    """The run stays stopped, or is given up.
+    """The run stays stopped, or is given up. `launcher.failures.text.of_next` describes it to people.
 
     Attributes:
         what: stays, or given_up.
-        why: text for people.
         reason: code of the reason.
         step: the most steps that any attempt reached.
         attempts: number of attempts so far.
-        state: state of its job in the scheduler.
+        scheduler, state: name of the scheduler, and the state that it shows for the job.
+        limit: for NO_PROGRESS, the key `time` in seconds.
+        saves_in: for NO_PROGRESS of a program, where its saves were looked for.
+        error: message of the error because of which it does not continue.
     """
 
     event: ClassVar[str] = "stays"
     what: str
-    why: str
     reason: NextReason = NextReason.UNKNOWN
     step: int | None = None
     attempts: int | None = None
+    scheduler: str | None = None
     state: str | None = None
+    limit: int | None = None
+    saves_in: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)

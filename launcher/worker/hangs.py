@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.failures.codes import HangSign
 from launcher.files import memory_file
+from launcher.runs.events import Accused
 from launcher.worker import flight_recorder
 from launcher.worker.heartbeat import Sign
 
 SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for other signals
 WRITES = 1.0  # seconds in which a rank writes its stacks if it can
+MOST_BLAMED = 16  # ranks that are named as the cause of a hang
 LOOK = 5.0  # seconds between two measurements of the ranks' CPU time
 BUSY = 0.01  # of one core: a process that uses less is waiting (NCCL's watchdog threads wake up now and then)
 # Where a rank waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
@@ -55,20 +58,22 @@ class Blamed:
     """The ranks to blame for a hang.
 
     Attributes:
-        names: `rank 1 on node2`.
-        why: the reason.
-        rank: the first of them.
+        ranks: the ranks; empty: no rank has reported.
+        sign: by what they were found.
+        detail: what NCCL's flight recorder shows of them, for HangSign.RECORDER.
         step: steps of the run that the slowest of them has done.
     """
 
-    names: str
-    why: str
-    rank: int | None
-    step: int | None
+    ranks: tuple[Accused, ...]
+    sign: HangSign
+    detail: str = ""
+    step: int | None = None
 
 
-def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
-    """The ranks to blame, and why. Pure; the first row that applies to some, but not all, ranks decides.
+def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, str]:
+    """The ranks to blame, the sign, and the detail. Pure.
+
+    The first row that applies to some, but not all, ranks decides:
 
     | a rank | |
     |---|---|
@@ -82,20 +87,19 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
     """
     stopped = [each for each in reports if each.state in ("T", "t", "D")]
     if stopped:
-        words = {"D": "waits for a device or a file server (state D)"}
-        return stopped, words.get(stopped[0].state, "is stopped (state T)")
+        return stopped, HangSign.DEVICE if stopped[0].state == "D" else HangSign.STOPPED, ""
     lowest = min((each.step for each in reports), default=0)
     blamed = flight_recorder.blame([flight_recorder.from_json(each.recorder) for each in reports if each.recorder])
     held_up = {suspect.rank: suspect.why for suspect in blamed}
-    for chosen, reason in (
-        ([each for each in reports if not each.stack], "does not even write its stack"),
-        ([each for each in reports if each.rank in held_up], next(iter(held_up.values()), "")),
-        ([each for each in reports if not waits(each.stack)], "is in no collective, and others wait for it in one"),
-        ([each for each in reports if each.step == lowest], "is behind the others"),
+    for chosen, sign in (
+        ([each for each in reports if not each.stack], HangSign.NO_STACK),
+        ([each for each in reports if each.rank in held_up], HangSign.RECORDER),
+        ([each for each in reports if not waits(each.stack)], HangSign.OUTSIDE),
+        ([each for each in reports if each.step == lowest], HangSign.BEHIND),
     ):
         if chosen and len(chosen) < len(reports):
-            return chosen, reason
-    return list(reports), "is silent, as are all others"
+            return chosen, sign, next(iter(held_up.values())) if sign is HangSign.RECORDER else ""
+    return list(reports), HangSign.ALL, ""
 
 
 def waits(stack: str) -> bool:
@@ -184,10 +188,9 @@ def cpu_seconds(pid: int) -> float:
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
     """The ranks to blame for a hang, from the reports of all agents. Pure."""
-    guilty, why = suspects([Report(**report) for report in reports])
-    names = "; ".join(f"rank {each.rank} on {each.host}" for each in guilty[:4])
-    step = min((each.step for each in guilty), default=None)
-    return Blamed(names, why, guilty[0].rank if guilty else None, step)
+    guilty, sign, detail = suspects([Report(**report) for report in reports])
+    ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
+    return Blamed(ranks, sign, detail, min((each.step for each in guilty), default=None))
 
 
 class Stacks:

@@ -88,7 +88,7 @@ def end_attempt(error: errors.LauncherError) -> int:
     print(f"launcher: {error}", file=sys.stderr, flush=True)
     if os.environ.get("RANK", "0") == "0":
         reason = StopReason.UNREADABLE if error.code == errors.UNAVAILABLE else StopReason.UNKNOWN
-        Events(current_attempt(), "stop")(Stop(cause=str(error), reason=reason))
+        Events(current_attempt(), "stop")(Stop(reason=reason, error=str(error)))
     return error.exit_code
 
 

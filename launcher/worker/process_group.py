@@ -13,11 +13,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from launcher.failures.codes import FaultCode
 from launcher.files import shared_secret
-from launcher.formatting import name_ranks
-from launcher.rendezvous import protocol
-from launcher.rendezvous.protocol import Member, RendezvousError, meet
+from launcher.rendezvous.members import Member, RendezvousError
+from launcher.rendezvous.ports import candidate_ports, secret_of
+from launcher.rendezvous.protocol import join_rendezvous
 from launcher.runs.event_writer import current_attempt
+from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology
 from launcher.torch_compat import destroy_without_gil, store_on
 from launcher.worker import accelerator, devices, heartbeat, joining, rank_objects
@@ -231,21 +233,21 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
     if place.world_size == 1:
         _use_interface("lo")
         return dist.HashStore()
-    secret = protocol.secret_of(shared_secret.of_user(), f"{os.getuid()}/{place.job}")
-    meeting = meet(
+    secret = secret_of(shared_secret.of_user(), f"{os.getuid()}/{place.job}")
+    rendezvous = join_rendezvous(
         Member(place.rank, place.node_rank, host, 1, place.local_rank),
-        names=[f"rank {rank}" for rank in range(place.world_size)],
+        places=_places(place, host),
         master=place.master,
         secret=secret,
-        ports=protocol.candidate_ports(secret, PORTS),
+        ports=candidate_ports(secret, PORTS),
         timeout=timeout,
     )
-    _use_interface(meeting.interface)
+    _use_interface(rendezvous.interface)
     limit = timedelta(seconds=timeout)
-    if meeting.listener is not None:
+    if rendezvous.listener is not None:
         # Without the gate of `rendezvous.store`: whatever holds this process's interpreter would block all other ranks.
-        return dist.PrefixStore("ranks", store_on(meeting.listener, meeting.host, limit))
-    client = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=limit, wait_for_workers=False)
+        return dist.PrefixStore("ranks", store_on(rendezvous.listener, rendezvous.host, limit))
+    client = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=limit, wait_for_workers=False)
     return dist.PrefixStore("ranks", client)
 
 
@@ -267,19 +269,23 @@ def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, tim
         store.wait(["all joined"], timedelta(seconds=timeout))
     except dist.DistStoreError:
         missing = [rank for rank in range(place.world_size) if not store.check([f"joined/{rank}"])]
-        hosts = _hosts_of(place, missing)
-        raise RendezvousError(
-            f"{name_ranks(missing)} did not join within {timeout:g} s"
-            + (f" (on {', '.join(hosts)})" if hosts else "")
-            + ": does it hang before init()?"
-        ) from None
+        places = _places(place, "")
+        accused = tuple(Accused(host=places[rank].host, rank=rank) for rank in missing)
+        raise RendezvousError(Fault(code=FaultCode.NOT_JOINED, accused=accused, seconds=float(timeout))) from None
     joining.require_alike(store)
 
 
-def _hosts_of(place: topology.Topology, ranks: list[int]) -> list[str]:
-    """The hosts of these ranks, if the environment contains them; otherwise empty."""
+def _places(place: topology.Topology, own: str) -> list[Place]:
+    """Where each rank runs. A host that the environment does not contain is empty.
+
+    Args:
+        place: this rank's place.
+        own: name of this host, which the environment need not contain.
+    """
     node_ranks = topology.nodes_in_order(place) if place.hosts else ()
-    return sorted({place.hosts[node_ranks[rank]] for rank in ranks}) if node_ranks else []
+    hosts = [place.hosts[node] for node in node_ranks] or [""] * place.world_size
+    hosts[place.rank] = hosts[place.rank] or own
+    return [Place(host=host, node=0, task=rank) for rank, host in enumerate(hosts)]
 
 
 def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.Nodes:

@@ -214,7 +214,7 @@ class Stop:
         else:
             verdict = self._agree_in_background(now, save_due)
         if verdict.stop is not None and self._env.rank == 0:
-            Events(current_attempt(), "stop")(self._event(verdict.stop, step))
+            Events(current_attempt(), "stop")(replace(self._stop_event(), step=step))
         self._last = time.monotonic()
         return verdict
 
@@ -304,15 +304,13 @@ class Stop:
             return GO_ON
         if agreed.cause:
             self._agreed = agreed
-            return Verdict(text.of_stop(_REASONS[agreed.cause], agreed.rank, self._host_of(agreed.rank)), agreed.save)
+            return Verdict(text.of_stop(self._stop_event()), agreed.save)
         return Verdict(None, agreed.save)
 
-    def _event(self, cause: str, step: int) -> StopEvent:
-        """The event for the stop that all ranks have agreed on."""
+    def _stop_event(self) -> StopEvent:
+        """The event of the stop that all ranks have agreed on, without the step."""
         rank = self._agreed.rank
-        return StopEvent(
-            cause=cause, reason=_REASONS[self._agreed.cause], rank=rank, host=self._host_of(rank), step=step
-        )
+        return StopEvent(reason=_REASONS[self._agreed.cause], rank=rank, host=self._host_of(rank))
 
     def _host_of(self, rank: int) -> str:
         return self._env.hosts[self._env.node_of(rank)] if self._env.hosts else self._env.host

@@ -40,5 +40,5 @@ def test_a_node_that_does_not_see_the_working_folder_is_named(tmp_path: Path) ->
     assert done.returncode == 93, done.stdout + done.stderr
     assert words in done.stderr
     fault, *_ = [event for event in launcher.last().attempts()[-1].events() if event["event"] == "fault"]
-    assert (fault["cause"], fault["code"], fault["ends_with"]) == (words, "no_folder", 93)
+    assert (fault["error"], fault["code"], fault["ends_with"]) == (words, "no_folder", 93)
     assert fault["host"]

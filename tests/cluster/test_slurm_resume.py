@@ -49,7 +49,7 @@ def test_a_preempted_run_loses_no_step(launcher: Launcher, slurm: Any, partition
     urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--wrap=sleep 5", "--output=/dev/null"]
     slurm.run("sbatch", *urgent)
     reached(launcher, 1, step=1)
-    assert re.search(r"\n0 .* 75 preempted: told to stop", launcher("status", "low").stdout)
+    assert re.search(r"\n0 .* 75 preempted: asked to stop", launcher("status", "low").stdout)
     run = launcher.last()
     saved = [event["step"] for event in run.attempts()[0].events() if event["event"] == "saved"]
     done = max(event["step"] for event in run.attempts()[0].events() if event["event"] == "progress")

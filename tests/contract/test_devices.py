@@ -34,7 +34,7 @@ def launcher(tmp_path: Path) -> Launcher:
 def test_a_run_that_asked_for_gpus_does_not_train_on_the_cpu(launcher: Launcher) -> None:
     result = launcher.run("workload=collective", "workload.op=barrier", "gpus_per_node=1", "procs_per_node=2")
     assert (result.code, result.fault["exit_code"]) == (errors.NO_RETRY, errors.NO_RETRY)
-    assert "gpus_per_node=1 with device=auto asks for a GPU" in str(result.fault["cause"])
+    assert "gpus_per_node=1 with device=auto asks for a GPU" in result.cause
 
 
 def test_ranks_that_differ_are_refused_on_every_one_of_them(launcher: Launcher, tmp_path: Path) -> None:

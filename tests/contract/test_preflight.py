@@ -18,7 +18,7 @@ def test_a_bad_node_is_named_and_fails_the_run_that_needs_it(launcher: Launcher,
     bad = without_tmpdir(tmp_path / "site", "LAUNCHER_NODE", "1")
     result = launcher.run(*FINE, "nodes=2", bad)
     assert result.code == 1, result.output
-    cause = str(result.fault["cause"])
+    cause = result.cause
     assert cause.startswith("preflight: ") and "(node 1): TMPDIR=/nowhere/at/all is not there" in cause
     assert f"{result.run.id} failed: {cause}" in result.output
     assert not list(result.run.attempts()[-1].logs.glob("rank-*")), "ranks were started all the same"

@@ -58,8 +58,8 @@ def test_a_script_without_any_handler_is_resumed_after_its_time_limit(launcher: 
     output, attempts = launcher.printed(), launcher.last().attempts()
     assert launcher.status()["state"] == "done", output
     assert len(attempts) > 1
-    causes = [event["cause"] for each in attempts for event in each.events() if event["event"] == "stop"]
-    assert causes == ["its time is nearly up"] * (len(attempts) - 1)
+    reasons = [event["reason"] for each in attempts for event in each.events() if event["event"] == "stop"]
+    assert reasons == ["time_limit"] * (len(attempts) - 1)
     begun = [int(step) for step in re.findall(r"rank 1 begins at (\d+)", output)]
     assert begun == sorted(begun)
     assert begun[-1] > 0
@@ -97,7 +97,7 @@ def test_a_script_that_ignores_signals_is_killed_and_can_be_resumed(launcher: La
     launcher.until(lambda: "rank 0 begins" in launcher.printed(), "it runs")
     (launcher.last().path / "stop").touch()
     assert launcher("wait", "deaf", "-q").returncode == 75
-    assert "did not leave within 1 s and were killed" in launcher.status()["cause"]
+    assert "did not exit within 1 s and were killed" in launcher.status()["cause"]
     resumed = launcher("resume", "deaf", "wait=true", DEAF_FOR="0")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
 
@@ -109,7 +109,7 @@ def test_a_script_that_fails_is_reported_with_its_own_frames(launcher: Launcher,
     result = launcher.run("workload=program", script(tmp_path, "fails.py", text), "procs_per_node=2")
     assert result.code == 1, result.output
     assert result.fault["rank"] == 1
-    assert "ValueError: the third file is empty" in str(result.fault["cause"])
+    assert "ValueError: the third file is empty" in result.cause
     shown = result.output[result.output.index("Traceback of rank 1:") :]
     assert f'File "{tmp_path}/fails.py", line 3, in read' in shown
     assert not re.search("launcher/(agent|worker)", shown)

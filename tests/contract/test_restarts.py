@@ -88,8 +88,9 @@ def test_a_killed_rank_costs_a_restart_and_nothing_else(launcher: Launcher, shap
     assert result.metrics["rounds"] == [[0, 4, 0], [1, 4, 5]]
     (restart,) = restarts(launcher)
     assert (restart["round"], restart["rank"], restart["step"], restart["world_size"]) == (1, int(rank), 5, 4)
-    assert f"rank {rank} on {restart['host']}: killed by SIGKILL" in restart["cause"]
-    assert f"launcher: {restart['cause']} (at step 5); the ranks start again, round 1" in result.output
+    assert (restart["code"], restart["signal"]) == ("signalled", "SIGKILL")
+    killed = f"rank {rank} on {restart['host']}: killed by SIGKILL"
+    assert f"launcher: {killed} (at step 5); the ranks start again, round 1" in result.output
     assert [event["event"] for event in launcher.last().attempts()[-1].events()].count("fault") == 0
 
 
@@ -141,23 +142,20 @@ def test_what_would_come_again_ends_the_attempt(
 ) -> None:
     result = count(launcher, "nodes=2", "procs_per_node=1", "launch.max_restarts=2", **environment)
     assert result.code == code, result.output
-    assert str(result.fault["cause"]).startswith("rank 1 on ")
-    assert cause in str(result.fault["cause"])
+    assert result.cause.startswith("rank 1 on ")
+    assert cause in result.cause
     assert len(restarts(launcher)) == tried
     assert launcher.status()["state"] == "failed"
 
 
 @local
-@pytest.mark.parametrize(
-    ("fault", "why"), [slow("SIGSTOP", "is stopped (state T)"), ("hang", "is in no collective, and others wait for it")]
-)
-def test_a_rank_that_hangs_is_found_and_the_stacks_of_all_are_kept(launcher: Launcher, fault: str, why: str) -> None:
+@pytest.mark.parametrize(("fault", "sign"), [slow("SIGSTOP", "stopped"), ("hang", "outside")])
+def test_a_rank_that_hangs_is_found_and_the_stacks_of_all_are_kept(launcher: Launcher, fault: str, sign: str) -> None:
     result = count(launcher, *TWO_BY_TWO, "launch.hang_timeout=3", FAULT=fault, FAULT_RANK="2")
     assert result.code == 0, result.output
     (restart,) = restarts(launcher)
-    assert restart["cause"].startswith(f"rank 2 on {restart['host']} {why}")
     logs = result.run.attempts()[-1].logs
-    assert str(logs) in restart["cause"]
+    assert (restart["rank"], restart["sign"], restart["stacks"]) == (2, sign, str(logs))
     stacks = [(logs / f"rank-{rank}.stacks").read_text() for rank in range(4)]
     assert all("in all_reduce" in stacks[rank] for rank in (0, 1, 3)), stacks
     assert ("wrote no stack" if fault == "SIGSTOP" else "_go_wrong") in stacks[2]
@@ -177,8 +175,7 @@ def test_ranks_that_hang_before_their_first_step_are_found(
     """Whether they tell steps or not; nobody waits for the time limit of a collective, which is half an hour."""
     result = launcher.fault(entry, f"{limit}=4", "launch.max_restarts=0", "nodes=2", "procs_per_node=2")
     assert result.code == 1, result.output
-    assert str(result.fault["cause"]).startswith(who)
-    assert f"({limit})" in str(result.fault["cause"])
+    assert result.cause.startswith(who)
     assert (result.fault["code"], result.fault["limit"]) == ("hang", limit)
 
 
@@ -187,7 +184,7 @@ def test_a_program_without_a_sign_of_life_is_ended(launcher: Launcher, tmp_path:
     (tmp_path / "deaf.py").write_text("import time\ntime.sleep(600)\n")
     result = launcher.run("workload=program", f"workload.script={tmp_path}/deaf.py", "launch.idle_timeout=4")
     assert result.code == 1, result.output
-    assert "(launch.idle_timeout)" in str(result.fault["cause"])
+    assert (result.fault["code"], result.fault["limit"]) == ("hang", "launch.idle_timeout")
 
 
 @local
@@ -201,7 +198,7 @@ def test_ranks_that_listen_are_told_to_stop_and_leave_by_themselves(launcher: La
     assert done.returncode == 75, launcher.printed()
     events = launcher.last().attempts()[-1].events()
     (stop,) = [event for event in events if event["event"] == "stop"]
-    assert "was told to stop (SIGTERM)" in stop["cause"]
+    assert (stop["reason"], stop["signal"]) == ("signal", "SIGTERM")
     assert [event["event"] for event in events].count("fault") == 0
     assert launcher.status()["state"] == "stopped"
     assert _told(launcher, "state")["step"] == now(launcher)["step"]  # all that was done is saved
@@ -244,7 +241,7 @@ def test_a_lost_agent_shrinks_the_world(launcher: Launcher, lost: int) -> None:
 def test_too_few_nodes_end_the_attempt_and_not_the_run(launcher: Launcher) -> None:
     result = count(launcher, "nodes=2", "launch.heartbeat=10", "resume.how=never", FAULT="kill agent", FAULT_RANK="1")
     assert result.code == 75, result.output
-    assert f"{launcher.hosts[1]} ended without a word" in str(result.fault["cause"])
+    assert (result.fault["code"], result.fault["host"]) == ("node_ended", launcher.hosts[1])
     assert launcher.status()["state"] == "stopped"
 
 

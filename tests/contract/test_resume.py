@@ -49,7 +49,7 @@ def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> Non
     assert int(str(result.metrics["begun"])) > 0
     attempts = result.run.attempts()
     stops = [event for attempt in attempts for event in attempt.events() if event["event"] == "stop"]
-    assert [event["cause"] for event in stops] == ["its time is nearly up"] * (len(attempts) - 1)
+    assert [event["reason"] for event in stops] == ["time_limit"] * (len(attempts) - 1)
     assert not (result.run.path / "lease").exists()
     table = launcher("status", "latest").stdout
     assert "ATTEMPT" in table and "75 wall-time: its time is nearly up" in table

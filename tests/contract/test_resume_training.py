@@ -31,7 +31,7 @@ def stop(launcher: Launcher, run: Run, after: int) -> int:
     (run.path / "stop").touch()
     launcher.until(lambda: launcher.status()["state"] == "stopped", "the stop", timeout=120)
     events = [event for event in run.attempts()[-1].events() if event["event"] == "stop"]
-    assert [event["cause"] for event in events] == ["its stop file"]
+    assert [event["reason"] for event in events] == ["stop_file"]
     return int(events[0]["step"])
 
 

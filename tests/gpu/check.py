@@ -26,6 +26,9 @@ from typing import Any
 import torch
 
 from launcher import errors
+from launcher.failures import text
+from launcher.runs import event_json
+from launcher.runs.events import Restart
 from launcher.worker import flight_recorder
 from tests.launch import PYTHON, ROOT, Launcher
 
@@ -246,9 +249,9 @@ def kernel_that_never_ends(machine: Machine) -> str:
     """A rank whose kernel does not end is found by launch.hang_timeout, ended, and started again on the same GPU."""
     metrics, _ = machine.run(*entry("has_a_kernel_that_never_ends"), "launch.hang_timeout=10", *machine.asks)
     require(metrics == {"round": 1}, f"it was not started again in place: {metrics}")
-    cause = str(machine.restarts()[0]["cause"])
-    require("hang_timeout" in cause, f"it was taken for something else: {cause}")
-    return cause.partition(":")[0]
+    restart = event_json.from_values(Restart, machine.restarts()[0])
+    require(restart.limit == "launch.hang_timeout", f"it was taken for something else: {restart}")
+    return text.of_fault(restart).partition(":")[0]
 
 
 def sigterm_with_a_large_state(machine: Machine) -> str:

@@ -35,7 +35,7 @@ def test_a_training_that_is_stopped_ends_with_the_weights_of_an_undisturbed_one(
     (run.path / "stop").touch()
     assert launcher("wait", "elastic", "-q").returncode == 75
     (stop,) = [event for event in run.attempts()[0].events() if event["event"] == "stop"]
-    assert stop["cause"] == "its stop file" and 3 < stop["step"] < 80
+    assert stop["reason"] == "stop_file" and 3 < stop["step"] < 80
     assert (run.path / "checkpoints" / SAVED[framework].format(stop["step"])).exists()
     resumed = launcher("resume", "elastic", "workload.args=[4,0]", "wait=true")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

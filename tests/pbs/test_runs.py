@@ -92,7 +92,7 @@ def test_a_run_that_is_out_of_time_says_so(launcher: Launcher) -> None:
     assert launcher("wait", "latest", "-q", timeout=120).returncode == 1
     row = launcher.status()
     assert row["state"] == "failed"
-    assert "was told to stop (SIGTERM)" in row["cause"] or "TIMEOUT" in row["cause"]
+    assert "was asked to stop by SIGTERM" in row["cause"] or "TIMEOUT" in row["cause"]
     launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 15)
 
 
@@ -105,8 +105,8 @@ def test_ranks_of_all_nodes_are_told_to_stop(launcher: Launcher) -> None:
     logs = launcher.last().attempts()[-1].logs
     told = [rank for rank in range(4) if "told to stop" in (logs / f"rank-{rank}.out").read_text()]
     assert told == [0, 1, 2, 3]
-    assert "was told to stop (SIGTERM)" in launcher.status()["cause"]
-    assert "ended without a word" not in launcher.status()["cause"]
+    assert "was asked to stop by SIGTERM" in launcher.status()["cause"]
+    assert "exited without an error report" not in launcher.status()["cause"]
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])

@@ -282,7 +282,7 @@ def test_a_rank_that_cannot_read_leaves_with_75_and_the_cause_is_an_event(
     assert rank.end_attempt(Unavailable("x could not be read: EIO")) == 75
     assert "x could not be read: EIO" in capsys.readouterr().err
     (event,) = map(json.loads, (tmp_path / "attempts" / "0" / "events" / "stop.jsonl").read_text().splitlines())
-    assert (event["cause"], event["reason"]) == ("x could not be read: EIO", "unreadable")
+    assert (event["error"], event["reason"]) == ("x could not be read: EIO", "unreadable")
 
 
 def manifest(step: int, sequence: int, lineage: str = "a", **metrics: Any) -> Manifest:

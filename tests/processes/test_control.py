@@ -16,14 +16,18 @@ from typing import Any
 import pytest
 
 from launcher.agent import control as control_module
-from launcher.agent.control import AttemptOver, Control, LeaderLost, Overtaken
-from launcher.agent.coordinator import Limits
+from launcher.agent import link
+from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.restart_policy import History
+from launcher.agent.round_watch import Limits
 from launcher.agent.signals import Signals, StopRequested
+from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous import membership
 from launcher.rendezvous.channel import ChannelError
+from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.rendezvous.membership import Rounds
-from launcher.rendezvous.protocol import Gathering, Meeting, Member, RendezvousError
+from launcher.rendezvous.protocol import Arrivals
+from launcher.runs.events import Place
 from launcher.worker.hangs import Blamed
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
@@ -43,12 +47,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
     key = f"test/{random.randrange(2**60)}"
 
     def agent(index: int, *, least: int = 2, heartbeat: float = 30, size: int = 3, join: float = ENOUGH) -> Control:
-        names = [f"node{number}" for number in range(size)]
+        places = [Place(host=f"node{number}", node=number) for number in range(size)]
         control = Control(
-            Member(index, index, names[index], 1), attempt=tmp_path,
-            limits=Limits(least, None, None, None, None, heartbeat, 3), names=names, hosts=["localhost"] * size,
+            Member(index, index, places[index].host, 1), attempt=tmp_path,
+            limits=Limits(least, None, None, None, None, heartbeat, 3), places=places, hosts=["localhost"] * size,
             secret=b"the run's", key=key, port_range=(LOW, LOW + 2000), join_timeout=join, signals=FakeSignals(),
-            blame=lambda _: Blamed("", "", None, None),
+            blame=lambda _: Blamed((), HangSign.ALL),
         )  # fmt: skip
         made.append(control)
         return control
@@ -67,24 +71,24 @@ def together(*parts: Callable[[], Any]) -> list[Any]:
     return [future.exception() or future.result() for future in futures]
 
 
-def indices(meeting: Meeting) -> list[int]:
-    return [member.index for member in meeting.members]
+def indices(rendezvous: Rendezvous) -> list[int]:
+    return [member.index for member in rendezvous.members]
 
 
-def met(*agents: Control) -> list[Meeting]:
+def met(*agents: Control) -> list[Rendezvous]:
     """The first round of these."""
     found = together(*(agent.first for agent in agents))
     assert all(isinstance(each, tuple) for each in found), found
-    for _, meeting in found:
-        if meeting.listener is not None:
-            meeting.listener.close()
-    return [meeting for _, meeting in found]
+    for _, rendezvous in found:
+        if rendezvous.listener is not None:
+            rendezvous.listener.close()
+    return [rendezvous for _, rendezvous in found]
 
 
-def met_in_the_end(*agents: Control) -> list[Meeting]:
+def met_in_the_end(*agents: Control) -> list[Rendezvous]:
     """The first round of these, when time for the others is up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gathering, "decided", lambda self, now: len(self.arrived) == len(agents))
+        patch.setattr(Arrivals, "decided", lambda self, now: len(self.arrived) == len(agents))
         return met(*agents)
 
 
@@ -138,11 +142,11 @@ R1 = History(round=1)
 
 def test_all_meet_and_the_first_leads(make: Make) -> None:
     agents = [make(index) for index in range(3)]
-    meetings = met(*agents)
-    assert [indices(meeting) for meeting in meetings] == [[0, 1, 2]] * 3
+    results = met(*agents)
+    assert [indices(rendezvous) for rendezvous in results] == [[0, 1, 2]] * 3
     assert [agent.leads for agent in agents] == [True, False, False]
-    assert {meeting.port for meeting in meetings} == {meetings[0].port}
-    assert {meeting.interface for meeting in meetings} == {"lo"}
+    assert {rendezvous.port for rendezvous in results} == {results[0].port}
+    assert {rendezvous.interface for rendezvous in results} == {"lo"}
     assert agents[0].begun(0) and not agents[0].begun(1)
 
 
@@ -153,9 +157,9 @@ def test_the_next_round_keeps_its_connections_and_has_a_port_of_its_own(make: Ma
     second = continued(
         *(lambda agent=agent, old=old: agent.next(R1, old, ()) for agent, old in zip(agents, first, strict=True))
     )
-    assert [indices(meeting) for meeting in second] == [[0, 1, 2]] * 3
+    assert [indices(rendezvous) for rendezvous in second] == [[0, 1, 2]] * 3
     assert [agent._channel for agent in agents] == channels
-    assert len({meeting.port for meeting in second}) == 1
+    assert len({rendezvous.port for rendezvous in second}) == 1
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -170,7 +174,7 @@ def test_a_lost_member_is_done_without_also_the_first(make: Make, lost: int) -> 
     gone._disconnect()
     left = [index for index in range(3) if index != lost]
     second = continued(*(lambda index=index: agents[index].next(R1, first[index], [lost]) for index in left))
-    assert [indices(meeting) for meeting in second] == [left, left], second
+    assert [indices(rendezvous) for rendezvous in second] == [left, left], second
     assert [agents[index].leads for index in left] == [True, False]
 
 
@@ -184,21 +188,21 @@ def test_who_does_not_come_is_given_up(make: Make, monkeypatch: pytest.MonkeyPat
         agents[0]._hub.close()
         agents[0]._hub = None
     left = [index for index in range(3) if index != lost]
-    monkeypatch.setattr(Gathering, "decided", lambda self, now: len(self.arrived) == 2)  # then time is up
+    monkeypatch.setattr(Arrivals, "decided", lambda self, now: len(self.arrived) == 2)  # then time is up
     second = continued(*(lambda index=index: agents[index].next(R1, first[index], ()) for index in left))
-    assert [indices(meeting) for meeting in second] == [left, left], second
+    assert [indices(rendezvous) for rendezvous in second] == [left, left], second
 
 
 def test_too_few_do_not_continue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = [make(index) for index in range(3)]
     first = met(*agents)
-    monkeypatch.setattr(Gathering, "decided", lambda self, now: True)  # time is up
+    monkeypatch.setattr(Arrivals, "decided", lambda self, now: True)  # time is up
     (error,) = continued(lambda: agents[0].next(R1, first[0], ()))
     assert isinstance(error, RendezvousError)
-    assert str(error) == "node1, node2 did not reach node0 in time: 1 of 3 arrived"
+    assert (error.fault.code, [each.node for each in error.fault.accused]) == (FaultCode.RENDEZVOUS_TIMEOUT, [1, 2])
     (error,) = continued(lambda: agents[2].next(R1, first[2], (0, 1)))
     assert isinstance(error, RendezvousError)
-    assert str(error) == "only node2 are left, and 2 are needed"
+    assert (error.fault.code, error.fault.arrived, error.fault.expected) == (FaultCode.TOO_FEW, 1, 2)
 
 
 def test_of_two_halves_one_continues(make: Make) -> None:
@@ -215,7 +219,7 @@ def test_a_leader_that_is_cut_off_and_overtaken_leads_nobody(make: Make) -> None
     agents = [make(index, least=1, heartbeat=2) for index in range(3)]
     first = met(*agents)
     second = continued(*(lambda index=index: agents[index].next(R1, first[index], (0,)) for index in (1, 2)))
-    assert [indices(meeting) for meeting in second] == [[1, 2], [1, 2]], second
+    assert [indices(rendezvous) for rendezvous in second] == [[1, 2], [1, 2]], second
     (error,) = continued(lambda: agents[0].next(R1, first[0], (1, 2)))
     assert isinstance(error, Overtaken)
 
@@ -233,7 +237,7 @@ def test_a_leader_that_was_lost_while_something_was_sent_is_not_lost_again(make:
             time.sleep(0.01)
         assert agents[index]._inbox, "the leader's end was found while something was sent"
     second = continued(*(lambda index=index: agents[index].next(R1, first[index], (0,)) for index in (1, 2)))
-    assert [indices(meeting) for meeting in second] == [[1, 2], [1, 2]], second
+    assert [indices(rendezvous) for rendezvous in second] == [[1, 2], [1, 2]], second
 
 
 def test_one_who_was_away_waits_and_is_let_in(make: Make) -> None:
@@ -251,7 +255,7 @@ def test_one_who_was_away_waits_and_is_let_in(make: Make) -> None:
         return agents[0].next(History(round=2), second[0], ())
 
     third = together(lead, lambda: agents[1].next(History(round=2), second[1], ()), agents[2].join)
-    assert [indices(meeting) for _, meeting in third] == [[0, 1, 2]] * 3, third
+    assert [indices(rendezvous) for _, rendezvous in third] == [[0, 1, 2]] * 3, third
     history, _ = third[2]
     assert (history.round, history.listened) == (2, True)
     third[0][1].listener.close()
@@ -271,14 +275,14 @@ def test_a_member_that_comes_late_joins_when_fewer_are_enough(make: Make) -> Non
         return agents[0].next(R1, first[0], ())
 
     second = continued(lead, lambda: agents[1].next(R1, first[1], ()), late.first)
-    assert [indices(meeting) for meeting in second] == [[0, 1, 2]] * 3, second
+    assert [indices(rendezvous) for rendezvous in second] == [[0, 1, 2]] * 3, second
 
 
 def test_a_member_that_comes_late_is_refused_when_all_are_needed(make: Make) -> None:
     met(make(0, size=1, least=1))
     (error,) = together(make(0, size=1, least=1).first)
     assert isinstance(error, RendezvousError) and error.final
-    assert str(error) == "node0 came too late: the attempt has begun"
+    assert error.fault.code is FaultCode.LATE
 
 
 def test_who_waits_leaves_when_the_attempt_ends(make: Make, tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_rounds_that_cannot_be_read_for_a_moment_are_not_gone(make: Make, monkey
         return agents[0].next(R1, first[0], ())
 
     second = continued(lead, lambda: agents[1].next(R1, first[1], ()), make(2).first)
-    assert [indices(meeting) for meeting in second] == [[0, 1, 2]] * 3, second
+    assert [indices(rendezvous) for rendezvous in second] == [[0, 1, 2]] * 3, second
     assert failures == []
 
 
@@ -397,7 +401,7 @@ def test_rounds_that_cannot_be_read_at_all_end_the_wait(make: Make, monkeypatch:
     met(agent)
     agent._join_timeout = 0.05
     FlakyFolder(monkeypatch, "1.json", 10**9)
-    with pytest.raises(RendezvousError, match=r"node0 cannot read the rounds of this attempt: .*1\.json") as error:
+    with pytest.raises(RendezvousError, match=r"node0: cannot read the rounds of this attempt: .*1\.json") as error:
         agent.begun(1)
     assert error.value.final
 
@@ -417,7 +421,7 @@ def test_who_waits_to_join_goes_on_when_the_exit_code_cannot_be_read(
 @pytest.mark.parametrize("begins", [True, False])
 def test_others_are_given_time_to_begin_a_round(make: Make, monkeypatch: pytest.MonkeyPatch, begins: bool) -> None:
     monkeypatch.setattr(control_module, "LOOK", 0.01)
-    monkeypatch.setattr(control_module.protocol, "EXCHANGE", ENOUGH if begins else 0.05)
+    monkeypatch.setattr(control_module, "EXCHANGE", ENOUGH if begins else 0.05)
     agents = [make(index, least=1, heartbeat=0.01) for index in range(2)]
     looks, real = 0, agents[0]._rounds.begun
 
@@ -425,7 +429,7 @@ def test_others_are_given_time_to_begin_a_round(make: Make, monkeypatch: pytest.
         nonlocal looks
         looks += 1
         if looks == 3 and begins:
-            assert agents[1]._rounds.claim(1, agents[1].me, 1, [], "node1") is None
+            assert agents[1]._rounds.claim(1, agents[1].me, 1, [])
         return real(number)
 
     monkeypatch.setattr(agents[0]._rounds, "begun", begun)
@@ -439,8 +443,8 @@ ME = Member(0, 0, "node0", 1)
 def test_a_round_is_claimed_once_and_read_by_all(tmp_path: Path) -> None:
     one, other = Rounds(tmp_path / "rounds"), Rounds(tmp_path / "rounds")
     assert one.latest() is None and not one.begun(0)
-    assert one.claim(0, ME, 1234, [ME], "n0") is None
-    assert other.claim(0, Member(1, 1, "node1", 1), 99, [], "n1") == "round 0 has begun without n1"
+    assert one.claim(0, ME, 1234, [ME])
+    assert not other.claim(0, Member(1, 1, "node1", 1), 99, [])
     assert other.latest() == membership.Round(0, "node0", 1234, 0, (0,))
     assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["0.json"]
 
@@ -457,20 +461,20 @@ def test_a_claim_whose_answer_was_lost_on_the_way_is_still_ours(
 
     monkeypatch.setattr(membership.os, "link", link)
     rounds = Rounds(tmp_path / "rounds")
-    assert rounds.claim(0, ME, 1234, [ME], "n0") is None
-    assert rounds.claim(0, Member(1, 1, "node1", 1), 99, [], "n1") == "round 0 has begun without n1"
+    assert rounds.claim(0, ME, 1234, [ME])
+    assert not rounds.claim(0, Member(1, 1, "node1", 1), 99, [])
 
 
 def test_many_claim_a_round_and_one_gets_it(tmp_path: Path) -> None:
     def claim(index: int) -> Callable[[], Any]:
-        return lambda: Rounds(tmp_path / "rounds").claim(0, Member(index, index, "n", 1), index, [], f"n{index}")
+        return lambda: Rounds(tmp_path / "rounds").claim(0, Member(index, index, "n", 1), index, [])
 
-    assert together(*(claim(index) for index in range(16))).count(None) == 1
+    assert together(*(claim(index) for index in range(16))).count(True) == 1
 
 
 def test_what_is_no_round_is_passed_over(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path / "rounds")
-    rounds.claim(0, ME, 1234, [ME], "n0")
+    rounds.claim(0, ME, 1234, [ME])
     for name, text in (("1.json", "{"), ("x.json", "{}"), (".2-0", "{}"), ("3.json", "[]")):
         (tmp_path / "rounds" / name).write_text(text)
     latest = rounds.latest()
@@ -511,7 +515,7 @@ def test_heartbeats_keep_both_sides_together(make: Make) -> None:
         while time.monotonic() < give_up:
             time.sleep(0.05)
     assert polling.seen == {agents[0]: [], agents[1]: []}
-    assert leader.step() == 7
+    assert leader._watch.step == 7
 
 
 # -- questions and answers
@@ -655,7 +659,7 @@ def test_a_leader_that_closes_does_not_wait_for_a_member_that_is_lost(
 
 
 def test_closing_does_not_wait_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "CLOSING", 0.1)
+    monkeypatch.setattr(link, "CLOSING", 0.1)
     agents = [make(index, size=2) for index in range(2)]
     met(*agents)
     agents[0].close()  # the other does nothing
@@ -672,18 +676,18 @@ def test_a_round_that_cannot_be_made_known_begins_only_if_nobody_else_could_have
     agents = [make(index) for index in range(3)]
     first = met(*agents) if number else []
 
-    def claim(*_: Any) -> str | None:
+    def claim(*_: Any) -> bool:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Rounds, "claim", claim)
     if number == 0:
-        assert [indices(meeting) for meeting in met(*agents)] == [[0, 1, 2]] * 3
+        assert [indices(rendezvous) for rendezvous in met(*agents)] == [[0, 1, 2]] * 3
         return
     errors = continued(
         *(lambda agent=agent, old=old: agent.next(R1, old, ()) for agent, old in zip(agents, first, strict=True))
     )
-    assert {str(error) for error in errors} == {
-        "node0 cannot make round 1 known: [Errno 28] No space left on device"
+    assert {(error.fault.code, error.fault.error) for error in errors} == {
+        (FaultCode.AGENT, "round 1 cannot be recorded: [Errno 28] No space left on device")
     }, errors
 
 

@@ -20,15 +20,16 @@ from torch.distributed import TCPStore
 
 from launcher import Env
 from launcher.agent.control import Control
-from launcher.agent.coordinator import Limits
+from launcher.agent.round_watch import Limits
 from launcher.agent.signals import Signals
-from launcher.failures.codes import PreflightThen
+from launcher.failures.codes import HangSign, PreflightThen
 from launcher.preflight import attempt, checks, together
 from launcher.preflight import process as preflight_process
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.checks import Problem, check
-from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.members import Member
 from launcher.runs import directory
+from launcher.runs.events import Place
 from launcher.spec.plan import JobPlan
 from launcher.worker.hangs import Blamed
 from tests.processes.workload_ranks import _context, run_ranks
@@ -159,9 +160,10 @@ def _control(index: int, members: Sequence[Member], folder: Path, least: int, he
     return Control(
         members[index], attempt=folder / "attempts" / "0",
         limits=Limits(least, None, None, None, None, heartbeat, 3),
-        names=[f"node{member.index}" for member in members], hosts=["localhost"] * len(members), secret=b"secret",
+        places=[Place(host=f"node{member.index}", node=member.node_rank) for member in members],
+        hosts=["localhost"] * len(members), secret=b"secret",
         key=str(folder), port_range=(20000, 32767), join_timeout=60, signals=Signals(),
-        blame=lambda _: Blamed("", "", None, None),
+        blame=lambda _: Blamed((), HangSign.ALL),
     )  # fmt: skip
 
 
@@ -173,16 +175,16 @@ def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, p
     else:
         pipe.recv()
     control = _control(index, members, folder, plan.min_nodes)
-    _, meeting = control.first()
-    if meeting.listener is not None:
-        meeting.listener.close()
+    _, rendezvous = control.first()
+    if rendezvous.listener is not None:
+        rendezvous.listener.close()
     pipe.send("there")
     pipe.recv()
     prepare(index)
     events: dict[str, Any] = {}
     verdict = Preflight(
         plan, directory.Attempt(directory.Run(folder), 0), lambda event: events.update({event.event: event}),  # type: ignore[arg-type]
-        control, meeting, round_number=0,
+        control, rendezvous, round_number=0,
     ).run()  # fmt: skip
     pipe.send((verdict, events))
     pipe.recv()
@@ -255,7 +257,7 @@ def test_all_agents_hear_the_same_verdict(
 def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
     answers = agents(is_off, tmp_path, nodes=2, least=2)
     assert [verdict.then for verdict, _ in answers] == [PreflightThen.GO, PreflightThen.GO]
-    assert answers[0][0].warnings[0].name == "node1"
+    assert answers[0][0].warnings[0].name == "node1 (node 1)"
     for index, (_, events) in enumerate(answers):
         event = events["preflight"]
         assert (event.host, event.fine) == (f"host{index}", True)
@@ -276,11 +278,11 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
     leader, mine = (_control(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
     thread = threading.Thread(target=leader.first)
     thread.start()
-    _, meeting = mine.first()
+    _, rendezvous = mine.first()
     thread.join()
     verdict = Preflight(
         bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
-        mine, meeting, round_number=0,
+        mine, rendezvous, round_number=0,
     ).run()  # fmt: skip
     assert (verdict.then, verdict.lost) == (PreflightThen.WITHOUT, (0,))
     assert "does not respond" in verdict.bad[0].words
@@ -295,12 +297,12 @@ def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path:
     leader, other = (_control(index, members, tmp_path, 1, heartbeat=1.0) for index in range(2))
     thread = threading.Thread(target=leader.first)
     thread.start()
-    _, meeting = other.first()
+    _, rendezvous = other.first()
     thread.join()
     check_of_it, pipe = _context.Pipe()
     part = Preflight(
         bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
-        leader, meeting, round_number=0,
+        leader, rendezvous, round_number=0,
     )  # fmt: skip
     part._children = [(None, check_of_it)]
     found: list[Any] = []

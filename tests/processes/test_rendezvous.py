@@ -17,26 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
-from launcher.rendezvous import protocol
+from launcher.failures.codes import FaultCode
+from launcher.rendezvous import leader_search, protocol
 from launcher.rendezvous.channel import MAGIC, Channel
 from launcher.rendezvous.hub import Hub
-from launcher.rendezvous.protocol import (
-    CANDIDATES,
-    LOOPBACK,
-    Gathering,
-    Meeting,
-    Member,
-    RendezvousError,
-    candidate_ports,
-    interface_with,
-    listen,
-    meet,
-    secret_of,
-    some_of,
-    where_reached,
-)
+from launcher.rendezvous.interfaces import interface_with
+from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, RendezvousError, address_reached
+from launcher.rendezvous.ports import CANDIDATES, candidate_ports, listen, secret_of
+from launcher.rendezvous.protocol import Arrivals, join_rendezvous
+from launcher.runs.events import Accused, Fault, Place
 
-KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every meeting
+KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every rendezvous
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 RANGE = (LOW, LOW + 2000)
 SECRET = b"the run's"
@@ -53,22 +44,31 @@ def together(parts: list[Callable[[], Any]]) -> list[Any]:
 def member(index: int, key: str, size: int, *, port_range: tuple[int, int] = RANGE, **changes: Any) -> Any:
     """The part of one member of `size`, each on a node of its own."""
     options: dict[str, Any] = {
-        "names": [f"node{number}" for number in range(size)], "master": "localhost", "secret": secret_of(SECRET, key),
+        "places": places(size), "master": "localhost", "secret": secret_of(SECRET, key),
         "ports": candidate_ports(key.encode(), port_range), "timeout": ENOUGH,
     }  # fmt: skip
     me = Member(index, index, f"node{index}", ranks=index + 1)
 
-    def part() -> Meeting:
-        meeting = meet(me, **{**options, **changes})
-        if meeting.listener is not None:
-            meeting.listener.close()
-        return meeting
+    def part() -> Rendezvous:
+        rendezvous = join_rendezvous(me, **{**options, **changes})
+        if rendezvous.listener is not None:
+            rendezvous.listener.close()
+        return rendezvous
 
     return part
 
 
-def all_of(size: int, key: str, **changes: Any) -> list[Callable[[], Meeting]]:
+def all_of(size: int, key: str, **changes: Any) -> list[Callable[[], Rendezvous]]:
     return [member(index, key, size, **changes) for index in range(size)]
+
+
+def places(size: int) -> list[Place]:
+    return [Place(host=f"node{number}", node=number) for number in range(size)]
+
+
+def fault_of(error: object) -> Fault:
+    assert isinstance(error, RendezvousError), error
+    return error.fault
 
 
 # -- processes without an agent meet once
@@ -76,73 +76,77 @@ def all_of(size: int, key: str, **changes: Any) -> list[Callable[[], Meeting]]:
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_members_meet_and_agree_on_who_is_in(size: int) -> None:
-    meetings = together(all_of(size, next(KEYS)))
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    assert [[(each.index, each.host, each.ranks) for each in meeting.members] for meeting in meetings] == [
+    results = together(all_of(size, next(KEYS)))
+    assert all(isinstance(rendezvous, Rendezvous) for rendezvous in results), results
+    assert [[(each.index, each.host, each.ranks) for each in rendezvous.members] for rendezvous in results] == [
         [(index, f"node{index}", index + 1) for index in range(size)]
     ] * size
-    assert {meeting.hosts for meeting in meetings} == {tuple(f"node{index}" for index in range(size))}
-    assert {meeting.port for meeting in meetings} == {meetings[0].port}
-    assert {meeting.interface for meeting in meetings} == {"lo"}
-    assert {meeting.world_size for meeting in meetings} == {size * (size + 1) // 2}
-    assert [meeting.place_of(size - 1) for meeting in meetings] == [size - 1] * size
+    assert {rendezvous.hosts for rendezvous in results} == {tuple(f"node{index}" for index in range(size))}
+    assert {rendezvous.port for rendezvous in results} == {results[0].port}
+    assert {rendezvous.interface for rendezvous in results} == {"lo"}
+    assert {rendezvous.world_size for rendezvous in results} == {size * (size + 1) // 2}
+    assert [rendezvous.place_of(size - 1) for rendezvous in results] == [size - 1] * size
 
 
 def test_the_first_member_may_come_last() -> None:
     key, tried = next(KEYS), threading.Event()
-    real = protocol.find_leader
+    real = leader_search.find_leader
 
     def find(*args: Any, **options: Any) -> Channel | str:
         found = real(*args, **options)
         tried.set()
         return found
 
-    def late() -> Meeting:
+    def late() -> Rendezvous:
         assert tried.wait(ENOUGH)
         return member(0, key, 2)()  # type: ignore[no-any-return]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "find_leader", find)
-        assert all(isinstance(meeting, Meeting) for meeting in together([late, member(1, key, 2)]))
+        assert all(isinstance(rendezvous, Rendezvous) for rendezvous in together([late, member(1, key, 2)]))
 
 
 def test_members_of_one_node_are_one_host() -> None:
     members = tuple(Member(index, index // 2, f"node{index // 2}", 2) for index in range(4))
-    meeting = Meeting("node0", 1, members, None)
-    assert meeting.hosts == ("node0", "node1")
-    assert [meeting.first_rank(place) for place in range(4)] == [0, 2, 4, 6]
-    assert meeting.place_of(7) is None
+    rendezvous = Rendezvous("node0", 1, members, None)
+    assert rendezvous.hosts == ("node0", "node1")
+    assert [rendezvous.first_rank(place) for place in range(4)] == [0, 2, 4, 6]
+    assert rendezvous.place_of(7) is None
 
 
 def test_twenty_meetings_on_sixty_ports_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "EXCHANGE", 1.0)  # what has connected to the store of another one tries again then
+    monkeypatch.setattr(
+        leader_search, "EXCHANGE", 1.0
+    )  # what has connected to the store of another one tries again then
     keys = [next(KEYS) for _ in range(20)]
     narrow = (LOW + 3000, LOW + 3059)
     parts = [
         lambda key=key, part=part: (key, part()) for key in keys for part in all_of(2, key, port_range=narrow)
     ]  # fmt: skip
-    meetings = together(random.sample(parts, len(parts)))
-    assert all(isinstance(each, tuple) for each in meetings), meetings
-    of_key = {key: [meeting.members for of, meeting in meetings if of == key] for key in keys}
+    results = together(random.sample(parts, len(parts)))
+    assert all(isinstance(each, tuple) for each in results), results
+    of_key = {key: [rendezvous.members for of, rendezvous in results if of == key] for key in keys}
     assert all(one == other for one, other in of_key.values())
 
 
 def test_a_missing_member_is_named_on_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
     key = next(KEYS)
-    monkeypatch.setattr(Gathering, "decided", lambda self, now: len(self.arrived) == 2)  # then time is up
+    monkeypatch.setattr(Arrivals, "decided", lambda self, now: len(self.arrived) == 2)  # then time is up
     errors = together([member(index, key, 4) for index in (0, 2)])
     assert [type(error) for error in errors] == [RendezvousError] * 2
-    assert {str(error) for error in errors} == {"node1, node3 did not reach node0 in time: 2 of 4 arrived"}
+    assert {(error.fault.code, error.fault.accused) for error in errors} == {
+        (FaultCode.RENDEZVOUS_TIMEOUT, (Accused("node1", node=1), Accused("node3", node=3)))
+    }
     assert [error.from_leader for error in errors] == [False, True]  # the leader tells the user
     assert all(error.final for error in errors)
 
 
 def test_a_missing_leader_is_named() -> None:
     (error,) = together([member(1, next(KEYS), 2, timeout=0.3)])
-    assert isinstance(error, RendezvousError)
-    assert str(error).startswith(
-        "node1 could not reach localhost (rank 0) within 0.3 s: nothing of this attempt listens"
-    )
+    fault = fault_of(error)
+    assert (fault.code, fault.host, fault.seconds) == (FaultCode.NOT_REACHED, "node1", 0.3)
+    assert fault.accused == (Accused("node0", node=0),)
+    assert (fault.error or "").startswith("localhost: nothing of this attempt listens")
 
 
 def test_a_leader_whose_name_is_unknown_is_told_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +155,7 @@ def test_a_leader_whose_name_is_unknown_is_told_with_the_key(monkeypatch: pytest
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     (error,) = together([member(1, next(KEYS), 2, timeout=0.2, master="node0-ib")])
-    assert "could not reach node0-ib (rank 0)" in str(error)
+    assert (fault_of(error).error or "").startswith("node0-ib: its name")
     assert "cannot be resolved (Name or service not known); see cluster.host_suffix" in str(error)
 
 
@@ -174,32 +178,33 @@ def test_a_leader_without_file_descriptors_for_a_while_is_still_met(monkeypatch:
         return real(self)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
-    assert all(isinstance(meeting, Meeting) for meeting in together(all_of(2, next(KEYS), timeout=600.0)))
+    assert all(isinstance(rendezvous, Rendezvous) for rendezvous in together(all_of(2, next(KEYS), timeout=600.0)))
 
 
 def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may come again in time; if it does not, it is not taken for present."""
     key, came = next(KEYS), threading.Event()
 
-    def decided(self: Gathering, now: float) -> bool:
+    def decided(self: Arrivals, now: float) -> bool:
         """Time is up when it has come and has left."""
         if 1 in self.arrived:
             came.set()
         return came.is_set() and 1 not in self.arrived
 
-    monkeypatch.setattr(Gathering, "decided", decided)
+    monkeypatch.setattr(Arrivals, "decided", decided)
     ports, secret = candidate_ports(key.encode(), RANGE), secret_of(SECRET, key)
 
     def leaves() -> None:
         found: Channel | str = ""
         while isinstance(found, str):
-            found = protocol.find_leader("localhost", ports, secret, float("inf"))
+            found = leader_search.find_leader("localhost", ports, secret, float("inf"))
         found.send(protocol.hello(Member(1, 1, "node1", 1), found))
         assert came.wait(ENOUGH)
         found.close()
 
     error, _ = together([member(0, key, 3), leaves])
-    assert str(error) == "node1, node2 did not reach node0 in time: 1 of 3 arrived"
+    fault = fault_of(error)
+    assert (fault.code, fault.arrived, fault.expected) == (FaultCode.RENDEZVOUS_TIMEOUT, 1, 3)
 
 
 # -- strangers on the ports
@@ -289,18 +294,18 @@ STRANGERS: dict[str, Callable[[int], Any]] = {
 def test_a_stranger_on_the_first_port_is_passed_by(stranger: str) -> None:
     key = next(KEYS)
     with STRANGERS[stranger](candidate_ports(key.encode(), RANGE)[0]):
-        meetings = together(all_of(2, key))
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+        results = together(all_of(2, key))
+    assert all(isinstance(rendezvous, Rendezvous) for rendezvous in results), results
 
 
 def test_strangers_on_all_ports_but_the_last_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "STAGGER", 0.02)
+    monkeypatch.setattr(leader_search, "STAGGER", 0.02)
     key = next(KEYS)
     with ExitStack() as stack:
         for port in candidate_ports(key.encode(), RANGE)[:-2]:  # one for the leader, and one for the store
             stack.enter_context(silent(port))
-        meetings = together(all_of(3, key))
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+        results = together(all_of(3, key))
+    assert all(isinstance(rendezvous, Rendezvous) for rendezvous in results), results
 
 
 def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
@@ -314,7 +319,7 @@ def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
         leads.set()
         return made
 
-    def others() -> Meeting:
+    def others() -> Rendezvous:
         assert leads.wait(ENOUGH)
         opened.extend(socket.create_connection(("localhost", first)) for _ in range(40))
         return member(1, key, 2)()  # type: ignore[no-any-return]
@@ -322,11 +327,11 @@ def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(protocol, "listen", listening)
-            meetings = together([member(0, key, 2), others])
+            results = together([member(0, key, 2), others])
     finally:
         for each in opened:
             each.close()
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+    assert all(isinstance(rendezvous, Rendezvous) for rendezvous in results), results
 
 
 def test_only_strangers_is_told_as_that() -> None:
@@ -336,7 +341,7 @@ def test_only_strangers_is_told_as_that() -> None:
         (error,) = together([member(1, key, 2, timeout=0.5, ports=[port])])
         assert str(error).endswith(f"port {port} belongs to something else")
         (error,) = together([member(0, key, 2, timeout=0.5, ports=[port])])
-        assert f"none of 1 ports is free on {socket.gethostname()} (tried {port}): set cluster.port_range" in str(error)
+        assert f"none of 1 ports is free (tried {port}): set cluster.port_range" in str(error)
 
 
 def test_a_search_leaves_no_connection_open() -> None:
@@ -345,7 +350,7 @@ def test_a_search_leaves_no_connection_open() -> None:
     ports = candidate_ports(key.encode(), RANGE)[:3]
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", port))) for port in ports]
-        found = protocol.find_leader("127.0.0.1", ports, b"", protocol.time.monotonic() + 0.7)
+        found = leader_search.find_leader("127.0.0.1", ports, b"", protocol.time.monotonic() + 0.7)
         assert isinstance(found, str)
         for server in servers:
             server.settimeout(30)
@@ -361,7 +366,7 @@ def test_a_signal_ends_the_search_at_once() -> None:
     reader, writer = socket.socketpair()
     with reader, writer, silent(port):
         writer.send(b"\0")
-        found = protocol.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
+        found = leader_search.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
         assert found == "it was interrupted"
 
 
@@ -376,8 +381,7 @@ def test_who_waits_for_a_leader_that_ends_says_so() -> None:
         leader.close()
 
     error, _ = together([member(1, key, 2), ends])
-    assert isinstance(error, RendezvousError)
-    assert str(error).startswith("node1 lost localhost (rank 0):")
+    assert (fault_of(error).code, fault_of(error).accused) == (FaultCode.LEADER_LOST, (Accused("node0", node=0),))
 
 
 # -- ports and interfaces
@@ -407,12 +411,6 @@ def test_ports_and_secrets_of_different_attempts_differ() -> None:
     assert len({secret_of(b"a", "run/0"), secret_of(b"a", "run/1"), secret_of(b"b", "run/0")}) == 3
 
 
-def test_many_missing_members_are_counted() -> None:
-    names = [f"n{number}" for number in range(12)]
-    assert some_of(names[:3]) == "n0, n1, n2"
-    assert some_of(names) == "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 2 more"
-
-
 @pytest.mark.parametrize(
     ("address", "interface"),
     [("127.0.0.1", "lo"), ("127.0.1.1", "lo"), ("::1", "lo"), ("::ffff:127.0.0.1", "lo"), ("203.0.113.7", None),
@@ -439,29 +437,30 @@ MEMBERS = {index: Member(index, index, f"node{index}", 1) for index in range(4)}
 
 
 @pytest.mark.parametrize(
-    ("arrived", "wanted", "least", "now", "decided", "problem"),
+    ("arrived", "wanted", "least", "now", "decided", "problem"),  # code, accused, arrived, expected
     [
         ((0, 1, 2, 3), (0, 1, 2, 3), 4, 0, True, None),
         ((0, 1), (0, 1, 2, 3), 2, 9, False, None),  # enough, and yet there is time
         ((0, 1), (0, 1, 2, 3), 2, 10, True, None),
-        ((0, 1), (0, 1, 2, 3), 3, 10, True, "n2, n3 did not reach n0 in time: 2 of 4 arrived"),
-        ((0, 1), (0, 1), 3, 0, True, "only n0, n1 are left, and 3 are needed"),
+        ((0, 1), (0, 1, 2, 3), 3, 10, True, (FaultCode.RENDEZVOUS_TIMEOUT, [2, 3], 2, 4)),
+        ((0, 1), (0, 1), 3, 0, True, (FaultCode.TOO_FEW, [], 2, 3)),
         ((0, 1, 3), (0, 1), 3, 0, True, None),  # one came that nobody had waited for
     ],
 )
 def test_when_it_is_decided_who_takes_part(
-    arrived: tuple[int, ...], wanted: tuple[int, ...], least: int, now: float, decided: bool, problem: str | None
+    arrived: tuple[int, ...], wanted: tuple[int, ...], least: int, now: float, decided: bool, problem: Any
 ) -> None:
     came = {index: MEMBERS[index] for index in arrived}
-    gathering = Gathering(["n0", "n1", "n2", "n3"], 0, least, set(wanted), 10.0, came)
-    assert gathering.decided(now) is decided
+    arrivals = Arrivals(places(4), 0, least, set(wanted), 10.0, came)
+    assert arrivals.decided(now) is decided
     if decided:
-        assert gathering.problem() == problem
+        found = arrivals.problem()
+        assert problem == (found and (found.code, [each.node for each in found.accused], found.arrived, found.expected))
 
 
 def test_the_leader_comes_first_and_the_others_in_order() -> None:
     came = {index: MEMBERS[index] for index in (3, 0, 2, 1)}
-    members = Gathering(["n0", "n1", "n2", "n3"], 2, 1, set(), 0.0, came).members()
+    members = Arrivals(places(4), 2, 1, set(), 0.0, came).members()
     assert [member.index for member in members] == [2, 0, 1, 3]
 
 
@@ -478,4 +477,4 @@ def test_a_member_travels_as_a_row() -> None:
 ])  # fmt: skip
 def test_the_store_listens_where_the_leader_was_reached(reached: list[str], address: str) -> None:
     others = [Member(number, number, "n", 1, master_address=each) for number, each in enumerate(reached, 1)]
-    assert where_reached([Member(0, 0, "n0", 1), *others]) == address
+    assert address_reached([Member(0, 0, "n0", 1), *others]) == address

@@ -88,7 +88,7 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path, sync: Syn
         assert {result.metrics["code"] for result in results} == {75}
         assert len({result.metrics["steps"] for result in results}) == 1
         at.append(results[0].metrics["steps"])
-        assert f"stopped after step {at[-1]}: told to stop (rank 0 on node0); saved in" in results[0].printed
+        assert f"stopped after step {at[-1]}: asked to stop (rank 0 on node0); saved in" in results[0].printed
     assert 2 < at[0] < at[1] < 22
     last = go(tmp_path / "two", world_size, config=config)
     assert outcome(last) == undisturbed

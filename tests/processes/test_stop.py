@@ -45,7 +45,7 @@ def test_ranks_that_hear_nothing_stop_at_the_same_step(how: str, slow: bool, ran
     results = [each.metrics for each in run_ranks(stopped_at, {"how": how, "at": 20, "rank": rank, "slow": slow}, 3, 3)]
     assert results[0] and results == [results[0]] * 3
     assert results[0]["why"] == (
-        f"told to stop (rank {rank} on node{rank})" if how == "signal" else "its time is nearly up"
+        f"asked to stop (rank {rank} on node{rank})" if how == "signal" else "its time is nearly up"
     )
     if how == "signal":
         assert results[0]["step"] >= 20

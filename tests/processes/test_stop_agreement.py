@@ -70,4 +70,4 @@ def test_processes_stop_and_save_at_the_same_boundary() -> None:
     assert results == [results[0]] * world_size
     (saved, first), (stopped, last) = results[0]
     assert first == Verdict(save=True) and saved > 5
-    assert last == Verdict("told to stop (rank 2 on here)") and stopped > 30
+    assert last == Verdict("asked to stop (rank 2 on here)") and stopped > 30

@@ -40,7 +40,7 @@ def write_events(path: Path, *events: Mapping[str, Any]) -> None:
 
 NEEDED: dict[str, dict[str, Any]] = {
     "submitted": {"job": "7"}, "started": {"job": "7"}, "ended": {"code": 0}, "met": {"ranks": 4, "members": 2},
-    "restart": {"cause": "a rank was killed"},
+    "restart": {"code": "signalled", "rank": 1, "host": "node1", "signal": "SIGKILL"},
 }  # fmt: skip
 
 
@@ -74,8 +74,8 @@ def trained(folder: Path, name: str = "run-1", *, rate: float = 1.0, words: str 
         saved = at(begin + 60, "saved", step=last // 50 * 50, seconds=0.02, blocked=0.01, bytes=52202)
         write_events(events / "checkpoint.jsonl", saved)
         if number == 0:
-            write_events(events / "stop.jsonl", at(begin + 69, "stop", cause="its time is nearly up", step=60))
-            write_events(events / "again.jsonl", at(begin + 72, "again", what="here", why="it can be resumed"))
+            write_events(events / "stop.jsonl", at(begin + 69, "stop", reason="time_limit", step=60))
+            write_events(events / "again.jsonl", at(begin + 72, "again", what="here", reason="resumable"))
     run.write_result({"accuracy": 0.98, "loss": 0.02 / rate, "dataset": "digits"})
     (run.path / "output-7.log").write_text(f"[0] step 1/100 loss 2.2\n[1] hello\n{words}\n")
     return run

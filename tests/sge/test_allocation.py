@@ -33,7 +33,7 @@ def test_a_run_uses_all_hosts_of_the_job(launcher: Launcher, sge: SgeCluster) ->
 def test_a_failing_rank_ends_the_run_and_is_blamed(launcher: Launcher) -> None:
     result = launcher.fault("raises")
     assert result.code == 1, result.output
-    assert str(result.fault["cause"]).startswith(f"rank 3 on {NODES[1]}: ValueError: the loss is a banana")
+    assert result.cause.startswith(f"rank 3 on {NODES[1]}: ValueError: the loss is a banana")
 
 
 def test_more_nodes_than_it_has_are_refused(launcher: Launcher) -> None:

@@ -69,7 +69,7 @@ def end(
     """Records the start and the end of an attempt."""
     events = begin(run, **begun)
     if fault:
-        event_file.append(events / "node-0.jsonl", kinds.Fault(cause=fault, rank=rank, host=host))
+        event_file.append(events / "node-0.jsonl", kinds.Fault(error=fault, rank=rank, host=host))
     if metrics is not None:
         run.write_result(metrics)
     event_file.append(events / "script.jsonl", kinds.Ended(code=code))

@@ -42,7 +42,7 @@ class Case:
     memory: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     saved: bool = False
-    fault: Fault = Fault(cause="")  # noqa: RUF009  it is frozen
+    fault: Fault = Fault()  # noqa: RUF009  it is frozen
     log: str = ""
     detail: str = ""
 

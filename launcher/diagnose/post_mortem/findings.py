@@ -14,7 +14,7 @@ from launcher.diagnose.post_mortem import evidence as known
 from launcher.diagnose.post_mortem import traces
 from launcher.diagnose.post_mortem.advice import Case, Step, advice
 from launcher.diagnose.post_mortem.verdict import LEFT, Codes, Verdict, classify
-from launcher.failures import symptoms
+from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
 from launcher.monitoring.live import RunStatus
 from launcher.monitoring.state import RunState
@@ -80,7 +80,7 @@ class Findings:
     memory: Mapping[str, int] = field(default_factory=dict)
     todo: tuple[Step, ...] = ()
     codes: Codes = field(default_factory=Codes)
-    fault: Fault = Fault(cause="")  # noqa: RUF009  it is frozen
+    fault: Fault = Fault()  # noqa: RUF009  it is frozen
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the findings as JSON types."""
@@ -137,7 +137,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
     evidence = known.of_attempt(seen, attempt, following, past)
     verdict, event = classify(evidence), evidence.fault
-    fault = event if isinstance(event, Fault) else Fault(cause="", host=event.host if event else "")
+    fault = event if isinstance(event, Fault) else Fault(host=event.host if event else "")
     rank, trace = fault.rank, (fault.traceback or "").strip()
     host = fault.accused[0].host if fault.accused else fault.host
     if rank is not None and not trace and fault.code in LEFT:  # a program of the user
@@ -168,7 +168,7 @@ def _has_saved(folder: Path) -> bool:
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Returns the causes of the restarts in place, in the order of their rounds."""
-    return tuple(event.cause for event in every(events, Restart))
+    return tuple(text.of_fault(event) for event in every(events, Restart))
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:

@@ -48,6 +48,10 @@ _KINDS = {
     FaultCode.HANG: Kind.HANG,
     FaultCode.NOT_JOINED: Kind.RENDEZVOUS_TIMEOUT,
     FaultCode.RENDEZVOUS_TIMEOUT: Kind.RENDEZVOUS_TIMEOUT,
+    FaultCode.NOT_REACHED: Kind.RENDEZVOUS_TIMEOUT,
+    FaultCode.TOO_FEW: Kind.RENDEZVOUS_TIMEOUT,
+    FaultCode.LATE: Kind.RENDEZVOUS_TIMEOUT,
+    FaultCode.NOT_A_MEMBER: Kind.CONFIG_ERROR,
     FaultCode.PREFLIGHT: Kind.BAD_NODE,
     FaultCode.STILL_THERE: Kind.BAD_NODE,
     FaultCode.REFUSED: Kind.CONFIG_ERROR,
@@ -195,7 +199,7 @@ class Verdict:
 def classify(seen: Evidence) -> Verdict:
     """Returns the verdict on an attempt, by the table above."""
     if seen.stays is not None and seen.stays.reason in GIVEN_UP:
-        return Verdict(Kind.NO_PROGRESS, f"given up: {seen.stays.why}")
+        return Verdict(Kind.NO_PROGRESS, f"given up: {text.of_next(seen.stays)}")
     if seen.state is RunState.DONE:
         return Verdict(Kind.DONE, None)
     if seen.pruned is not None:
@@ -214,7 +218,7 @@ def classify(seen: Evidence) -> Verdict:
 
 def _fault(seen: Evidence, fault: Fault) -> Verdict:
     """Classifies an attempt of which agents reported a failure."""
-    state, cause = seen.job_state, fault.cause.rstrip(" :")
+    state, cause = seen.job_state, text.of_fault(fault).rstrip(" :")
     if state in DECISIVE and seen.unexplained:
         cause = f"{cause}; {seen.scheduler} says {state}"
     if not seen.unexplained:
@@ -273,7 +277,8 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
     """Classifies an attempt that stopped early: ranks saved and exited, or the script found that all were killed."""
     stays = seen.stays
     at = f" at step {stop.step}" if stop.step is not None else ""
-    cause = f"{stop.cause}{at}" + (f"; {stays.why}" if stays and stays.why != stop.cause else "")
+    why, next_ = text.of_stop(stop), text.of_next(stays) if stays else ""
+    cause = f"{why}{at}" + (f"; {next_}" if next_ not in ("", why) else "")
     if stop.reason in (StopReason.TIME_LIMIT, StopReason.WARNING_SIGNAL):
         return Verdict(Kind.WALL_TIME, cause)
     if stop.reason is StopReason.STOP_FILE:
@@ -296,7 +301,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     state, kind = seen.job_state, _STATE_KINDS.get(seen.job_state)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
-    request = text.asked_to_stop(seen.request.host, seen.request.signal) if seen.request else ""
+    request = text.of_request(seen.request.host, seen.request.signal) if seen.request else ""
     reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.detail or state
     found = symptoms.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""

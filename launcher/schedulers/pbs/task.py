@@ -27,6 +27,7 @@ from pathlib import Path
 
 from launcher import errors, redaction
 from launcher.environment import secrets
+from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.processes import guard
@@ -215,7 +216,7 @@ class PbsTask:
         self._half_over = None  # it may be there, so nothing is concluded from its absence
         if time.monotonic() < self._unread_since + IN_A_JOB:
             return None
-        self._blame(f"is not known to have ended: {found.reason}", FaultCode.TASK_UNKNOWN)
+        self._blame(FaultCode.TASK_UNKNOWN, why=found.reason)
         return errors.RESUME
 
     def _judge(self, written: str, gone: bool) -> int | None:
@@ -224,7 +225,7 @@ class PbsTask:
         if not (written or gone):
             if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
                 return None
-            self._blame("was killed and nobody says that it is gone", FaultCode.NODE_ENDED)
+            self._blame(FaultCode.NODE_ENDED)
             return -signal.SIGKILL
         self._half_over = self._half_over or time.monotonic()
         status = self._pbs_status()
@@ -239,12 +240,12 @@ class PbsTask:
             return -self._wanted
         if status > 256:
             name = signal.Signals(status - 256).name
-            self._blame(f"was killed by {name}", FaultCode.SIGNALLED, name)
+            self._blame(FaultCode.SIGNALLED, name)
             return 256 - status
         if self._read("pid"):
-            self._blame("was ended by PBS", FaultCode.SIGNALLED)
+            self._blame(FaultCode.SIGNALLED)
         else:
-            self._blame("could not be started", FaultCode.TASK_NOT_STARTED)
+            self._blame(FaultCode.TASK_NOT_STARTED)
         return errors.FAILED
 
     def _pbs_status(self) -> int:
@@ -252,13 +253,13 @@ class PbsTask:
         match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
         return int(match[1]) if match else 0
 
-    def _blame(self, what: str, code: FaultCode, number: str | None = None) -> None:
+    def _blame(self, code: FaultCode, signal_name: str | None = None, why: str = "") -> None:
         words = " ".join(self._read("pbsdsh", whole=False).split())
         hint = f"; is {self._folder} on a file system that all nodes share?" if words.endswith(" 127") else ""
-        cause = f"task {self._number} on {self._host} {what}: pbsdsh says {words or 'nothing'!r}{hint}"
-        print(f"launcher: {cause}", file=sys.stderr, flush=True)
+        error = f"{why + '; ' if why else ''}pbsdsh says {words or 'nothing'!r}{hint}"
+        fault = Fault(code=code, host=self._host, signal=signal_name, error=error)
+        print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
         if attempt := current_attempt():
-            fault = Fault(cause=cause, code=code, host=self._host, signal=number)
             event_file.append(attempt.events_file("pbsdsh"), fault)
 
     def _signal(self) -> None:

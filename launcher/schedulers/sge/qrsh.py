@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher import errors
+from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
@@ -70,10 +71,10 @@ class NodeTasks:
             pass
 
     def _blame(self, code: int) -> None:
-        cause = f"the tasks on {self._host} could not be started: qrsh -inherit ended with exit code {code}"
-        print(f"launcher: {cause}", file=sys.stderr, flush=True)
+        error = f"qrsh -inherit ended with exit code {code}"
+        fault = Fault(code=FaultCode.TASK_NOT_STARTED, host=self._host, error=error)
+        print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
         if attempt := current_attempt():
-            fault = Fault(cause=cause, code=FaultCode.TASK_NOT_STARTED, host=self._host)
             event_file.append(attempt.events_file("qrsh"), fault)
 
 

@@ -18,15 +18,15 @@ import torch
 
 from launcher import Env
 from launcher.agent.binding import Binder
+from launcher.agent.outcome import NextRound
 from launcher.agent.restart_policy import History
 from launcher.agent.stragglers import Paces
-from launcher.agent.supervisor import NextRound
 from launcher.attach import requests
 from launcher.binding.node import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
-from launcher.failures.codes import NextReason, PreflightThen, SetupPart, StopReason
+from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, PreflightThen, SetupPart, StopReason
 from launcher.job import requeue, wait_for_others
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.bad_nodes import Verdict
@@ -36,7 +36,7 @@ from launcher.rendezvous.rank_environment import placements
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Again, Finding, Stays, Stop
+from launcher.runs.events import Accused, Again, Fault, Finding, HostSignal, Stays, Stop
 from launcher.spec.plan import JobPlan
 from launcher.worker.reporter import Reporter
 from tests.golden.formats.golden import check
@@ -113,7 +113,7 @@ def leaves(job: Job) -> None:
 
 def takes_a_node_back(job: Job) -> None:
     for agent in job.agents:
-        agent.line.inbox.append({"type": "regroup", "reason": "node2 came back"})
+        agent.line.inbox.append({"type": "regroup", "back": [{"host": "node2", "node": 2}]})
     job.run(0.3)
     leaves(job)
 
@@ -137,7 +137,7 @@ def test_what_an_agent_tells(tmp_path: Path, happens: Callable[[Job], None], key
 
 
 def test_an_attempt_that_goes_on_without_a_node(script: Any, tmp_path: Path) -> None:
-    smaller = dataclasses.replace(agents.MEETING, members=MEMBERS[:2])
+    smaller = dataclasses.replace(agents.RENDEZVOUS, members=MEMBERS[:2])
     script.steps |= {
         "supervise": [NextRound(History(round=1), (2,)), agents.DONE], "next": [(History(round=1), smaller)],
     }  # fmt: skip
@@ -160,14 +160,14 @@ def test_the_cpus_of_ranks(tmp_path: Path) -> None:
 
 
 def test_a_round(tmp_path: Path) -> None:
-    assert Rounds(tmp_path / "rounds").claim(1, MEMBERS[0], 20001, MEMBERS, "node0") is None
+    assert Rounds(tmp_path / "rounds").claim(1, MEMBERS[0], 20001, MEMBERS)
     check("written/rounds/1.json", (tmp_path / "rounds/1.json").read_text())
 
 
 def test_paces_and_a_straggler(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path)
     plan = bare_plan(train={"straggler_time": 20, "straggler_factor": 1.5})
-    paces = Paces(plan, attempt, Events(attempt, "node-0"), agents.MEETING, 0, 0)
+    paces = Paces(plan, attempt, Events(attempt, "node-0"), agents.RENDEZVOUS, 0, 0)
     told = paces.look([(0.5, 3)], 1e9)
     assert told is not None
     others = [{**told, "rank": rank, "seconds": [0.1], "host": f"node{rank}"} for rank in (1, 2)]
@@ -279,7 +279,7 @@ def test_what_becomes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     event_file.append(attempt.events_file("rank-0"), kinds.Progress(step=7, total=100))
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
-    requeue.main(str(run.path), told=False)
+    requeue.main(str(run.path), stop_requested=False)
     frozen(f"again-{how}", run.path)
 
 
@@ -291,11 +291,34 @@ def test_a_run_whose_turn_has_come(environment: directory.Attempt, tmp_path: Pat
 
 
 WHOLE = (
-    Stop(cause="told to stop (rank 3 on node1)", reason=StopReason.SIGNAL, host="node1", rank=3, step=7),
-    Stop(cause="node1 was told to stop (SIGTERM)", reason=StopReason.SIGNAL, host="node1", signal="SIGTERM"),
-    Again(what="elsewhere", why="its job was requeued", reason=NextReason.REQUEUED, job="7"),
-    Stays(what="stays", why="Slurm ends its job (PREEMPTED)", reason=NextReason.SCHEDULER_ENDS, state="PREEMPTED"),
-    Stays(what="given_up", why="it has had 3 attempts", reason=NextReason.MAX_ATTEMPTS, attempts=3),
+    Fault(
+        code=FaultCode.RENDEZVOUS_TIMEOUT,
+        host="node1",
+        node=0,
+        accused=(Accused(host="node2", node=1),),
+        arrived=1,
+        expected=2,
+    ),
+    Fault(code=FaultCode.NOT_STARTED, host="node1", rank=1, error="no", errno=11, maximum=512),
+    Fault(
+        code=FaultCode.NODE_ENDED,
+        host="node1",
+        accused=(Accused(host="node2"),),
+        during=AgentPhase.STARTING,
+        then=HostSignal(host="node1", signal="SIGTERM"),
+        restarts=2,
+        max_restarts=3,
+    ),
+    Fault(code=FaultCode.HANG, host="node1", sign=HangSign.RECORDER, detail="has not called all_reduce", slowest=7),
+    Fault(code=FaultCode.NODE_RETURNED, back=(kinds.Place(host="node2", node=1),)),
+    Stop(reason=StopReason.UNREADABLE, error="EIO", killed_on="node1", grace=30.0),
+    Stays(what="stays", reason=NextReason.NOT_SUBMITTED, error="invalid account"),
+    Stays(what="given_up", reason=NextReason.NO_PROGRESS, limit=60, saves_in="/ckpt"),
+    Stop(reason=StopReason.SIGNAL, host="node1", rank=3, step=7),
+    Stop(reason=StopReason.SIGNAL, host="node1", signal="SIGTERM"),
+    Again(what="elsewhere", reason=NextReason.REQUEUED, job="7"),
+    Stays(what="stays", reason=NextReason.SCHEDULER_ENDS, scheduler="Slurm", state="PREEMPTED"),
+    Stays(what="given_up", reason=NextReason.MAX_ATTEMPTS, attempts=3),
     kinds.SetupFailed(line=3, host="node1", of=SetupPart.MODULES, name="cuda", code=1),
     kinds.Met(ranks=4, members=2, host="node1", interface="eth0"),
     kinds.Resized(round=2, members=2, world_size=4, size=2, back=(kinds.Place(host="node2", node=1),)),
@@ -303,7 +326,7 @@ WHOLE = (
     kinds.Breakpoint(rank=1, host="node1", where="train.py:7", socket="/tmp/s", job="7", post_mortem=True),
     kinds.Asked(id="0123456789abcdef", what="rank", rank=3),
     kinds.Refused(token="t", error="sbatch: no such partition"),
-    Stays(what="given_up", why="two attempts got no further than step 7", reason=NextReason.NO_PROGRESS, step=7),
+    Stays(what="given_up", reason=NextReason.NO_PROGRESS, step=7, limit=60),
 )
 
 

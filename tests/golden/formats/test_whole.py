@@ -40,7 +40,8 @@ def test_every_field_of_an_event_is_in_a_golden_file() -> None:
 # Those of nodes and of the system; a test of its own writes each.
 ELSEWHERE = {
     FaultCode.RETURNED_EARLY, FaultCode.LEFT, FaultCode.NOT_STARTED, FaultCode.STILL_THERE, FaultCode.NOT_JOINED,
-    FaultCode.NODE_SILENT, FaultCode.LEADER_LOST, FaultCode.RENDEZVOUS_TIMEOUT, FaultCode.REFUSED, FaultCode.PREFLIGHT,
+    FaultCode.NODE_SILENT, FaultCode.LEADER_LOST, FaultCode.RENDEZVOUS_TIMEOUT, FaultCode.NOT_REACHED,
+    FaultCode.TOO_FEW, FaultCode.LATE, FaultCode.NOT_A_MEMBER, FaultCode.REFUSED, FaultCode.PREFLIGHT,
     FaultCode.CONTAINER, FaultCode.ARCHIVE, FaultCode.UNREADABLE, FaultCode.CONDITION_FAILED, FaultCode.AGENT,
     FaultCode.TASK_NOT_STARTED, FaultCode.TASK_UNKNOWN, FaultCode.UNKNOWN,
 }  # fmt: skip

@@ -186,19 +186,19 @@ event() {  # NAME [, "key": value ...]
 launcher_begins=$(stat -Lc %s "/proc/$$/fd/1" 2>/dev/null)
 event started ", \"job\": \"$LAUNCHER_JOB_ID\", \"host\": \"$(hostname)\", \"output\": ${launcher_begins:-0}"
 ln -sf payload.pkl "$LAUNCHER_RUN_DIR/submitit/${LAUNCHER_JOB_ID}_submitted.pkl"
-launcher_told=
-trap 'launcher_told=told' TERM INT  # ranks get the signal too; this script records their end
+launcher_stop_requested=
+trap 'launcher_stop_requested=stop_requested' TERM INT  # ranks get the signal too; this script records their end
 marked stop cancelled
 case $? in
   0)
-    launcher_stays="RUN/stop or RUN/cancelled was there before it began" launcher_reason=stop_file
+    launcher_reason=stop_file
     [ ! -e "$LAUNCHER_RUN_DIR/cancelled" ] || launcher_reason=cancelled
     ;;
-  2) launcher_stays="nobody could tell whether RUN/stop or RUN/cancelled is there" launcher_reason=unreadable ;;
-  *) launcher_stays= ;;
+  2) launcher_reason=unreadable ;;
+  *) launcher_reason= ;;
 esac
-if [ -n "$launcher_stays" ]; then
-  event stop ", \"cause\": \"$launcher_stays\", \"reason\": \"$launcher_reason\""
+if [ -n "$launcher_reason" ]; then
+  event stop ", \"reason\": \"$launcher_reason\""
   event ended ', "code": 75'
   exit 75
 fi
@@ -216,7 +216,7 @@ fi
 umask 022
 export LAUNCHER_SECRETS='*TOKEN*,*SECRET*,*PASSWORD*,*PASSWD*,*PASSPHRASE*,*CREDENTIAL*,*_KEY,*APIKEY*,*COOKIE*,*_PAT,*_AUTH,!*TOKENIZER*,!MAX_*,!NUM_*'
 cd /world/project || {
-  event fault ", \"cause\": "'"its working folder /world/project cannot be entered there: submit in a folder that all nodes share"'", \"code\": \"no_folder\", \"host\": \"$(hostname)\", \"ends_with\": 93"
+  event fault ", \"code\": \"no_folder\", \"error\": "'"its working folder /world/project cannot be entered there: submit in a folder that all nodes share"'", \"host\": \"$(hostname)\", \"ends_with\": 93"
   event ended ', "code": 93'
   exit 93
 }
@@ -233,7 +233,7 @@ exec 9> >(trap '' TERM INT; while read -r -t 15.0 _; [ $? -gt 128 ]; do
 done)
 
 # In a job that is being deleted PBS starts no more tasks.
-if [ -n "$launcher_told" ]; then
+if [ -n "$launcher_stop_requested" ]; then
   event stop_requested ", \"signal\": \"SIGTERM\", \"host\": \"$(hostname)\""
   (exit 143)
 else
@@ -250,7 +250,7 @@ case $? in
   0) read -r launcher_word <"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code" ;;
   2)
     if [ "$code" -ne 0 ]; then
-      event stop ', "cause": "nobody could read what the agents ended with", "reason": "exit_unread"'
+      event stop ', "reason": "exit_unread"'
       launcher_word=75
     fi
     ;;
@@ -263,13 +263,13 @@ esac
 # If all agents were killed before they recorded an exit code, the run continues from its checkpoints.
 # (255 is no signal: a container, or a shell on another host, could not start.)
 if [ "$code" -gt 128 ] && [ "$code" -lt 255 ] && [ -z "$launcher_word" ] && { reads ls "$LAUNCHER_RUN_DIR"/checkpoints; [ $? -eq 2 ] || ls -d "$LAUNCHER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; }; then
-  event stop ", \"cause\": \"all agents were killed (exit code $code)\", \"reason\": \"killed\", \"exit_code\": $code"
+  event stop ", \"reason\": \"killed\", \"exit_code\": $code"
   code=75
 fi
 event ended ", \"code\": $code"
 if [ "$code" -eq 75 ]; then
   # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
-  (trap '' TERM INT; exec /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.job.requeue "$LAUNCHER_RUN_DIR" $launcher_told 9>&-)
+  (trap '' TERM INT; exec /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.job.requeue "$LAUNCHER_RUN_DIR" $launcher_stop_requested 9>&-)
   case $? in
     10)
       exec 9>&-
@@ -281,7 +281,7 @@ if [ "$code" -eq 75 ]; then
       event ended ', "code": 93'
       ;;
     0 | 75) ;;
-    *) event stays ', "what": "stays", "why": "launcher.job.requeue failed: its words are in the output", "reason": "launcher_error"' ;;
+    *) event stays ', "what": "stays", "reason": "launcher_error"' ;;
   esac
 fi
 exit "$code"

@@ -18,15 +18,15 @@ from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.attempt import failed_by
 from launcher.agent.binding import Binder
-from launcher.agent.control import AttemptOver, LeaderLost, Overtaken
+from launcher.agent.control import AttemptOver, Overtaken
+from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
-from launcher.agent.supervisor import AttemptFailed, Done, NextRound
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode, PreflightThen
 from launcher.preflight.bad_nodes import Verdict
-from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
+from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
 from launcher.runs.events import Accused, Fault, every
@@ -34,16 +34,16 @@ from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
 
 MEMBERS = tuple(Member(index, index, f"node{index}", 1) for index in range(3))
-MEETING = Meeting("localhost", 1, MEMBERS, None)
+RENDEZVOUS = Rendezvous("localhost", 1, MEMBERS, None)
 DONE = Done({"loss": 1})
-FIRST, SECOND = (History(), MEETING), (History(round=1), MEETING)
-FAULT = Fault(cause="node1, node2 are silent", code=FaultCode.NODE_SILENT, host="node0", ends_with=errors.RESUME)
+FIRST, SECOND = (History(), RENDEZVOUS), (History(round=1), RENDEZVOUS)
+FAULT = Fault(code=FaultCode.NODE_SILENT, host="node0", ends_with=errors.RESUME)
 STOP = StopRequested(signal.SIGTERM)
 EIO = OSError(errno.EIO, "Input/output error", "/shared/rounds")
 
 
 def cut_off() -> AttemptFailed:
-    return AttemptFailed("node1, node2 are silent", errors.RESUME, ours=True, decides=True, suspended=FAULT)
+    return AttemptFailed(FAULT, errors.RESUME, ours=True, decides=True, suspended=FAULT)
 
 
 class Script:
@@ -140,12 +140,11 @@ def ended(folder: Path) -> Any:
         return failed.exit_code
 
 
-def faults(folder: Path) -> list[str]:
-    events = read(directory.Attempt(directory.Run(folder), 0).events_file("node-0"))
-    return [event["cause"] for event in events if event["event"] == "fault"]
+def unmet(code: FaultCode = FaultCode.TOO_FEW) -> RendezvousError:
+    return RendezvousError(Fault(code=code, host="node1"))
 
 
-def told(folder: Path) -> list[Fault]:
+def faults(folder: Path) -> list[Fault]:
     return every(read(directory.Attempt(directory.Run(folder), 0).events_file("node-0")), Fault)
 
 
@@ -196,15 +195,15 @@ AGAIN = [NEXT, DONE]
         ({"supervise": AGAIN}, {"loss": 1}),
         ({"supervise": AGAIN, "next": [Overtaken("too late")]}, {"loss": 1}),
         ({"supervise": [NextRound(History(round=1), (0,)), DONE], "next": [EIO]}, {"loss": 1}),  # others gave it up
-        ({"supervise": AGAIN, "next": [RendezvousError("too few")]}, errors.RESUME),
-        ({"supervise": AGAIN, "next": [RendezvousError("too few")], "others_begin": [True]}, {"loss": 1}),
+        ({"supervise": AGAIN, "next": [unmet()]}, errors.RESUME),
+        ({"supervise": AGAIN, "next": [unmet()], "others_begin": [True]}, {"loss": 1}),
         ({"supervise": AGAIN, "next": [STOP]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [AttemptOver("it has ended")]}, {}),
         ({"supervise": AGAIN, "next": [EIO]}, errors.RESUME),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [AttemptOver("it has ended")]}, {}),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [STOP]}, 128 + signal.SIGTERM),
         ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [EIO]}, errors.RESUME),
-        ({"first": [RendezvousError("node1 is missing")]}, errors.FAILED),
+        ({"first": [unmet()]}, errors.FAILED),
         ({"first": [AttemptOver("it has ended")]}, {}),
         ({"first": [STOP]}, 128 + signal.SIGTERM),
         ({"first": [EIO]}, errors.RESUME),
@@ -227,14 +226,14 @@ def test_whatever_becomes_of_a_round_is_no_traceback(
         ({"preflight": [Verdict(PreflightThen.FAIL, (), (), cause="broken", exit_code=93)]}, 93),
         ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [Overtaken("too late")]}, {"loss": 1}),
         (
-            {"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [RendezvousError("too few")]},
+            {"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [unmet()]},
             errors.FAILED,
         ),
         ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [STOP]}, 128 + signal.SIGTERM),
         ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [EIO]}, errors.RESUME),
         ({"preflight": [STOP]}, 128 + signal.SIGTERM),
         ({"preflight": [EIO]}, errors.RESUME),
-        ({"preflight": [RendezvousError("no port is free")]}, errors.FAILED),
+        ({"preflight": [unmet()]}, errors.FAILED),
         ({"preflight": [LeaderLost("it is gone")]}, errors.RESUME),
     ],
 )
@@ -251,38 +250,40 @@ def test_whatever_becomes_of_a_preflight_is_no_traceback(
 def test_a_node_that_cannot_work_ends_without_a_traceback(script: Script, tmp_path: Path, part: str) -> None:
     script.steps[part] = [OSError(errno.EMFILE, "Too many open files")]
     assert ended(tmp_path) == errors.RESUME
-    assert faults(tmp_path) == ["the agent on node0 cannot go on: [Errno 24] Too many open files"]
+    assert [(each.code, each.error) for each in faults(tmp_path)] == [
+        (FaultCode.AGENT, "[Errno 24] Too many open files")
+    ]
 
 
 def test_a_store_that_torch_cannot_serve_is_told(script: Script, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        script.steps["first"] = [(History(), Meeting("localhost", 1, MEMBERS, None, listener))]
+        script.steps["first"] = [(History(), Rendezvous("localhost", 1, MEMBERS, None, listener))]
         script.steps["serve"] = [RuntimeError("Resource temporarily unavailable")]
         assert ended(tmp_path) == errors.RESUME
     (failure,) = script.control.sent  # the others hear of it
-    assert (failure["code"], failure["error"]) == ("agent", "Resource temporarily unavailable")
-    assert failure["accused"] == [{"host": "node0"}]
+    fault = failure["fault"]
+    assert fault["code"] == "agent" and fault["error"].endswith("Resource temporarily unavailable")
+    assert fault["accused"] == [{"host": "node0"}]
 
 
-def test_who_did_not_come_is_accused_by_name(script: Script, tmp_path: Path) -> None:
-    script.steps["first"] = [RendezvousError("they did not come", accused=[1, 2])]
+def test_the_fault_of_a_rendezvous_is_an_event(script: Script, tmp_path: Path) -> None:
+    accused = (Accused(host="node1", node=1), Accused(host="node2", node=2))
+    script.steps["first"] = [RendezvousError(Fault(code=FaultCode.RENDEZVOUS_TIMEOUT, host="node0", accused=accused))]
     assert ended(tmp_path) == errors.FAILED
-    assert [(each.code, each.accused) for each in told(tmp_path)] == [
-        (FaultCode.RENDEZVOUS_TIMEOUT, (Accused("node1"), Accused("node2")))
-    ]
+    assert [(each.code, each.accused) for each in faults(tmp_path)] == [(FaultCode.RENDEZVOUS_TIMEOUT, accused)]
 
 
 @pytest.mark.parametrize(
-    ("elastic", "leads", "then", "decides"),
+    ("elastic", "leads", "restarts", "decides"),
     [
-        (False, False, "", True),
-        (True, False, "", False),  # the others may go on
-        (True, True, "resume", True),
-        (True, True, "restart", False),
+        (False, False, False, True),
+        (True, False, False, False),  # the others may continue
+        (True, True, False, True),
+        (True, True, True, False),
     ],
 )
 def test_a_node_that_cannot_start_its_ranks_is_lost_to_the_others_and_speaks_for_the_attempt_only_if_they_end(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elastic: bool, leads: bool, then: str,
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elastic: bool, leads: bool, restarts: bool,
     decides: bool,
 ) -> None:  # fmt: skip
     script.steps["start"] = [StartError(0, OSError(errno.EAGAIN, "Resource temporarily unavailable"))]
@@ -291,11 +292,13 @@ def test_a_node_that_cannot_start_its_ranks_is_lost_to_the_others_and_speaks_for
     def init(self: FakeControl, script: Script, me: Member) -> None:
         made(self, script, me)
         self.elastic = elastic
-        self.coordinator = SimpleNamespace(verdict={"then": then}) if leads else None
+        self.coordinator = SimpleNamespace(verdict=SimpleNamespace(restarts=restarts)) if leads else None
 
     monkeypatch.setattr(FakeControl, "__init__", init)
-    with pytest.raises(AttemptFailed, match="rank 0 on node0 cannot be started") as failed:
+    with pytest.raises(AttemptFailed) as failed:
         module.run(str(tmp_path))
+    event = failed.value.event
+    assert isinstance(event, Fault) and (event.code, event.rank) == (FaultCode.NOT_STARTED, 0)
     assert (failed.value.exit_code, failed.value.decides, failed.value.ours) == (errors.RESUME, decides, leads)
     (failure,) = script.control.sent
     assert (failure["kind"], failure["listens"], failure["lost"]) == ("lost node", True, [0])
@@ -337,7 +340,8 @@ def test_a_plan_of_another_version_is_final(script: Script, tmp_path: Path, monk
 def test_what_becomes_of_an_error(error: Exception, code: int) -> None:
     failed = failed_by(error, "node0")
     assert (failed.exit_code, failed.decides) == (code, True)
-    assert str(failed) == f"the agent on node0 cannot go on: {error}"
+    assert isinstance(failed.event, Fault)
+    assert (failed.event.host, failed.event.error, failed.event.ends_with) == ("node0", str(error), code)
 
 
 # -- a partition
@@ -347,19 +351,19 @@ def test_a_side_that_is_too_small_comes_back_to_the_other(script: Script, tmp_pa
     script.steps.update(supervise=[cut_off(), DONE], others_begin=[True])
     assert ended(tmp_path) == {"loss": 1}
     assert script.calls[4:6] == ["others_begin", "join"]
-    assert faults(tmp_path) == [], "the attempt goes on"
+    assert faults(tmp_path) == [], "the attempt continues"
 
 
-@pytest.mark.parametrize("answer", [False, STOP, RendezvousError("nobody can tell")])
+@pytest.mark.parametrize("answer", [False, STOP, unmet()])
 def test_a_side_that_is_too_small_ends_the_attempt_when_nobody_continues(
     script: Script, tmp_path: Path, answer: Any
 ) -> None:
     script.steps.update(supervise=[cut_off()], others_begin=[answer])
     assert ended(tmp_path) == errors.RESUME
-    assert faults(tmp_path) == ["node1, node2 are silent"]
+    assert [each.code for each in faults(tmp_path)] == [FAULT.code]
 
 
 def test_a_failure_that_all_have_heard_of_is_not_waited_for(script: Script, tmp_path: Path) -> None:
-    script.steps.update(supervise=[AttemptFailed("rank 1 raised", errors.FAILED)])
+    script.steps.update(supervise=[AttemptFailed(Fault(code=FaultCode.RAISED, rank=1), errors.FAILED)])
     assert ended(tmp_path) == errors.FAILED
     assert "others_begin" not in script.calls

@@ -13,7 +13,7 @@ from launcher.agent.binding import Binder
 from launcher.binding import sysfs
 from launcher.binding.masks import BindingRefused
 from launcher.binding.node import Node
-from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.members import Member
 from launcher.rendezvous.rank_environment import Placement, placements
 from launcher.runs.events import Bound
 from tests.unit.binding import trees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.coordinator import HEARSAY, STACKS, Coordinator, Limits, judged, may_be_cut_off
-from launcher.agent.restart_policy import History
-from launcher.rendezvous.protocol import Member
+from launcher.agent.coordinator import Coordinator
+from launcher.agent.restart_policy import History, Kind, Then
+from launcher.agent.round_watch import HEARSAY, STACKS, Limits
+from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
+from launcher.failures.codes import FaultCode, HangSign
+from launcher.rendezvous.members import Member
+from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed
 
 HEARTBEAT = 10.0
@@ -30,16 +35,16 @@ class Cluster:
         self.size, self.now = size, 100.0
         self.members = [Member(index, index, f"node{index}", 1) for index in range(size)]
         self.claims: list[tuple[int, list[int]]] = []
-        self.against: str | None = None
-        self.blamed = Blamed("rank 1 on node1", "is in no collective, and others wait for it in one", 1, 7)
+        self.against: Fault | None = None
+        self.blamed = blamed(1)
         self.reports: list[Mapping[str, Any]] = []
         self.sent: list[tuple[int, dict[str, Any]]] = []
-        names = [f"n{index}" for index in range(size)]
+        places = [Place(host=f"node{index}", node=index) for index in range(size)]
         self.coordinator = Coordinator(
-            Limits(**values), names, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame
+            Limits(**values), places, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame
         )  # fmt: skip
 
-    def _claim(self, number: int, members: Iterable[Member]) -> str | None:
+    def _claim(self, number: int, members: Iterable[Member]) -> Fault | None:
         if self.against is None:
             self.claims.append((number, [member.index for member in members]))
         return self.against
@@ -111,14 +116,27 @@ class Cluster:
         return self
 
     def fail(self, index: int, kind: str = "raised", /, **values: Any) -> None:
-        self.receive(index, "failure", **{**failure(index, kind), **values})
+        self.receive(index, "failure", **failure(index, kind, **values))
 
 
-def failure(index: int, kind: str) -> dict[str, Any]:
-    return {
-        "kind": kind, "cause": f"rank {index} {kind}", "listens": True, "host": f"node{index}", "node": index,
-        "member": index, "step": 5, "lost": [],
-    }  # fmt: skip
+def blamed(*ranks: int, sign: HangSign = HangSign.OUTSIDE, step: int | None = 7) -> Blamed:
+    return Blamed(tuple(Accused(host=f"node{rank}", rank=rank) for rank in ranks), sign, step=step)
+
+
+def failed(
+    index: int, kind: str, *, step: int = 5, lost: Iterable[int] = (), listens: bool = True, **values: Any
+) -> RoundFailure:
+    fault = Fault(code=FaultCode.SIGNALLED, rank=index, host=f"node{index}", node=index, step=step)
+    return RoundFailure(Kind(kind), fault, index, listens, tuple(lost), **values)
+
+
+def failure(index: int, kind: str, **values: Any) -> dict[str, Any]:
+    return failed(index, kind, **values).fields()
+
+
+def stop_of(index: int) -> dict[str, Any]:
+    """What an agent sends when it gets SIGTERM."""
+    return {"reason": "signal", "host": f"node{index}", "signal": "SIGTERM"}
 
 
 # -- a round begins
@@ -153,8 +171,10 @@ def test_who_is_missing_in_the_end_is_named_to_all_that_came() -> None:
     cluster.none("refused")
     cluster.tick(0.1)
     refused = cluster.one("refused", [0, 2])
-    assert refused["reason"] == "n1 did not reach n0 in time: 2 of 3 arrived"
-    assert (refused["code"], refused["accused"]) == ("rendezvous_timeout", [1])
+    assert refused["fault"] == {
+        "code": "rendezvous_timeout", "host": "node0", "node": 0, "accused": [{"host": "node1", "node": 1}],
+        "arrived": 2, "expected": 3,
+    }  # fmt: skip
     assert cluster.claims == []
 
 
@@ -182,11 +202,11 @@ def test_who_came_and_left_again_before_the_first_round_is_waited_for() -> None:
 def test_a_round_that_others_have_begun_is_refused() -> None:
     """The other half of a partitioned cluster was first."""
     cluster = Cluster()
-    cluster.against = "round 0 has begun without n0"
+    cluster.against = Fault(code=FaultCode.LATE, host="node0")
     cluster.gather()
     cluster.hello(1, 2)
     cluster.tick()
-    assert cluster.one("refused")["reason"] == "round 0 has begun without n0"
+    assert cluster.one("refused")["fault"] == {"code": "late", "host": "node0"}
     cluster.none("begin")
 
 
@@ -199,7 +219,8 @@ def test_one_that_ends_between_begin_and_the_start_of_ranks_is_lost() -> None:
     cluster.none("verdict")
     cluster.coordinator.watch(cluster.now)
     verdict = cluster.one("verdict")
-    assert (verdict["lost"], verdict["cause"]) == ([2], "node2 ended before its ranks had started")
+    fault = verdict["fault"]
+    assert (verdict["lost"], fault["code"], fault["during"]) == ([2], "node_ended", "starting")
 
 
 # -- the first failure
@@ -224,7 +245,7 @@ def test_what_is_done_about_a_failure(kind: str, values: dict[str, Any], then: s
     cluster = Cluster().begin()
     cluster.fail(1, kind, **values)
     verdict = cluster.one("verdict")
-    assert (verdict["then"], verdict["exit_code"], verdict["cause"]) == (then, exit_code, f"rank 1 {kind}")
+    assert (verdict["then"], verdict["ends_with"], verdict["fault"]["rank"]) == (then, exit_code, 1)
     assert History(**verdict["history"]).round == (1 if then == "restart" else 0)
 
 
@@ -235,7 +256,7 @@ def test_the_first_failure_of_a_round_wins() -> None:
     cluster.fail(0, "raised")
     cluster.lose(1)
     cluster.wait(HEARTBEAT * 3)
-    assert cluster.one("verdict")["cause"] == "rank 2 killed"
+    assert cluster.one("verdict")["fault"]["rank"] == 2
 
 
 def test_a_failure_of_no_member_of_the_round_is_nothing() -> None:
@@ -251,20 +272,22 @@ def test_a_failure_of_no_member_of_the_round_is_nothing() -> None:
 
 def test_a_stop_request_makes_a_failure_resumable() -> None:
     cluster = Cluster().begin()
-    cluster.receive(1, "stop", level="end", reason="node1 was told to stop (SIGTERM)")
+    cluster.receive(1, "stop", level="end", stop=stop_of(1))
     cluster.fail(2, "killed")
     assert cluster.one("verdict")["then"] == "resume"
 
 
 def test_restarts_that_bring_nothing_end_and_say_how_many_they_were() -> None:
-    cluster = Cluster(max_restarts=1).begin()
-    history = History(round=1, best=5, tried=1, first="rank 0 killed")
-    verdict = judged(failure(1, "killed"), history, stopping=False, members=3, least=2, max_restarts=1)
-    assert verdict["then"] == "fail"
-    assert verdict["cause"] == (
-        "rank 0 killed; 1 restart got no further (launch.max_restarts=1); the last time rank 1 killed"
-    )
-    assert cluster.coordinator.verdict is None
+    history = History(round=1, best=5, tried=1)
+    verdict = judge(failed(1, "killed"), history, stopping=False, members=3, least=2, max_restarts=1)
+    assert (verdict.then, verdict.history) == (Then.FAIL, history)
+    assert (verdict.failure.fault.restarts, verdict.failure.fault.max_restarts) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["killed", "left", "regroup", "lost node"])
+def test_a_verdict_arrives_as_it_was_sent(kind: str) -> None:
+    verdict = judge(failed(1, kind, lost=[2]), History(), stopping=False, members=3, least=2, max_restarts=3)
+    assert Verdict.of(json.loads(json.dumps(verdict.message()))) == verdict
 
 
 # -- lost agents
@@ -275,7 +298,7 @@ def test_a_connection_that_is_closed_is_a_lost_node_at_once() -> None:
     cluster.lose(2)
     verdict = cluster.one("verdict")
     assert (verdict["kind"], verdict["lost"], verdict["then"]) == ("lost node", [2], "restart")
-    assert verdict["cause"] == "node2 ended without a word (killed, or lost)"
+    assert verdict["fault"]["code"] == "node_ended"
 
 
 def test_an_agent_that_is_silent_for_a_heartbeat_is_lost() -> None:
@@ -285,7 +308,7 @@ def test_an_agent_that_is_silent_for_a_heartbeat_is_lost() -> None:
     cluster.wait(1.0, beats=[1])
     verdict = cluster.one("verdict")
     assert verdict["lost"] == [2]
-    assert verdict["cause"] == "node2 has not been heard of for 10 s (launch.heartbeat)"
+    assert (verdict["fault"]["code"], verdict["fault"]["seconds"]) == ("node_silent", 10)
 
 
 def test_all_that_are_silent_are_lost_together() -> None:
@@ -344,8 +367,11 @@ def test_ranks_that_do_not_join_are_named_with_their_hosts() -> None:
         cluster.receive(1, "beat", missing=[1])
         cluster.receive(2, "beat", missing=[2, 5])
         cluster.tick(1.0)
-    cause = cluster.one("verdict")["cause"]
-    assert cause == "rank 1, 2, 5 on node1, node2 did not join the others within 60 s: does an import hang?"
+    fault = cluster.one("verdict")["fault"]
+    assert (fault["code"], fault["seconds"]) == ("not_joined", 60)
+    assert fault["accused"] == [
+        {"host": "node1", "rank": 1}, {"host": "node2", "rank": 2}, {"host": "node2", "rank": 5},
+    ]  # fmt: skip
 
 
 def test_ranks_that_have_all_come_and_wait_for_each_other_have_a_timeout_of_their_own() -> None:
@@ -367,10 +393,10 @@ def test_no_first_step_in_time_after_joining_is_a_hang() -> None:
     cluster.tick()
     verdict = cluster.one("verdict")
     assert verdict["kind"] == "hung"
-    assert verdict["cause"] == (
-        "rank 1 on node1 is in no collective, and others wait for it in one: no first step within 300 s of joining "
-        "(launch.start_timeout); step 7; the stacks of all ranks are in /run/logs"
-    )
+    fault = verdict["fault"]
+    assert (fault["code"], fault["sign"], fault["accused"]) == ("hang", "outside", [{"host": "node1", "rank": 1}])
+    assert (fault["limit"], fault["seconds"], fault["slowest"]) == ("launch.start_timeout", 300, 7)
+    assert fault["stacks"] == "/run/logs"
 
 
 @pytest.mark.parametrize("changes", [{"step": 0}, {"resumable": False}])
@@ -413,18 +439,19 @@ def test_silent_ranks_stacks_and_blame() -> None:
     cluster.tick()
     verdict = cluster.one("verdict")
     assert sorted(report["rank"] for report in cluster.reports) == [0, 2, 3, 4, 5]
-    assert (verdict["kind"], verdict["rank"], verdict["then"]) == ("hung", 1, "restart")
-    assert "no step for 30 s (launch.hang_timeout) after step 7" in verdict["cause"]
+    fault = verdict["fault"]
+    assert (verdict["kind"], fault["rank"], verdict["then"]) == ("hung", 1, "restart")
+    assert (fault["limit"], fault["seconds"], fault["slowest"]) == ("launch.hang_timeout", 30, 7)
 
 
 def test_stacks_that_do_not_come_in_time_are_done_without() -> None:
     cluster = Cluster().begin()
-    cluster.blamed = Blamed("", "is silent, as are all others", None, None)
+    cluster.blamed = blamed(sign=HangSign.ALL, step=None)
     cluster.receive(2, "silent", ranks=[4])
     cluster.wait(STACKS, beats=[1, 2])
     verdict = cluster.one("verdict")
-    assert verdict["cause"].startswith("rank 4 on node2 is silent, as are all others: no step for 30 s")
-    assert "after step 5" in verdict["cause"]
+    fault = verdict["fault"]
+    assert (fault["sign"], fault["accused"], fault["slowest"]) == ("all", [{"host": "node2", "rank": 4}], 5)
 
 
 def test_a_failure_while_stacks_are_awaited_comes_first() -> None:
@@ -432,7 +459,7 @@ def test_a_failure_while_stacks_are_awaited_comes_first() -> None:
     cluster.receive(2, "silent", ranks=[4])
     cluster.fail(1, "killed")
     cluster.wait(STACKS + 1, beats=[1, 2])
-    assert cluster.one("verdict")["cause"] == "rank 1 killed"
+    assert cluster.one("verdict")["fault"]["rank"] == 1
 
 
 # -- stop requests of ranks that cannot resume
@@ -440,7 +467,7 @@ def test_a_failure_while_stacks_are_awaited_comes_first() -> None:
 
 def leaving(cluster: Cluster, *indices: int) -> None:
     for index in indices:
-        cluster.receive(index, "stop", level="end", reason=f"node{index} was told to stop (SIGTERM)")
+        cluster.receive(index, "stop", level="end", stop=stop_of(index))
         cluster.receive(index, "leaving", signal=15)
 
 
@@ -450,9 +477,10 @@ def test_all_that_leave_end_with_the_signal_of_the_first() -> None:
     cluster.none("verdict")
     leaving(cluster, 2)
     verdict = cluster.one("verdict")
-    assert (verdict["then"], verdict["exit_code"]) == ("fail", 143)
-    assert verdict["cause"] == "node1 was told to stop (SIGTERM)"
-    assert (verdict["code"], verdict["signal"], verdict["accused"]) == ("stopped_early", "SIGTERM", [])
+    assert (verdict["then"], verdict["ends_with"]) == ("fail", 143)
+    fault = verdict["fault"]
+    assert (fault["code"], fault["host"], fault["signal"]) == ("stopped_early", "node1", "SIGTERM")
+    assert "accused" not in fault
 
 
 def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
@@ -461,9 +489,10 @@ def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
     leaving(cluster, 0, 1)
     cluster.wait(HEARSAY, pace=0.25)
     verdict = cluster.one("verdict")
-    assert verdict["cause"] == ("node2 ended without a word (killed, or lost); then node0 was told to stop (SIGTERM)")
-    assert verdict["exit_code"] == 143
-    assert (verdict["code"], verdict["accused"]) == ("node_ended", [{"host": "node2"}])
+    assert verdict["ends_with"] == 143
+    fault = verdict["fault"]
+    assert (fault["code"], fault["accused"]) == ("node_ended", [{"host": "node2"}])
+    assert fault["then"] == {"host": "node0", "signal": "SIGTERM"}
 
 
 def test_a_host_whose_ranks_still_save_is_not_named_as_lost() -> None:
@@ -472,7 +501,8 @@ def test_a_host_whose_ranks_still_save_is_not_named_as_lost() -> None:
     cluster.receive(2, "beat", resumable=True)
     leaving(cluster, 0, 1)
     cluster.wait(HEARSAY, pace=0.25)
-    assert cluster.one("verdict")["cause"] == "node0 was told to stop (SIGTERM)"
+    fault = cluster.one("verdict")["fault"]
+    assert (fault["code"], fault["host"]) == ("stopped_early", "node0")
 
 
 def test_one_that_is_lost_while_the_others_leave_is_not_waited_for() -> None:
@@ -480,16 +510,17 @@ def test_one_that_is_lost_while_the_others_leave_is_not_waited_for() -> None:
     leaving(cluster, 0, 1)
     cluster.lose(2)
     cluster.tick()
-    assert cluster.one("verdict")["cause"].startswith("node2 ended without a word")
+    fault = cluster.one("verdict")["fault"]
+    assert (fault["code"], fault["accused"]) == ("node_ended", [{"host": "node2"}])
 
 
 def test_a_stop_request_is_passed_on_once_and_a_warning_too() -> None:
     cluster = Cluster().begin()
     for index in range(3):
-        cluster.receive(index, "stop", level="warning", reason=f"node{index} warned")
-        cluster.receive(index, "stop", level="end", reason=f"node{index} ends")
-    assert cluster.one("warning")["reason"] == "node0 warned"
-    assert cluster.one("stop")["reason"] == "node0 ends"
+        cluster.receive(index, "stop", level="warning", stop=stop_of(index))
+        cluster.receive(index, "stop", level="end", stop=stop_of(index))
+    assert cluster.one("warning")["stop"] == stop_of(0)
+    assert cluster.one("stop")["stop"] == stop_of(0)
 
 
 # -- the end of a round
@@ -550,14 +581,14 @@ def test_a_round_that_got_somewhere_makes_room_for_who_came_back() -> None:
     cluster.wait(1, beats=[0, 1], step=5, resumable=True, joined=True)
     cluster.none("regroup")  # no further than before: nothing was saved that it could continue from
     cluster.wait(1, beats=[0, 1], step=6, resumable=True, joined=True)
-    assert cluster.one("regroup", [0, 1])["reason"] == "n2 came back"
+    assert cluster.one("regroup", [0, 1])["back"] == [{"host": "node2", "node": 2, "task": None}]
     cluster.wait(5, beats=[0, 1], step=7)
     cluster.none("regroup")
 
 
 def test_there_is_no_regrouping_while_the_attempt_ends() -> None:
     cluster = came_back()
-    cluster.receive(1, "stop", level="end", reason="time limit")
+    cluster.receive(1, "stop", level="end", stop={"reason": "time_limit"})
     cluster.wait(1, beats=[0, 1], step=6, resumable=True, joined=True)
     cluster.none("regroup")
 
@@ -571,7 +602,7 @@ def test_who_came_back_and_left_again_is_not_waited_for() -> None:
 
 def test_who_came_back_takes_part_in_the_next_round() -> None:
     cluster = came_back()
-    cluster.receive(0, "failure", **{**failure(0, "regroup"), "step": 6})
+    cluster.fail(0, "regroup", step=6)
     verdict = cluster.one("verdict", [0, 1])
     assert (verdict["then"], History(**verdict["history"]).tried) == ("restart", 0)
     cluster.receive(1, "ready", round=2)
@@ -611,13 +642,14 @@ def test_one_whose_ranks_do_not_end_in_time_is_named() -> None:
     cluster.receive(1, "ready", round=1)
     cluster.gather(history, [0, 1, 2])
     cluster.tick(60)
-    assert cluster.one("refused", [0, 1])["reason"] == "n2 did not reach n0 in time: 2 of 3 arrived"
+    fault = cluster.one("refused", [0, 1])["fault"]
+    assert (fault["code"], fault["accused"]) == ("rendezvous_timeout", [{"host": "node2", "node": 2}])
 
 
 def test_a_verdict_of_the_round_before_does_not_end_the_next_one() -> None:
     cluster = came_back()
     cluster.fail(1, "killed")
-    assert cluster.one("verdict", [0, 1])["cause"] == "rank 1 killed"
+    assert cluster.one("verdict", [0, 1])["fault"]["rank"] == 1
 
 
 # -- what no order of events may break
@@ -652,8 +684,8 @@ def happen(cluster: Cluster, event: tuple[str, int, Any], connected: set[int]) -
             cluster.hello(number)
     elif number in connected:
         values: dict[str, dict[str, Any]] = {
-            "failure": failure(number, str(value)), "beat": {"step": value, "resumable": True},
-            "silent": {"ranks": [number]}, "stop": {"level": value, "reason": "stop"}, "leaving": {"signal": 15},
+            "failure": failure(number, value) if kind == "failure" else {}, "beat": {"step": value, "resumable": True},
+            "silent": {"ranks": [number]}, "stop": {"level": value, "stop": stop_of(number)}, "leaving": {"signal": 15},
             "stacks": {"reports": []}, "ready": {"round": 1},
         }  # fmt: skip
         cluster.receive(number, kind, **values.get(kind, {}))
@@ -726,7 +758,8 @@ def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
 def test_a_side_that_is_too_small_may_be_the_one_that_is_cut_off(
     kind: str, then: str, lost: list[int], perhaps: bool
 ) -> None:
-    assert may_be_cut_off({"kind": kind, "then": then, "lost": lost}, least=2) is perhaps
+    verdict = Verdict(failed(0, kind, lost=lost), Then(then), 1, History())
+    assert may_be_cut_off(verdict, least=2) is perhaps
 
 
 def test_messages_are_linear_in_agents() -> None:
@@ -742,8 +775,8 @@ def test_messages_are_linear_in_agents() -> None:
         cluster.receive(index, "beat", step=5, resumable=True, joined=True)
     cluster.collect()
     assert cluster.sent == [], "a heartbeat is answered by none"
-    cluster.receive(7, "stop", level="warning", reason="x")
-    cluster.receive(8, "stop", level="warning", reason="x")
+    cluster.receive(7, "stop", level="warning", stop=stop_of(7))
+    cluster.receive(8, "stop", level="warning", stop=stop_of(8))
     assert len(cluster.take("warning")) == size
     cluster.lose(999)
     for index in range(size - 1):  # all others notice, and report it
@@ -769,51 +802,55 @@ def test_a_lost_node_is_in_the_record_and_not_the_leader_that_tells_of_it(lost: 
     cluster = Cluster().begin()
     cluster.lose(lost)
     verdict = cluster.one("verdict")
-    assert (verdict["kind"], verdict["host"], verdict["node"]) == ("lost node", f"node{lost}", lost)
-    assert verdict["member"] == 0  # who tells it
-    assert (verdict["code"], verdict["accused"]) == ("node_ended", [{"host": f"node{lost}"}])
+    fault = verdict["fault"]
+    assert (verdict["kind"], fault["host"], fault["node"]) == ("lost node", f"node{lost}", lost)
+    assert verdict["member"] == 0  # which reports it
+    assert (fault["code"], fault["accused"]) == ("node_ended", [{"host": f"node{lost}"}])
 
 
 def test_a_silent_node_is_in_the_record() -> None:
     cluster = Cluster().begin()
     cluster.wait(2 * HEARTBEAT, beats=[1])
     verdict = cluster.one("verdict")
-    assert (verdict["kind"], verdict["host"], verdict["node"], verdict["member"]) == ("lost node", "node2", 2, 0)
-    assert (verdict["code"], verdict["accused"]) == ("node_silent", [{"host": "node2"}])
+    fault = verdict["fault"]
+    assert (verdict["kind"], fault["host"], fault["node"], verdict["member"]) == ("lost node", "node2", 2, 0)
+    assert (fault["code"], fault["accused"]) == ("node_silent", [{"host": "node2"}])
 
 
 @pytest.mark.parametrize(("rank", "node"), [(0, 0), (1, 1), (2, 2), (None, 0)])
 def test_the_node_of_the_rank_that_hangs_is_in_the_record(rank: int | None, node: int) -> None:
     cluster = Cluster().begin()
-    cluster.blamed = Blamed("some rank", "is silent", rank, 7)
+    cluster.blamed = blamed(*([] if rank is None else [rank]))
     cluster.receive(1, "silent", ranks=[1])
     for index in range(3):
         cluster.receive(index, "stacks", reports=[])
     cluster.tick()
     verdict = cluster.one("verdict")
-    assert (verdict["kind"], verdict["rank"], verdict["host"], verdict["node"]) == ("hung", rank, f"node{node}", node)
-    accused = [] if rank is None else [{"host": f"node{node}", "rank": rank}]
-    assert (verdict["code"], verdict["limit"], verdict["accused"]) == ("hang", "launch.hang_timeout", accused)
+    fault = verdict["fault"]
+    assert (verdict["kind"], fault.get("rank"), fault["host"], fault["node"]) == ("hung", rank, f"node{node}", node)
+    accused = [{"host": "node1", "rank": 1}] if rank is None else [{"host": f"node{node}", "rank": rank}]
+    assert (fault["code"], fault["limit"], fault["accused"]) == ("hang", "launch.hang_timeout", accused)
 
 
 def test_where_other_nodes_are_saving_the_run_can_be_resumed() -> None:
     """Ranks of two nodes do not listen yet when they are stopped; those of the third do."""
     cluster = Cluster().begin(resumable=False)
     cluster.receive(2, "beat", step=5, resumable=True, joined=True)
-    cluster.receive(0, "stop", level="end", reason="node0 was told to stop (SIGTERM)")
+    cluster.receive(0, "stop", level="end", stop=stop_of(0))
     leaving(cluster, 0, 1)
     cluster.tick()
     verdict = cluster.one("verdict")
-    assert (verdict["then"], verdict["exit_code"]) == ("resume", 75)
+    assert (verdict["then"], verdict["ends_with"]) == ("resume", 75)
 
 
 def test_a_leader_that_is_stopped_tells_those_that_wait_for_a_round() -> None:
     cluster = Cluster()
     cluster.gather()
     cluster.hello(1)
-    cluster.coordinator.stop_gathering("node0 was told to stop (SIGTERM)")
-    refused = {"type": "refused", "reason": "node0 was told to stop (SIGTERM)", "code": "stopped_early", "accused": []}
+    fault = Fault(code=FaultCode.STOPPED_EARLY, host="node0", signal="SIGTERM")
+    cluster.coordinator.refuse_waiting(fault)
+    refused = {"type": "refused", "fault": {"code": "stopped_early", "host": "node0", "signal": "SIGTERM"}}
     assert cluster.take("refused") == [(1, refused)]
     cluster = Cluster().begin()
-    cluster.coordinator.stop_gathering("node0 was told to stop (SIGTERM)")  # its ranks run: a verdict tells
+    cluster.coordinator.refuse_waiting(fault)  # its ranks run: a verdict ends them
     cluster.none("refused")

@@ -1,29 +1,28 @@
-"""From the exit of a process to a failure with a code, and from that to the text that a user reads."""
+"""From the exit of a process to a fault with a code."""
 
 from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
+import signal
+from typing import Any
 
 import pytest
 
 from launcher.agent.failures import (
     Failure,
     failure_of,
-    failure_to_end,
-    failure_to_start,
+    fault_of_end,
+    fault_of_start,
     to_blame,
 )
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
 from launcher.failures.codes import FaultCode
-from launcher.failures.text import of_rank
+from launcher.runs.events import Fault
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
 PEER = WorkerError("lost peer", "RuntimeError", "[x] Connection closed by peer", "Traceback ...", lost_peer=True)
 FINAL = WorkerError("raised", "WorkloadError", "this will not do", "Traceback ...", final=True)
-NO_WORDS = WorkerError("raised", "KeyError", "", "Traceback ...")
-SYS_EXIT = WorkerError("sys.exit", "SystemExit", "sys.exit('no data')", "Traceback ...")
 
 
 @pytest.mark.parametrize(
@@ -54,67 +53,30 @@ def test_what_an_exit_is(
     failure = failure_of(WorkerExit(0, 5, 77, code, returned, error, 1.5), "node2", returns=returns)
     assert (failure and failure.code) == kind
     if failure is not None:
-        assert (failure.rank, failure.host, failure.error, failure.time) == (5, "node2", error, 1.5)
-        assert (failure.exit_code, failure.signal) == ((code, None) if code >= 0 else (None, -code))
+        fault = failure.fault
+        assert (fault.rank, fault.host, fault.error, failure.time) == (5, "node2", error and error.line, 1.5)
+        assert (fault.exception, fault.traceback) == (error and error.type, error and error.traceback)
+        assert (fault.exit_code, fault.signal) == ((code, None) if code >= 0 else (None, signal.Signals(-code).name))
 
 
-def failed(kind: FaultCode, rank: int = 1, **fields: object) -> Failure:
-    return replace(Failure(kind, rank, "node2"), **fields)  # type: ignore[arg-type]
+def failed(kind: FaultCode, rank: int = 1, **fields: Any) -> Failure:
+    return Failure(Fault(code=kind, rank=rank, host="node2"), **fields)
 
 
-@pytest.mark.parametrize(
-    ("failure", "text"),
-    [
-        (failed(FaultCode.RAISED, error=BANANA), "rank 1 on node2: ValueError: the loss is a banana"),
-        (failed(FaultCode.RAISED, error=NO_WORDS), "rank 1 on node2: KeyError"),
-        (failed(FaultCode.RAISED, error=SYS_EXIT), "rank 1 on node2: sys.exit('no data')"),
-        (
-            failed(FaultCode.LOST_PEER, error=PEER),
-            "rank 1 on node2 lost another rank (RuntimeError: [x] Connection closed by peer)",
-        ),
-        (failed(FaultCode.SIGNALLED, rank=3, signal=9), "rank 3 on node2: killed by SIGKILL"),
-        (failed(FaultCode.SIGNALLED, signal=40), "rank 1 on node2: killed by signal 40"),
-        (failed(FaultCode.EXITED, exit_code=3), "rank 1 on node2: exited with code 3"),
-        (failed(FaultCode.NO_RETRY, exit_code=93), "rank 1 on node2: exited with code 93"),
-        (failed(FaultCode.NO_RETRY, exit_code=93, error=BANANA), "rank 1 on node2: ValueError: the loss is a banana"),
-        (failed(FaultCode.RETURNED_EARLY), "rank 1 on node2 exited with code 0 before its work was done"),
-        (failed(FaultCode.LEFT, exit_code=75), "rank 1 on node2 left with exit code 75"),
-    ],
-)
-def test_what_a_user_reads(failure: Failure, text: str) -> None:
-    assert of_rank(failure) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (errno.EAGAIN, "Resource temporarily unavailable; no more processes are allowed here: raise `ulimit -u` (now"),
-        (errno.ENOMEM, "Cannot allocate memory; there is no memory for one more process"),
-        (errno.EMFILE, "Too many open files; the agent may open no more files: raise `ulimit -n` (now unlimited)"),
-        (errno.ENFILE, "Too many open files in system; the node has no more files to open"),
-    ],
-)  # fmt: skip
-def test_what_is_missing_for_a_rank_and_how_to_get_it(number: int, words: str) -> None:
-    error = StartError(3, OSError(number, os.strerror(number)))
+def test_a_start_that_fails_names_the_error_and_the_limit() -> None:
+    error = StartError(3, OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
     error.processes, error.files = 512, -1
-    failure = failure_to_start(error, "node2", 1.5)
-    assert failure.code is FaultCode.NOT_STARTED
-    assert of_rank(failure).startswith(f"rank 3 on node2 cannot be started: [Errno {number}] {words}")
+    fault = fault_of_start(error, "node2")
+    assert (fault.code, fault.rank, fault.errno, fault.maximum) == (FaultCode.NOT_STARTED, 3, errno.EAGAIN, 512)
+    assert fault.error == f"[Errno {errno.EAGAIN}] Resource temporarily unavailable"
 
 
-def test_a_file_that_cannot_be_written_is_named() -> None:
-    error = StartError(3, OSError(errno.ENOSPC, "No space left on device", "/runs/r/attempts/0/logs/rank-3.out"))
-    text = of_rank(failure_to_start(error, "node2", 1.5))
-    assert text == (
-        "rank 3 on node2 cannot be started: [Errno 28] No space left on device: '/runs/r/attempts/0/logs/rank-3.out'"
-    )
-
-
-def test_a_process_that_is_still_there_is_named() -> None:
-    text = of_rank(failure_to_end([LeftOver(3, 4711, "D"), LeftOver(4, 4712, "R")], "node2", 1.5))
-    assert text.startswith(
-        "on node2 ranks of the round before were killed and are still there: rank 3 (process 4711, state D: it waits "
-        "for a device or a file server); rank 4 (process 4712, state R: it does not end); "
+def test_a_process_that_still_exists_is_named() -> None:
+    fault = fault_of_end([LeftOver(3, 4711, "D"), LeftOver(4, 4712, "R")], "node2")
+    assert (fault.code, fault.rank, fault.host) == (FaultCode.STILL_THERE, 3, "node2")
+    assert fault.error == (
+        "rank 3 (process 4711, state D: it waits for a device or a file server); rank 4 (process 4712, state R: it "
+        "does not end)"
     )
 
 
@@ -133,9 +95,9 @@ def test_which_of_several_is_to_blame(failures: list[Failure], blamed: int) -> N
     assert to_blame(failures).rank == blamed
 
 
-def test_what_would_come_again_is_final() -> None:
-    assert failed(FaultCode.RAISED, error=FINAL).final
-    assert failed(FaultCode.NO_RETRY).final
-    assert not failed(FaultCode.RAISED, error=BANANA).final
-    assert failed(FaultCode.RAISED, error=BANANA).traceback == "Traceback ..."
-    assert failed(FaultCode.SIGNALLED).traceback == ""
+@pytest.mark.parametrize(
+    ("code", "error", "final"), [(1, FINAL, True), (93, None, True), (1, BANANA, False), (-9, None, False)]
+)
+def test_what_would_fail_again_is_final(code: int, error: WorkerError | None, final: bool) -> None:
+    failure = failure_of(WorkerExit(0, 5, 77, code, None, error, 1.5), "node2", returns=True)
+    assert failure is not None and failure.final is final

@@ -10,11 +10,14 @@ import time
 
 import pytest
 
+from launcher.failures.codes import HangSign
+from launcher.runs.events import Accused
 from launcher.worker.flight_recorder import Group, Recorder, to_json
 from launcher.worker.hangs import (
     BUSY,
     LOOK,
     Activity,
+    Blamed,
     Report,
     Stacks,
     StepWatch,
@@ -54,27 +57,34 @@ def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIV
 
 
 @pytest.mark.parametrize(
-    ("reports", "guilty", "why"),
+    ("reports", "guilty", "sign", "detail"),
     [
-        ([rank(0), rank(1, state="T", stack=""), rank(2, stack=OUTSIDE)], [1], "stopped"),
-        ([rank(0), rank(1, state="D", stack=""), rank(2)], [1], "device or a file server"),
-        ([rank(0), rank(1), rank(2, stack="")], [2], "does not even write"),
-        ([rank(0), rank(1, stack=OUTSIDE), rank(2, stack=BACKWARD)], [1], "in no collective"),
-        ([rank(0), rank(1), rank(2, step=4)], [2], "behind"),
-        ([rank(0, stack=ITEM, called=7), rank(1, stack=ITEM, called=6)], [1], "has not called all_reduce (number 7"),
-        ([rank(0, stack=ITEM, called=7), rank(1, called=6), rank(2, called=7)], [1], "in which ranks 0,2 wait"),
-        ([rank(0, called=7), rank(1, stack="", called=7), rank(2, called=6)], [1], "does not even write"),
-        ([rank(0, stack=ITEM, called=7), rank(1, stack=ITEM, called=7)], [0, 1], "all others"),
-        ([rank(0), rank(1)], [0, 1], "all others"),
-        ([rank(0, stack=OUTSIDE), rank(1, stack=OUTSIDE)], [0, 1], "all others"),
-        ([rank(0, stack=""), rank(1, stack="", step=4)], [1], "behind"),
-        ([], [], "all others"),
+        ([rank(0), rank(1, state="T", stack=""), rank(2, stack=OUTSIDE)], [1], HangSign.STOPPED, ""),
+        ([rank(0), rank(1, state="D", stack=""), rank(2)], [1], HangSign.DEVICE, ""),
+        ([rank(0), rank(1), rank(2, stack="")], [2], HangSign.NO_STACK, ""),
+        ([rank(0), rank(1, stack=OUTSIDE), rank(2, stack=BACKWARD)], [1], HangSign.OUTSIDE, ""),
+        ([rank(0), rank(1), rank(2, step=4)], [2], HangSign.BEHIND, ""),
+        (
+            [rank(0, stack=ITEM, called=7), rank(1, stack=ITEM, called=6)], [1],
+            HangSign.RECORDER, "has not called all_reduce (number 7",
+        ),
+        (
+            [rank(0, stack=ITEM, called=7), rank(1, called=6), rank(2, called=7)], [1],
+            HangSign.RECORDER, "in which ranks 0,2 wait",
+        ),
+        ([rank(0, called=7), rank(1, stack="", called=7), rank(2, called=6)], [1], HangSign.NO_STACK, ""),
+        ([rank(0, stack=ITEM, called=7), rank(1, stack=ITEM, called=7)], [0, 1], HangSign.ALL, ""),
+        ([rank(0), rank(1)], [0, 1], HangSign.ALL, ""),
+        ([rank(0, stack=OUTSIDE), rank(1, stack=OUTSIDE)], [0, 1], HangSign.ALL, ""),
+        ([rank(0, stack=""), rank(1, stack="", step=4)], [1], HangSign.BEHIND, ""),
+        ([], [], HangSign.ALL, ""),
     ],
-)
-def test_who_is_blamed(reports: list[Report], guilty: list[int], why: str) -> None:
-    found, words = suspects(reports)
+)  # fmt: skip
+def test_who_is_blamed(reports: list[Report], guilty: list[int], sign: HangSign, detail: str) -> None:
+    found, seen, why = suspects(reports)
     assert [each.rank for each in found] == guilty
-    assert why in words
+    assert seen is sign
+    assert detail in why and bool(detail) == bool(why)
 
 
 @pytest.mark.parametrize(("stack", "answer"), [(COLLECTIVE, True), (BACKWARD, True), (OUTSIDE, False), ("", False)])
@@ -148,12 +158,11 @@ def test_who_would_die_of_the_question_is_not_asked() -> None:
 def test_whom_all_reports_blame() -> None:
     reports = [vars(Report(rank, f"node{rank}", 7, "T" if rank == 1 else "S", "")) for rank in range(3)]
     blamed = blame(reports)
-    assert (blamed.names, blamed.why, blamed.rank, blamed.step) == ("rank 1 on node1", "is stopped (state T)", 1, 7)
+    assert blamed == Blamed((Accused(host="node1", rank=1),), HangSign.STOPPED, step=7)
 
 
 def test_nobody_is_blamed_without_reports() -> None:
-    blamed = blame([])
-    assert (blamed.names, blamed.rank, blamed.step) == ("", None, None)
+    assert blame([]).ranks == ()
 
 
 QUIET = Sign(True, 3, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.members import Member
 from launcher.rendezvous.rank_environment import environment_of, place_variables, placements
 from launcher.schedulers.topology import derive
 

@@ -7,10 +7,9 @@ import itertools
 import pytest
 
 from launcher.agent.restart_policy import History, Kind, Then, decide
-from launcher.failures import text
 
-AFTER_PROGRESS = History(round=1, best=4, tried=1, first="rank 1 was killed", listened=True)
-SPENT = History(round=4, best=20, tried=3, first="rank 1 was killed", listened=True)
+AFTER_PROGRESS = History(round=1, best=4, tried=1, listened=True)
+SPENT = History(round=4, best=20, tried=3, listened=True)
 
 
 def verdict(
@@ -63,11 +62,11 @@ def test_who_is_told_to_stop_never_starts_again(kind: Kind, step: int) -> None:
 def test_only_restarts_without_progress_are_counted() -> None:
     history = History()
     for step in (5, 9, 12, 30):
-        history = history.after(f"at {step}", step)
-        assert (history.tried, history.best, history.first) == (1, step, f"at {step}")
+        history = history.after(step)
+        assert (history.tried, history.best) == (1, step)
     for tried in (2, 3):
-        history = history.after("again", 30)
-        assert (history.tried, history.best, history.first) == (tried, 30, "at 30")
+        history = history.after(30)
+        assert (history.tried, history.best) == (tried, 30)
     assert decide(Kind.KILLED, history, 30, listens=True, stopping=False, enough=True, max_restarts=3) is Then.FAIL
     assert history.round == 6
 
@@ -78,34 +77,14 @@ def test_no_restart_is_made_where_none_is_wanted() -> None:
 
 
 def test_a_new_round_for_a_node_that_came_back_is_free() -> None:
-    assert History().after("node2 came back", 7, counts=False).tried == 0
+    assert History().after(7, counts=False).tried == 0
 
 
 def test_no_restart_before_any_step_is_for_ever() -> None:
     history, rounds = History(), 0
     while decide(Kind.KILLED, history, -1, listens=True, stopping=False, enough=True, max_restarts=2) is Then.RESTART:
-        history, rounds = history.after("killed", -1), rounds + 1
+        history, rounds = history.after(-1), rounds + 1
     assert rounds == 2
-
-
-@pytest.mark.parametrize(
-    ("history", "cause", "words"),
-    [
-        (History(), "rank 1 was killed", "rank 1 was killed"),
-        (
-            History(tried=1, first="rank 1 was killed"),
-            "rank 1 was killed",
-            "rank 1 was killed; 1 restart got no further (launch.max_restarts=2)",
-        ),
-        (
-            History(tried=2, first="rank 1 was killed"),
-            "rank 0 hung",
-            "rank 1 was killed; 2 restarts got no further (launch.max_restarts=2); the last time rank 0 hung",
-        ),
-    ],
-)
-def test_who_gives_up_names_the_first_cause(history: History, cause: str, words: str) -> None:
-    assert text.given_up(cause, history.first, history.tried, 2) == words
 
 
 @pytest.mark.parametrize(("then", "code"), [(Then.FAIL, 1), (Then.RESUME, 75), (Then.NO_RETRY, 93), (Then.RESTART, 1)])

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.agent import stragglers
 from launcher.agent.stragglers import Paces, interval
-from launcher.rendezvous.protocol import Meeting, Member
+from launcher.rendezvous.members import Member, Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
 from tests.unit.plans import bare_plan
@@ -30,11 +30,11 @@ def test_the_first_agent_names_a_slow_rank_once(
     attempt = directory.Attempt(directory.Run(tmp_path), 0)
     attempt.path.mkdir(parents=True)
     plan = bare_plan(train={"straggler_time": 20, "straggler_factor": 1.5})
-    meeting = Meeting("", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)
+    rendezvous = Rendezvous("", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)
     events: list[kinds.SlowRank] = []
     sent: list[dict[str, Any]] = []
     agents = [
-        Paces(plan, attempt, events.append, meeting, index, 0)  # type: ignore[arg-type]
+        Paces(plan, attempt, events.append, rendezvous, index, 0)  # type: ignore[arg-type]
         for index in range(2)
     ]
     now, wall = time.monotonic(), 1000.0

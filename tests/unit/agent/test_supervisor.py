@@ -13,17 +13,22 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.agent.coordinator import STACKS, Coordinator, Limits
+from launcher.agent.coordinator import Coordinator
+from launcher.agent.outcome import AttemptFailed, Done, NextRound
+from launcher.agent.rank_status import Means
 from launcher.agent.restart_policy import History
+from launcher.agent.round_watch import STACKS, Limits
 from launcher.agent.signals import Signals
-from launcher.agent.supervisor import DECIDED, DIES, LATE, AttemptFailed, Done, Means, NextRound, Supervisor
+from launcher.agent.supervisor import DECIDED, DIES, LATE, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach.request_handler import RequestHandler
+from launcher.failures.codes import FaultCode, HangSign, StopReason
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.rendezvous.channel import Message
-from launcher.rendezvous.protocol import Meeting, Member
+from launcher.rendezvous.members import Member, Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Accused, Fault, HostSignal, Place, Stop
 from launcher.runs.time_left import TimeLeft
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
@@ -130,9 +135,9 @@ class Agent:
         self.workers = FakeWorkers(member.ranks, index * member.ranks)
         self.line = FakeLine(job, index)
         self.outcome: Outcome | None = None
-        meeting = Meeting("localhost", 1, tuple(job.members), None)
+        rendezvous = Rendezvous("localhost", 1, tuple(job.members), None)
         self.supervisor = Supervisor(
-            self.means, self.line, self.workers, meeting, index, history, clock=lambda: job.now
+            self.means, self.line, self.workers, rendezvous, index, history, clock=lambda: job.now
         )  # fmt: skip
 
     def turn(self) -> None:
@@ -170,7 +175,7 @@ class Job:
         self.plan: JobPlan = bare_plan(**{**values, **fields})
         self.now = 1000.0
         self.members = [Member(index, index, f"node{index}", ranks) for index in range(agents)]
-        self.blamed = Blamed("rank 1 on node0", "is stopped (state T)", 1, 5)
+        self.blamed = Blamed((Accused(host="node0", rank=1),), HangSign.STOPPED, step=5)
         self.agents: list[Agent] = []
         plan = self.plan
         limits = Limits(
@@ -182,9 +187,9 @@ class Job:
             HEARTBEAT,
             plan.launch.max_restarts,
         )
-        names = [f"n{index}" for index in range(agents)]
+        places = [Place(host=f"node{index}", node=index) for index in range(agents)]
         self.coordinator = Coordinator(
-            limits, names, self.members[0], claim=lambda *_: None, listen=lambda _: 1, blame=lambda _: self.blamed
+            limits, places, self.members[0], claim=lambda *_: None, listen=lambda _: 1, blame=lambda _: self.blamed
         )
         history = history or History()
         self.attempt = directory.Attempt(directory.Run(folder), 0)
@@ -227,7 +232,7 @@ class Job:
     def cut(self, index: int) -> None:
         """A node is gone. For the others it is the leader that is lost if it is the first one."""
         self.agents[index].line.connected = False
-        self.agents[index].outcome = AttemptFailed("gone")
+        self.agents[index].outcome = AttemptFailed(Fault(error="gone"))
         if index:
             self.coordinator.disconnected(index, self.now)
             self.deliver()
@@ -253,6 +258,16 @@ class Job:
         outcome = self.agents[index].outcome
         assert isinstance(outcome, AttemptFailed), outcome
         return outcome
+
+    def fault(self, index: int = 0) -> Fault:
+        event = self.failed(index).event
+        assert isinstance(event, Fault), event
+        return event
+
+    def stop(self, index: int = 0) -> Stop:
+        event = self.failed(index).event
+        assert isinstance(event, Stop), event
+        return event
 
     def next_round(self, index: int = 0) -> NextRound:
         outcome = self.agents[index].outcome
@@ -332,7 +347,7 @@ def test_a_rank_that_is_killed_after_progress_starts_again_on_all_nodes(job: Cal
     assert [agent.workers.alive for agent in one.agents] == [set(), set()]
     assert sent_to(one.agents[0]) == {0: [KILL], 1: [KILL]}, "what they have not saved is lost already"
     (event,) = one.agents[1].told()
-    assert (event["event"], event["cause"]) == ("restart", "rank 2 on node1: killed by SIGKILL")
+    assert (event["event"], event["code"], event["rank"], event["signal"]) == ("restart", "signalled", 2, "SIGKILL")
     assert one.agents[0].told() == [], "who saw it tells it"
 
 
@@ -343,7 +358,8 @@ def test_a_rank_that_raises_without_progress_ends_the_attempt(job: Callable[...,
     assert one.ended() == [errors.FAILED, errors.FAILED]
     assert (one.failed(0).ours, one.failed(1).ours) == (True, False)
     assert (one.failed(0).decides, one.failed(1).decides) == (True, False)
-    assert str(one.failed(1)) == str(one.failed(0)) == "rank 1 on node0: ValueError: boom"
+    assert one.fault(1) == one.fault(0)
+    assert (one.fault().code, one.fault().rank, one.fault().host) == (FaultCode.RAISED, 1, "node0")
     (event,) = one.agents[0].told()
     assert (event["event"], event["rank"], event["traceback"]) == ("fault", 1, "Traceback\nValueError: boom\n")
 
@@ -382,7 +398,7 @@ def test_a_rank_that_exits_early_with_0_has_failed(job: Callable[..., Job]) -> N
     one.agents[1].workers.end(1, 0)
     one.run(1)
     assert one.ended() == [errors.FAILED, errors.FAILED]
-    assert str(one.failed()) == "rank 3 on node1 exited with code 0 before its work was done"
+    assert (one.fault().code, one.fault().rank, one.fault().host) == (FaultCode.RETURNED_EARLY, 3, "node1")
 
 
 def test_93_ends_the_attempt_for_good(job: Callable[..., Job]) -> None:
@@ -397,7 +413,8 @@ def test_the_death_is_blamed_and_not_who_lost_a_peer_by_it(job: Callable[..., Jo
     one.agents[0].workers.end(0, 1, error=raised("Connection closed by peer", lost_peer=True))
     one.agents[0].workers.end(1, -signal.SIGSEGV)
     one.run(1)
-    assert one.next_round().history.first == "rank 1 on node0: killed by SIGSEGV"
+    (event,) = one.agents[0].told()
+    assert (event["code"], event["rank"], event["signal"]) == ("signalled", 1, "SIGSEGV")
 
 
 def test_a_survivor_that_lost_a_peer_on_another_node_is_no_error_of_the_program(job: Callable[..., Job]) -> None:
@@ -425,7 +442,7 @@ def test_ranks_that_do_not_die_end_the_attempt_to_resume_elsewhere(job: Callable
     assert one.ended()[0] is None
     one.run(2)
     assert one.ended()[0] == errors.RESUME
-    assert "node0" in str(one.failed(0)) and "still there" in str(one.failed(0))
+    assert (one.fault().code, one.fault().host) == (FaultCode.STILL_THERE, "node0")
 
 
 # -- ranks that leave to resume later
@@ -440,7 +457,7 @@ def test_ranks_that_leave_give_the_others_time_to_save(job: Callable[..., Job]) 
     one.leave(0)
     one.run(1)
     assert one.ended() == [errors.RESUME, errors.RESUME]
-    assert str(one.failed(1)) == "stopped: ranks 2, 3 on node1 left with exit code 75"
+    assert (one.stop(1).reason, one.stop(1).host, one.stop(1).ranks) == (StopReason.EXIT_75, "node1", (2, 3))
 
 
 def test_ranks_that_do_not_follow_are_killed_in_the_end(job: Callable[..., Job]) -> None:
@@ -494,7 +511,7 @@ def test_ranks_that_listen_are_asked_and_leave(job: Callable[..., Job]) -> None:
     one.leave(1)
     one.run(1)
     assert one.ended() == [errors.RESUME, errors.RESUME]
-    assert "stopped: node1 was told to stop (SIGTERM)" in str(one.failed(0))
+    assert (one.stop().reason, one.stop().host, one.stop().signal) == (StopReason.SIGNAL, "node1", "SIGTERM")
 
 
 def test_ranks_that_listen_and_do_not_leave_are_killed_after_the_grace(job: Callable[..., Job]) -> None:
@@ -506,7 +523,7 @@ def test_ranks_that_listen_and_do_not_leave_are_killed_after_the_grace(job: Call
     assert not one.agents[0].workers.alive
     one.run(LATE + 1)
     assert one.ended() == [errors.RESUME, errors.RESUME]
-    assert f"did not leave within {GRACE} s and were killed" in str(one.failed(0))
+    assert (one.stop().killed_on, one.stop().grace) == ("node0", GRACE)
 
 
 def test_ranks_that_do_not_listen_end_with_the_signal(job: Callable[..., Job]) -> None:
@@ -521,7 +538,7 @@ def test_ranks_that_do_not_listen_end_with_the_signal(job: Callable[..., Job]) -
             agent.workers.end(place, -TERM)
     one.run(1)
     assert one.ended() == [128 + TERM, 128 + TERM]
-    assert "was told to stop (SIGTERM)" in str(one.failed(0))
+    assert (one.fault().code, one.fault().signal) == (FaultCode.STOPPED_EARLY, "SIGTERM")
 
 
 def test_a_stop_request_to_one_agent_ends_ranks_that_do_not_listen_everywhere(job: Callable[..., Job]) -> None:
@@ -578,7 +595,7 @@ def test_a_rank_that_fails_while_all_stop_does_not_start_again(job: Callable[...
 
 def test_ranks_leave_for_a_node_that_came_back_and_start_again(job: Callable[..., Job]) -> None:
     one = job()
-    one.coordinator.broadcast({"type": "regroup", "reason": "n2 came back"})
+    one.coordinator.broadcast({"type": "regroup", "back": [{"host": "node2", "node": 2}]})
     one.deliver()
     one.run(0.5)
     assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [USR2], 1: [USR2]}
@@ -630,7 +647,7 @@ def test_a_program_that_does_not_leave_is_killed_and_resumed(program: Job) -> No
     program.run(GRACE + LATE + 3)
     assert program.ended() == [errors.RESUME, errors.RESUME]
     assert sent_to(program.agents[1])[0] == [signal.SIGINT, KILL]
-    assert "killed" in str(program.failed(0))
+    assert program.stop().killed_on is not None
 
 
 def test_a_program_is_done_without_a_word(program: Job) -> None:
@@ -673,7 +690,7 @@ def test_a_program_is_asked_to_stop_before_its_deadline(
     one.leave(1)
     one.run(1)
     assert one.ended() == [errors.RESUME, errors.RESUME]
-    assert str(one.failed(0)) == "stopped: its time is nearly up"
+    assert one.stop().reason is StopReason.TIME_LIMIT
 
 
 def test_an_agent_that_guesses_a_deadline_does_not_end_the_attempt_of_others(
@@ -712,7 +729,7 @@ def test_a_program_stops_when_its_stop_file_is_there(program: Job) -> None:
     program.leave(1)
     program.run(1)
     assert program.ended() == [errors.RESUME, errors.RESUME]
-    assert str(program.failed(0)) == "stopped: its stop file"
+    assert program.stop().reason is StopReason.STOP_FILE
 
 
 def test_a_stop_file_that_cannot_be_read_is_no_stop_request(program: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -743,7 +760,7 @@ def test_too_few_nodes_resume_in_another_attempt(job: Callable[..., Job]) -> Non
     one.cut(2)
     one.run(1)
     assert one.ended()[:2] == [errors.RESUME, errors.RESUME]
-    assert str(one.failed(1)) == "node2 ended without a word (killed, or lost)"
+    assert (one.fault(1).code, one.fault(1).accused) == (FaultCode.NODE_ENDED, (Accused(host="node2"),))
 
 
 def test_too_few_nodes_that_may_be_cut_off_do_not_speak_for_the_attempt_yet(job: Callable[..., Job]) -> None:
@@ -754,7 +771,7 @@ def test_too_few_nodes_that_may_be_cut_off_do_not_speak_for_the_attempt_yet(job:
     one.run(HEARTBEAT + 2)
     failed = one.failed(0)
     assert (failed.exit_code, failed.ours) == (errors.RESUME, True)
-    assert failed.suspended is not None and failed.suspended.cause == str(failed)
+    assert failed.suspended == failed.event
     assert not [event for event in one.agents[0].told() if event["event"] == "fault"]
 
 
@@ -768,7 +785,7 @@ def test_a_lost_leader_is_decided_about_by_each_for_itself(job: Callable[..., Jo
         assert one.next_round(1).lost == one.next_round(2).lost == (0,)
         assert one.next_round(1).history.round == one.next_round(2).history.round
     else:
-        assert "lost contact with node0, which runs rank 0" in str(one.failed(1))
+        assert (one.fault(1).code, one.fault(1).accused) == (FaultCode.LEADER_LOST, (Accused(host="node0"),))
 
 
 def test_a_lost_leader_is_in_the_record_and_not_who_tells_of_it(job: Callable[..., Job]) -> None:
@@ -783,13 +800,15 @@ def test_a_lost_leader_is_in_the_record_and_not_who_tells_of_it(job: Callable[..
 def test_a_leader_that_is_lost_while_ranks_end_is_the_cause(job: Callable[..., Job]) -> None:
     """A node dies, and the scheduler ends the others because of that."""
     one = job(listen=False)
-    one.agents[0].outcome = AttemptFailed("its kernel has stopped; its connections are still there")
+    one.agents[0].outcome = AttemptFailed(Fault(error="its kernel has stopped; its connections are still there"))
     one.agents[1].signals.send(TERM)
     one.run(0.3)
     one.cut(0)
     one.run(GRACE + 2)
     assert one.ended()[1] == 128 + TERM
-    assert str(one.failed(1)).startswith("node0, which runs rank 0, ended without a word (killed, or lost); then node1")
+    fault = one.fault(1)
+    assert (fault.code, fault.accused) == (FaultCode.NODE_ENDED, (Accused(host="node0"),))
+    assert fault.then == HostSignal(host="node1", signal="SIGTERM")
 
 
 def test_a_leader_that_is_lost_while_ranks_save(job: Callable[..., Job]) -> None:
@@ -838,7 +857,8 @@ def test_ranks_that_do_no_step_are_found_out(job: Callable[..., Job], monkeypatc
     one.run(STACKS)
     assert one.ended() == ["round 1", "round 1"]
     assert len(taken) == 2
-    assert one.next_round().history.first.startswith("rank 1 on node0 is stopped (state T): no step for 60 s")
+    (event,) = one.agents[0].told()
+    assert (event["code"], event["sign"], event["rank"], event["seconds"]) == ("hang", "stopped", 1, 60)
     stacks = sorted(path.name for path in one.attempt.logs.iterdir() if "stacks" in path.name)
     assert len(stacks) == 4
 
@@ -865,7 +885,7 @@ def test_the_time_to_join_names_the_ranks_that_are_missing(job: Callable[..., Jo
     one.run(62)
     one.run(GRACE + 1)
     assert one.ended() == [errors.FAILED, errors.FAILED]
-    assert "rank 1 on node0 did not join the others within 60 s" in str(one.failed())
+    assert (one.fault().code, one.fault().accused) == (FaultCode.NOT_JOINED, (Accused(host="node0", rank=1),))
 
 
 def test_no_agent_touches_this_process_s_signals() -> None:

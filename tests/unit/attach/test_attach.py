@@ -70,8 +70,8 @@ def stop(rank: int, **more: Any) -> dict[str, Any]:
         ([stop(0)], [0]),
         ([stop(0), {"event": "continued", "rank": 0}], []),
         ([stop(0), stop(3), {"event": "continued", "rank": 0}, stop(0)], [0, 3]),
-        ([stop(0), {"event": "restart", "round": 1, "cause": "x"}], []),
-        ([stop(0), {"event": "restart", "round": 1, "cause": "x"}, stop(1)], [1]),
+        ([stop(0), {"event": "restart", "round": 1}], []),
+        ([stop(0), {"event": "restart", "round": 1}, stop(1)], [1]),
     ],
 )
 def test_who_waits_at_a_breakpoint(events: list[dict[str, Any]], ranks: list[int]) -> None:

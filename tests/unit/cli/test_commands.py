@@ -18,6 +18,7 @@ import pytest
 from launcher.cli import commands, status
 from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
+from launcher.failures.codes import StopReason
 from launcher.monitoring import live
 from launcher.monitoring.state import RunState
 from launcher.paths import PACKAGE
@@ -71,7 +72,7 @@ def make(tmp_path: Path, name: str = "a", *, code: int | None = None, ranks: int
         for rank in range(ranks):
             (folder / "logs" / f"rank-{rank}.out").write_text(f"rank {rank} was here\n")
         if fault:
-            event_file.append(folder / "events" / "node-0.jsonl", kinds.Fault(cause=fault, rank=0))
+            event_file.append(folder / "events" / "node-0.jsonl", kinds.Fault(error=fault))
         if code is not None:
             event_file.append(folder / "events" / "script.jsonl", kinds.Ended(code=code))
     return run
@@ -216,14 +217,17 @@ def test_a_run_of_a_scheduler_that_is_not_here_is_named_and_hides_no_other(call:
 def test_attempts_of_several_runs_are_told_apart(call: Call, tmp_path: Path) -> None:
     for name in "ab":
         run = make(tmp_path, name, code=75)
-        event_file.append(run.attempts()[0].events_file("stop"), kinds.Stop(cause="told to stop (SIGTERM)", step=7))
+        event_file.append(
+            run.attempts()[0].events_file("stop"),
+            kinds.Stop(reason=StopReason.SIGNAL, host="n1", signal="SIGTERM", step=7),
+        )
         (run.path / "attempts/1/events").mkdir(parents=True)
         event_file.append(run.path / "attempts/1/events/script.jsonl", kinds.Ended(code=0))
         words = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO PREEMPTION ***"
         (run.path / "output-7.log").write_text(f"{words}\n")
     told = call("status", "a", "b").out
     for name in "ab":
-        assert re.search(rf"\n\n{name}:\nATTEMPT .*\n0 .* 75 preempted: told to stop \(SIGTERM\)", told), told
+        assert re.search(rf"\n\n{name}:\nATTEMPT .*\n0 .* 75 preempted: n1 was asked to stop by SIGTERM", told), told
     assert "a:\n" not in call("status", "a").out
 
 

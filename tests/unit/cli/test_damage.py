@@ -49,9 +49,7 @@ def running(folder: Path, name: str = "whole", job: str = "7") -> Run:
         events = attempt / "events"
         event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1"))
         event_file.append(events / "node-0.jsonl", kinds.Met(ranks=2, members=1))
-        event_file.append(
-            events / "node-0.jsonl", kinds.Fault(cause="rank 1 on node1: ValueError: ü", rank=1, host="node1")
-        )
+        event_file.append(events / "node-0.jsonl", kinds.Fault(error="ValueError: ü", rank=1, host="node1"))
         event_file.append(events / "rank-0.jsonl", kinds.Progress(step=1, total=9))
         event_file.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
         event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))

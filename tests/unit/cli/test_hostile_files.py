@@ -26,7 +26,7 @@ from launcher.cli.text import cause
 from launcher.diagnose.post_mortem.evidence import of
 from launcher.diagnose.why.of_run import explain
 from launcher.errors import LauncherError, RunError
-from launcher.failures.codes import FaultCode, PreflightThen
+from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files import run_files
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.live import JobMonitor, all_statuses, status_of
@@ -84,7 +84,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         event_file.append(node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5))
         bad = (kinds.Finding("node2", "node2", "device", "slow"),)
         event_file.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
-        event_file.append(node, kinds.Restart(round=1, cause="rank 0 was killed", step=3, world_size=2))
+        event_file.append(node, kinds.Restart(round=1, rank=0, signal="SIGKILL", step=3, world_size=2))
         event_file.append(node, kinds.Resized(round=1, members=1, world_size=2, size=2))
         event_file.append(
             events / "rank-0.jsonl", kinds.Progress(step=1, total=9, values={"loss": 0.5, "images_per_s": 3.5})
@@ -98,10 +98,10 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         )
         if number == 0 or code is not None:
             event_file.append(
-                node, kinds.Fault(cause="rank 1 on node1: ValueError: ü", rank=1, host="node1", code=FaultCode.RAISED,
+                node, kinds.Fault(error="ValueError: ü", rank=1, host="node1", code=FaultCode.RAISED,
                 step=5, traceback="Traceback:\n  File x\nValueError: ü", memory={"used": 5, "limit": 7}))  # fmt: skip
-            event_file.append(node, kinds.Stop(cause="told to", step=5, host="node1"))
-            event_file.append(events / "script.jsonl", kinds.Again(what="here", why="it may be better"))
+            event_file.append(node, kinds.Stop(reason=StopReason.SIGNAL, step=5, host="node1"))
+            event_file.append(events / "script.jsonl", kinds.Again(what="here", reason=NextReason.RESUMABLE))
             event_file.append(events / "script.jsonl", kinds.Ended(code=75 if number == 0 else code))
         (attempt / "logs/rank-1.err").write_text("Traceback (most recent call last):\nValueError: ü\n")
         (attempt / "logs/rank-1.out").write_text("hello\n")
@@ -281,14 +281,14 @@ def test_a_field_of_another_type_is_named(one: Run) -> None:
     journal = one.path / "journal.jsonl"
     journal.write_text(journal.read_text() + '{"time": 3170843000000000, "event": "submitted", "job": "9"}\n')
     with (one.path / "attempts/1/events/node-0.jsonl").open("a") as file:
-        file.write('{"time": 2, "event": "fault", "cause": ["x"]}\n{"time": 2, "event": "met", "ranks": "2"}\n')
+        file.write('{"time": 2, "event": "fault", "error": ["x"]}\n{"time": 2, "event": "met", "ranks": "2"}\n')
     assert unreadable.problems(one) == [
         f"{journal}, line 3: time is no time",
-        f"{one.path}/attempts/1/events/node-0.jsonl, line 7: cause is no text",
+        f"{one.path}/attempts/1/events/node-0.jsonl, line 7: error is no text",
         f"{one.path}/attempts/1/events/node-0.jsonl, line 8: ranks is no whole number",
     ]
-    assert "line 7: cause is no text" in shown(one, a_post_mortem)
-    assert "line 7: cause is no text" in shown(one, a_report)
+    assert "line 7: error is no text" in shown(one, a_post_mortem)
+    assert "line 7: error is no text" in shown(one, a_report)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def a_link(path: Path) -> None:
 
 def a_link_elsewhere(path: Path) -> None:
     secret = path.parent / "secret"
-    secret.write_text('{"time": 1, "event": "fault", "cause": "a secret of somebody else"}\n')
+    secret.write_text('{"time": 1, "event": "fault", "error": "a secret of somebody else"}\n')
     path.symlink_to(secret)
 
 

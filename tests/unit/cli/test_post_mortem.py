@@ -14,8 +14,9 @@ from launcher.cli import commands
 from launcher.cli.text import cause, outcome
 from launcher.diagnose.post_mortem import evidence
 from launcher.errors import LauncherError
+from launcher.failures.codes import FaultCode, StopReason
 from launcher.monitoring import live
-from launcher.runs import event_file
+from launcher.runs import event_file, event_json
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import registry
@@ -48,7 +49,8 @@ def attempt(run: Run, number: int = 0, *, ended: int | None = 1, output: int = 0
     made.logs.mkdir()
     event_file.append(made.events_file("script"), kinds.Started(job="7", host="node1", output=output))
     if fault:
-        event_file.append(made.events_file("node-0"), kinds.Fault(**{"host": "node2", "ends_with": 1, **fault}))
+        values = {"event": "fault", "host": "node2", "ends_with": 1, **fault}
+        event_file.append(made.events_file("node-0"), event_json.from_entry(values))
     if ended is not None:
         event_file.append(made.events_file("script"), kinds.Ended(code=ended))
     return made
@@ -79,9 +81,7 @@ def verdict(call: Call, *arguments: str) -> dict[str, Any]:
 
 
 def test_an_error_in_the_code(made: Run, call: Call) -> None:
-    logs = attempt(
-        made, rank=3, code="raised", error="ValueError: no", cause="rank 3 on node2: ValueError: no", traceback=TRACE
-    ).logs
+    logs = attempt(made, rank=3, code="raised", error="ValueError: no", traceback=TRACE).logs
     write(logs / "rank-3.out", "step 1\n\x1b[2Jstep 2\n")
     write(logs / "rank-3.err", f"a warning\n{TRACE}\n")
     write(logs / "rank-0.err", f"{TRACE}\n")
@@ -105,25 +105,25 @@ def test_an_error_in_the_code(made: Run, call: Call) -> None:
 
 
 def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call: Call) -> None:
-    logs = attempt(made, rank=1, cause="it left", code="exited", exit_code=1).logs
+    logs = attempt(made, rank=1, code="exited", exit_code=1).logs
     write(logs / "rank-1.err", f"a warning\n{TRACE}\n")
     told = verdict(call)
     assert (told["kind"], told["traceback"], told["log"]) == ("exception", TRACE, ["a warning"])
-    assert told["cause"] == "it left: ValueError: no"
+    assert told["cause"] == "rank 1 on node2: exited with code 1: ValueError: no"
 
 
 def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
-    attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGKILL", memory={"kills": 1})
+    attempt(made, rank=1, code="signalled", signal="SIGKILL", memory={"kills": 1})
     line = cause(live.status_of(made, live.JobMonitor()))
     assert line == verdict(call)["cause"]
-    assert line == "it was killed; the kernel killed processes for lack of memory in its cgroup"
+    assert line == "rank 1 on node2: killed by SIGKILL; the kernel killed processes for lack of memory in its cgroup"
 
 
 def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
     attempt(
         made,
         rank=1,
-        cause="rank 1 on node2: ValueError: \x1b]0;title\x07\x1b[31mred\x1b[0m \udc80",
+        error="ValueError: \x1b]0;title\x07\x1b[31mred\x1b[0m \udc80",
         traceback="a\x1b[2Jb",
     )
     seen = live.status_of(made, live.JobMonitor())
@@ -135,7 +135,7 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
 def test_advice_names_the_run_and_not_latest_which_moves(
     made: Run, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGKILL", memory={"kills": 1})
+    attempt(made, rank=1, code="signalled", signal="SIGKILL", memory={"kills": 1})
     (made.path.parent / "latest").symlink_to(made.path)
     for default, name in ((made.path.parent, made.id), (made.path.parent.parent, str(made.path))):
         monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(default))
@@ -170,7 +170,7 @@ def test_the_job_of_another_attempt_has_an_output_of_its_own(made: Run) -> None:
 
 def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "job_executions", lambda *_: [JobExecution("CANCELLED", by="0", used=5000)])
-    attempt(made, ended=143, cause="it was asked to stop", code="stopped_early")
+    attempt(made, ended=143, code="stopped_early")
     told = verdict(call)
     assert (told["kind"], told["cancelled_by"], told["memory"]["used"]) == ("cancelled", "root", 5000)
 
@@ -178,10 +178,10 @@ def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, mon
 def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> None:
     attempt_made = attempt(
         made, rank=1, code="hang", host="node1", accused=[{"host": "node2", "rank": 1}], limit="launch.hang_timeout",
-        cause="rank 1 on node2 is behind the others: no step for 3 s (launch.hang_timeout) after step 5",
     )  # fmt: skip
     event_file.append(
-        attempt_made.events_file("node-0"), kinds.Restart(round=1, cause="rank 0 on node1: killed by SIGKILL")
+        attempt_made.events_file("node-0"),
+        kinds.Restart(round=1, code=FaultCode.SIGNALLED, rank=0, host="node1", signal="SIGKILL"),
     )
     head = "hread 0x1 (most recent call first):\n"
     stack = f'T{head}  File "/t.py", line 1 in wait\n\nCurrent t{head}'
@@ -205,9 +205,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.PENDING, "PENDING (Resources)"))
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, ended=75)
-    event_file.append(
-        Attempt(made, 0).events_file("stop"), kinds.Stop(cause="its time is nearly up", reason="time_limit", step=7)
-    )
+    event_file.append(Attempt(made, 0).events_file("stop"), kinds.Stop(reason=StopReason.TIME_LIMIT, step=7))
     code, shown = call("a")
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
@@ -238,7 +236,7 @@ def test_bad_input(made: Run, call: Call) -> None:
 
 
 def test_half_written_files_do_not_matter(made: Run, call: Call) -> None:
-    attempt_made = attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGABRT")
+    attempt_made = attempt(made, rank=1, code="signalled", signal="SIGABRT")
     write(attempt_made.logs / "rank-1.err", "terminate called\nstd::bad_alloc")
     (attempt_made.logs / "rank-0.err").symlink_to("/nowhere")
     (attempt_made.logs / "rank-x.err").touch()
@@ -252,7 +250,7 @@ def test_half_written_files_do_not_matter(made: Run, call: Call) -> None:
              "attempts/0/logs/rank-1.err", "output-7.log"],
 )  # fmt: skip
 def test_a_file_that_was_cut_off_anywhere_is_no_reason_to_crash(made: Run, call: Call, name: str) -> None:
-    logs = attempt(made, rank=1, cause="it left", code="exited", exit_code=1, memory={"largest": 5}).logs
+    logs = attempt(made, rank=1, code="exited", exit_code=1, memory={"largest": 5}).logs
     write(logs / "rank-1.err", f"a warning\n{TRACE}\n")
     write(made.path / "output-7.log", NOTICES)
     path, whole = made.path / name, (made.path / name).read_bytes()
@@ -325,5 +323,5 @@ def test_what_a_job_may_take_is_counted_as_what_it_took(scheduler: str, limit: i
 def test_the_host_that_is_accused_counts_more_than_who_tells_it(
     made: Run, call: Call, accused: list[dict[str, Any]], host: str
 ) -> None:
-    attempt(made, cause="a node is gone", code="node_silent", accused=accused)
+    attempt(made, code="node_silent", accused=accused)
     assert verdict(call)["host"] == host

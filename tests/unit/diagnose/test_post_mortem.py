@@ -13,7 +13,7 @@ from launcher.config.schema import Env
 from launcher.diagnose.post_mortem import evidence, traces
 from launcher.diagnose.post_mortem.advice import Case, advice
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
-from launcher.failures import symptoms
+from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
@@ -28,8 +28,8 @@ GIB = 1024**3
 
 
 def fault(code: FaultCode, **more: Any) -> Fault:
-    """What agents told; its cause is for people alone."""
-    return Fault(cause="they say why", code=code, host="node1", **more)
+    """The event of an agent."""
+    return Fault(code=code, host="node1", **more)
 
 
 def raised(error: str, **more: Any) -> Fault:
@@ -56,7 +56,7 @@ def lines(*text: str) -> tuple[notices.Notice, ...]:
 # -- what the script and whoever waits for the tasks have noted
 
 TOLD = StopRequested(signal="SIGTERM", host="n1")
-TOLD_WORDS = "n1 was told to stop (SIGTERM)"
+TOLD_WORDS = "n1 was asked to stop by SIGTERM"
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ TOLD_WORDS = "n1 was told to stop (SIGTERM)"
          f"{TOLD_WORDS} (exit code 143); PBS says TIMEOUT"),
         (Evidence(RunState.CANCELLED, request=TOLD, ended=143, detail="CANCELLED"), Kind.CANCELLED,
          f"{TOLD_WORDS}; CANCELLED"),
-        (Evidence(RunState.STOPPED, request=TOLD, stop=Stop(cause="they were killed", reason=StopReason.KILLED)),
-         Kind.STOPPED, "they were killed"),
-        (failed(fault(FaultCode.NO_FOLDER)), Kind.CONFIG_ERROR, "they say why"),
+        (Evidence(RunState.STOPPED, request=TOLD, stop=Stop(reason=StopReason.KILLED, exit_code=137)),
+         Kind.STOPPED, "all agents were killed (exit code 137)"),
+        (failed(fault(FaultCode.NO_FOLDER, error="gone")), Kind.CONFIG_ERROR, "node1: gone"),
     ],
 )  # fmt: skip
 def test_what_is_noted_before_any_agent_speaks(evidence: Evidence, kind: Kind, cause: str) -> None:
@@ -169,7 +169,7 @@ def test_what_an_error_is_a_sign_of(line: str, kind: Kind | None) -> None:
 
 def test_an_error_of_no_special_kind_is_the_codes() -> None:
     told = raised("ValueError: the loss is a banana")
-    assert classify(failed(told)) == Verdict(Kind.EXCEPTION, told.cause)
+    assert classify(failed(told)) == Verdict(Kind.EXCEPTION, "rank 0 on node1: ValueError: the loss is a banana")
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ KILLED, ABORTED = signalled("SIGKILL"), signalled("SIGABRT")
 ASKED = fault(FaultCode.STOPPED_EARLY, signal="SIGTERM")
 GONE = fault(FaultCode.NODE_ENDED, signal="SIGTERM", accused=(Accused("node2"),))
 LEFT, CRASHED = exited(3), signalled("SIGSEGV")
-SAY = "they say why"
+SAY = "SAY"  # the text of the event itself
 BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in (0, 1, 2, 4, 5, 6))
 
 
@@ -415,8 +415,8 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
          "no rank reported a cause; FAILED (in words)"),
         (failed(ended=None, scheduler="PBS", detail="FAILED (a comment: killed by SIGKILL)"), Kind.UNKNOWN, None),
         (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
-        (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(cause="it was asked", step=7)),
-         Kind.PREEMPTED, "it was asked at step 7"),
+        (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(reason=StopReason.SIGNAL, host="n1", step=7)),
+         Kind.PREEMPTED, f"{SAY} at step 7"),
         (Evidence(RunState.LOST), Kind.LOST, None),
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), Kind.REQUEUED, "Slurm says REQUEUED"),
         (failed(ended=143, notices=lines(BY_REQUEUE), output=(BY_REQUEUE,)), Kind.REQUEUED,
@@ -427,7 +427,7 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
          "it was cancelled before it started"),
         (Evidence(RunState.CANCELLED, begun=False, cancelled=True, detail="CANCELLED (Dependency)"), Kind.CANCELLED,
          "it was cancelled before it started"),
-        (Evidence(RunState.CANCELLED, cancelled=True, detail="CANCELLED", stop=Stop(cause="it was asked", step=21)),
+        (Evidence(RunState.CANCELLED, cancelled=True, detail="CANCELLED", stop=Stop(reason=StopReason.SIGNAL, step=21)),
          Kind.CANCELLED, "it was cancelled at step 21"),
         (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", detail="TIMEOUT"), Kind.CANCELLED,
          "Slurm says TIMEOUT"),
@@ -441,24 +441,32 @@ def test_the_verdict(evidence: Evidence, kind: Kind, cause: str | None) -> None:
     verdict = classify(evidence)
     assert verdict.kind is kind
     if cause is not None:
-        assert verdict.cause == cause
+        said = text.of_fault(evidence.fault) if isinstance(evidence.fault, Fault) else ""
+        said = said or (text.of_stop(evidence.stop) if evidence.stop else "")
+        assert verdict.cause == cause.replace(SAY, said)
 
 
 def stays(reason: NextReason, what: str = "stays", **more: Any) -> Stays:
-    return Stays(what=what, why="it stays so", reason=reason, **more)
+    return Stays(what=what, reason=reason, **more)
 
 
-STAYS_STOPPED = "they say why at step 120; it stays so"
+STAYS_STOPPED = f"{SAY} at step 120; "
 
 
 @pytest.mark.parametrize(
     ("reason", "stays", "more", "kind", "cause"),
     [
-        (StopReason.TIME_LIMIT, stays(NextReason.RESUME_NEVER), {}, Kind.WALL_TIME, STAYS_STOPPED),
-        (StopReason.WARNING_SIGNAL, None, {}, Kind.WALL_TIME, "they say why at step 120"),
-        (StopReason.STOP_FILE, stays(NextReason.STOP_FILE), {}, Kind.STOPPED, STAYS_STOPPED),
-        (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="PREEMPTED"), {}, Kind.PREEMPTED, STAYS_STOPPED),
-        (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="COMPLETING"), {}, Kind.STOPPED, STAYS_STOPPED),
+        (StopReason.TIME_LIMIT, stays(NextReason.RESUME_NEVER), {}, Kind.WALL_TIME, f"{STAYS_STOPPED}resume.how=never"),
+        (StopReason.WARNING_SIGNAL, None, {}, Kind.WALL_TIME, f"{SAY} at step 120"),
+        (StopReason.STOP_FILE, stays(NextReason.CANCELLED), {}, Kind.STOPPED, f"{STAYS_STOPPED}it was cancelled"),
+        (
+            StopReason.SIGNAL,
+            stays(NextReason.SCHEDULER_ENDS, scheduler="Slurm", state="PREEMPTED"),
+            {},
+            Kind.PREEMPTED,
+            f"{STAYS_STOPPED}Slurm ends its job (PREEMPTED)",
+        ),
+        (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="COMPLETING"), {}, Kind.STOPPED, None),
         (StopReason.SIGNAL, stays(NextReason.CANCELLED), {"cancelled": True}, Kind.CANCELLED, None),
         (StopReason.SIGNAL, None, {"notices": lines(BY_PREEMPTION)}, Kind.PREEMPTED, None),
         (StopReason.KILLED, None, {}, Kind.KILLED, None),
@@ -470,27 +478,24 @@ STAYS_STOPPED = "they say why at step 120; it stays so"
 def test_an_attempt_that_stopped(
     reason: StopReason, stays: Stays | None, more: dict[str, Any], kind: Kind, cause: str | None
 ) -> None:
-    verdict = classify(
-        Evidence(
-            RunState.STOPPED, ended=75, scheduler="Slurm", stop=Stop(cause=SAY, reason=reason, step=120), stays=stays,
-            **more,
-        )
-    )  # fmt: skip
+    stop = Stop(reason=reason, step=120)
+    verdict = classify(Evidence(RunState.STOPPED, ended=75, scheduler="Slurm", stop=stop, stays=stays, **more))
     assert verdict.kind is kind
     if cause is not None:
-        assert verdict.cause == cause
+        assert verdict.cause == cause.replace(SAY, text.of_stop(stop))
 
 
 def test_a_reason_is_not_told_twice() -> None:
-    stop = Stop(cause=SAY, reason=StopReason.STOP_FILE)
-    again = Stays(what="stays", why=SAY, reason=NextReason.STOP_FILE)
-    assert classify(Evidence(RunState.STOPPED, stop=stop, stays=again)).cause == SAY
+    stop = Stop(reason=StopReason.STOP_FILE)
+    again = Stays(what="stays", reason=NextReason.STOP_FILE)
+    assert classify(Evidence(RunState.STOPPED, stop=stop, stays=again)).cause == text.of_stop(stop)
 
 
 @pytest.mark.parametrize("reason", [NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS])
 def test_a_run_that_was_given_up(reason: NextReason) -> None:
-    verdict = classify(Evidence(RunState.FAILED, ended=93, stays=stays(reason, "given_up")))
-    assert verdict == Verdict(Kind.NO_PROGRESS, "given up: it stays so")
+    event = stays(reason, "given_up", attempts=3, step=7)
+    verdict = classify(Evidence(RunState.FAILED, ended=93, stays=event))
+    assert verdict == Verdict(Kind.NO_PROGRESS, f"given up: {text.of_next(event)}")
 
 
 def test_a_set_up_line_that_failed() -> None:

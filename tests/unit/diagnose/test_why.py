@@ -69,7 +69,7 @@ def made(folder: Path, *events: str) -> Run:
 
 
 STARTED = '{"time": 1.0, "event": "started", "job": "local-1", "host": "h"}'
-STOP = '{"time": 2.0, "event": "stop", "cause": "the time is over", "step": 7}'
+STOP = '{"time": 2.0, "event": "stop", "reason": "time_limit", "step": 7}'
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ STOP = '{"time": 2.0, "event": "stop", "cause": "the time is over", "step": 7}'
     [
         ((STARTED, '{"time": 2.0, "event": "ended", "code": 0}'), "done", "it is done", "report"),
         ((STARTED, '{"time": 2.0, "event": "ended", "code": 1}'), "failed", "exit code 1", "post-mortem"),
-        ((STARTED, STOP, '{"time": 3.0, "event": "ended", "code": 75}'), "stopped", "the time is over", "resume"),
+        ((STARTED, STOP, '{"time": 3.0, "event": "ended", "code": 75}'), "stopped", "its time is nearly up", "resume"),
         ((STARTED,), "lost", "its script recorded no end", "post-mortem"),
     ],
 )

@@ -16,6 +16,7 @@ from launcher.job import requeue
 from launcher.job.requeue import Decision, What, decide
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.events import Again, Stays
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import Ending
 from launcher.submission import submit
@@ -39,19 +40,35 @@ OWN = {"workload": Program("program", "m:f", seed=0, script="train.py", checkpoi
         ({}, [10], "cancelled", None, What.STAYS, NextReason.CANCELLED, {}),
         ({"resume": NEVER}, [10], None, None, What.STAYS, NextReason.RESUME_NEVER, {}),
         ({}, [10], None, Ending(NextReason.STOP_REQUESTED), What.STAYS, NextReason.STOP_REQUESTED, {}),
-        ({}, [10], None, PREEMPTED, What.STAYS, NextReason.SCHEDULER_ENDS, {"state": "PREEMPTED"}),
+        (
+            {},
+            [10],
+            None,
+            PREEMPTED,
+            What.STAYS,
+            NextReason.SCHEDULER_ENDS,
+            {"scheduler": "Slurm", "state": "PREEMPTED"},
+        ),
         # No progress: once may be bad luck, twice in a row is none.
         ({}, [-1], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
-        ({}, [-1, -1], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 0}),
+        ({}, [-1, -1], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 0, "limit": 3600}),
         ({}, [10, 10], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
-        ({}, [10, 10, 10], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 10}),
+        ({}, [10, 10, 10], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 10, "limit": 3600}),
         ({}, [10, 10, 11, 11], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
-        ({}, [10, 9, 9], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 9}),
+        ({}, [10, 9, 9], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 9, "limit": 3600}),
         ({}, [-1, 5, 5], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
         ({"resume": FEW}, [1, 2], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
         ({"resume": FEW}, [1, 2, 3], None, None, What.GIVEN_UP, NextReason.MAX_ATTEMPTS, {"attempts": 3}),
         ({}, [-1, -1], "stop", None, What.STAYS, NextReason.STOP_FILE, {}),
-        (OWN, [-1, -1], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {}),
+        (
+            OWN,
+            [-1, -1],
+            None,
+            None,
+            What.GIVEN_UP,
+            NextReason.NO_PROGRESS,
+            {"saves_in": "/runs/run-1/checkpoints, out/*", "limit": 3600},
+        ),
         (OWN, [-1, 0], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
     ],
 )
@@ -60,21 +77,11 @@ def test_what_becomes_of_a_run(
     details: dict[str, Any],
 ) -> None:  # fmt: skip
     found = decide(plan_of(**keys), len(steps) - 1, steps, marker, ending)
-    assert found == Decision(what, reason, found.why, **details)
-    event = found.event
-    assert (event.event, event.reason) == ("again" if reason is NextReason.RESUMABLE else "stays", reason)
-
-
-@pytest.mark.parametrize(
-    ("keys", "steps", "why"),
-    [
-        ({}, [10, 10, 10], "two attempts in a row got no further than step 10: is time=3600s too short for a start, a"),
-        ({"resume": FEW}, [1, 2, 3], "it has had 3 attempts (resume.max_attempts)"),
-        (OWN, [-1, -1], "saved nothing new (/runs/run-1/checkpoints, out/*): is"),
-    ],
-)
-def test_what_people_read_of_a_run_that_is_given_up(keys: dict[str, Any], steps: list[int], why: str) -> None:
-    assert why in decide(plan_of(**keys), len(steps) - 1, steps, None, None).why
+    name = what.name.lower()
+    if reason is NextReason.RESUMABLE:
+        assert found == Decision(what, Again(what=name, reason=reason))
+    else:
+        assert found == Decision(what, Stays(**{"what": name, "reason": reason, **details}))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,7 @@ def test_what_people_read_of_a_run_that_is_given_up(keys: dict[str, Any], steps:
         (
             "local",
             Resume(how=ResumeHow.requeue),
-            "resume.how=requeue is for slurm alone, and the cluster is local",
+            "resume.how=requeue is for slurm and sge alone, and the cluster is local",
         ),
         ("local", Resume(how=ResumeHow.chain, max_attempts=3), "needs a scheduler that takes jobs"),
         ("allocation", Resume(how=ResumeHow.resubmit), "needs a scheduler that takes jobs"),
@@ -184,5 +191,5 @@ def test_an_attempt_that_could_not_read_its_checkpoint_is_not_one_without_progre
     events = attempt.path / "events"
     events.mkdir(parents=True)
     assert requeue._reached(plan, attempt) == -1
-    (events / "stop.jsonl").write_text('{"time": 1, "event": "stop", "cause": "x", "reason": "unreadable"}\n')
+    (events / "stop.jsonl").write_text('{"time": 1, "event": "stop", "reason": "unreadable"}\n')
     assert requeue._reached(plan, attempt) is None

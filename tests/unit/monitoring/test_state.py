@@ -211,13 +211,13 @@ def test_the_current_job_is_the_one_that_runs_or_is_to_do_so_next(
 def test_the_first_fault_and_the_last_progress_count() -> None:
     events = [
         {"event": "progress", "step": 1, "total": 9},
-        {"event": "fault", "cause": "first"},
+        {"event": "fault", "error": "first"},
         {"event": "progress", "step": 2, "total": 9},
-        {"event": "fault", "cause": "second"},
+        {"event": "fault", "error": "second"},
         {"event": "ended", "code": 1},
     ]
     told = history_of([], 0, events)
-    assert told.fault == Fault(cause="first")
+    assert told.fault == Fault(error="first")
     assert told.last(Progress) == Progress(step=2, total=9)
     assert told.last(Met) is None
     assert told.ended == 1

@@ -20,7 +20,7 @@ from launcher.preflight.attempt import nodes_of, verdict_of
 from launcher.preflight.bad_nodes import Node, Verdict, decide
 from launcher.preflight.checks import MIB, Check, Level, Problem, check
 from launcher.rendezvous import interfaces
-from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.members import Member
 from launcher.runs.events import Finding
 from tests.unit.plans import bare_plan
 

@@ -254,7 +254,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_events(
         run.path / "attempts" / "1" / "events" / "rank-0.jsonl",
         *({"time": BEGIN, "event": "progress", "step": step, "total": 9, "values": {HOSTILE: 1.0}} for step in (1, 2)),
-        at(150, "fault", cause=HOSTILE, host=HOSTILE),
+        at(150, "fault", error=HOSTILE, host=HOSTILE),
     )
     return page.render(comparison.page([data_of(run, HOSTILE)]))
 
@@ -320,7 +320,7 @@ def test_the_head_tells_the_state_and_the_command(tmp_path: Path) -> None:
 
 def test_a_failed_run_shows_its_traceback_and_its_last_lines_first(tmp_path: Path) -> None:
     run = trained(tmp_path)
-    fault = at(180, "fault", rank=3, cause="rank 3: ValueError: no", traceback="Traceback:\n  line 1\nValueError: no\n")
+    fault = at(180, "fault", rank=3, error="ValueError: no", traceback="Traceback:\n  line 1\nValueError: no\n")
     events = run.path / "attempts" / "1" / "events"
     write_events(events / "node-1.jsonl", fault)
     write_events(events / "script.jsonl", at(120, "started", job="8"), at(191, "ended", code=1))

@@ -94,7 +94,7 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     monkeypatch.setattr(event_file, "append", failing)
     monkeypatch.setattr(event_writer.time, "time", lambda: now)
     tell = Events(attempt, "rank-0")
-    tell(Restart(cause="a rank is gone", rank=1))
+    tell(Restart(error="a rank is gone", rank=1))
     now += 1
     tell(Resized(round=1, members=1, world_size=1, size=2))
     assert capsys.readouterr().out.count("cannot write to") == 1

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from launcher.failures.codes import FaultCode, SetupPart
+from launcher.failures.codes import FaultCode, HangSign, SetupPart
 from launcher.runs import event_file, event_json, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Accused, Event, Fault, Restart, SetupFailed
+from launcher.runs.events import Accused, Event, Fault, HostSignal, Place, Restart, SetupFailed
 
 FAULT = Fault(
-    cause="rank 3 on node2: ValueError: no", code=FaultCode.RAISED, host="node2", node=1, rank=3, exit_code=1,
+    code=FaultCode.RAISED, host="node2", node=1, rank=3, exit_code=1,
     exception="ValueError", error="ValueError: no", accused=(Accused("node2", 3), Accused("node1")), step=-1,
     traceback="Traceback", memory={"largest": 5}, ends_with=93,
 )  # fmt: skip
@@ -26,9 +26,17 @@ FAULT = Fault(
     "event",
     [
         FAULT,
-        Fault(cause="a node is gone"),
-        Fault(cause="it hangs", code=FaultCode.HANG, rank=1, limit="launch.hang_timeout", step=5, stacks="/logs"),
-        Restart(cause="a rank was killed", code=FaultCode.SIGNALLED, signal="SIGKILL", round=2, world_size=4),
+        Fault(code=FaultCode.NODE_ENDED, then=HostSignal(host="n", signal="SIGTERM"), back=(Place(host="n", node=1),)),
+        Fault(
+            code=FaultCode.HANG,
+            sign=HangSign.BEHIND,
+            seconds=3.0,
+            rank=1,
+            limit="launch.hang_timeout",
+            step=5,
+            stacks="/logs",
+        ),
+        Restart(code=FaultCode.SIGNALLED, signal="SIGKILL", round=2, world_size=4),
         SetupFailed(line=2, host="node1", of=SetupPart.ENV, number=1, code=127),
     ],
 )
@@ -46,7 +54,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"cause": None}, "cause is no text"),
+        ({"host": None}, "host is no text"),
+        ({"then": {"host": "n"}}, "then.signal is missing"),
         ({"code": 3}, "code is no text"),
         ({"rank": "3"}, "rank is no whole number"),
         ({"accused": [{"rank": 3}]}, r"accused[0].host is missing"),
@@ -64,7 +73,7 @@ def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, change
 
 def test_fields_and_codes_of_a_newer_version_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "node-0.jsonl"
-    newer = {"cause": "x", "code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}]}
+    newer = {"code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}]}
     path.write_text(json.dumps({"time": 1.0, "event": "fault", **newer}) + "\n")
     assert event_file.problems(path) == []
     (found,) = events.every(event_file.read(path), Fault)

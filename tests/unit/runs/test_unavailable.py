@@ -162,8 +162,8 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int = 3, 
         assert events
     in_attempt(run, monkeypatch, attempts - 1)
     monkeypatch.setattr(requeue, "_ending", lambda *_: None)
-    requeued = requeue.Decision(What.ELSEWHERE, NextReason.REQUEUED, "its job was requeued")
-    monkeypatch.setattr(requeue, "_go_on", lambda *_: requeued)
+    requeued = requeue.continues(What.ELSEWHERE, NextReason.REQUEUED)
+    monkeypatch.setattr(requeue, "_continue_elsewhere", lambda *_: requeued)
     return run
 
 
@@ -178,10 +178,10 @@ def test_a_run_is_neither_started_again_nor_given_up_by_what_cannot_be_read(
     (run.path / "checkpoints" / "step-5").mkdir(parents=True)
     monkeypatch.setattr(requeue.checkpoints, "newest_step", lambda _: 5)
     server.fail(part, FOR_EVER, number)
-    assert requeue.main(str(run.path), told=False) == What.STAYS == RESUME
+    assert requeue.main(str(run.path), stop_requested=False) == What.STAYS == RESUME
     server.recover()
     server.fail(part, 2, number)
-    assert requeue.main(str(run.path), told=False) == What.ELSEWHERE
+    assert requeue.main(str(run.path), stop_requested=False) == What.ELSEWHERE
 
 
 def test_a_cancelled_run_is_not_started_again_when_its_mark_is_hard_to_read(
@@ -191,7 +191,7 @@ def test_a_cancelled_run_is_not_started_again_when_its_mark_is_hard_to_read(
     run.mark("cancelled")
     monkeypatch.setattr(requeue.checkpoints, "newest_step", lambda _: 5)
     server.fail("run/cancelled", 2)
-    assert requeue.main(str(run.path), told=False) == What.STAYS
+    assert requeue.main(str(run.path), stop_requested=False) == What.STAYS
 
 
 def test_saves_that_cannot_be_looked_at_do_not_count_as_none(

@@ -81,8 +81,9 @@ def test_a_working_directory_that_is_not_there_is_not_tried_again(sandbox: Sandb
     assert "gone" in outcome.stderr
     assert outcome.events()[-2:] == [
         {
-            "event": "fault", "cause": f"its working folder {sandbox.folder}/gone cannot be entered there: submit in a "
-            "folder that all nodes share", "code": "no_folder", "host": HOST, "ends_with": 93,
+            "event": "fault", "code": "no_folder", "host": HOST, "ends_with": 93,
+            "error": f"its working folder {sandbox.folder}/gone cannot be entered there: submit in a folder that all "
+            "nodes share",
         },
         {"event": "ended", "code": 93},
     ]  # fmt: skip

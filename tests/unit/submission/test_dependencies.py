@@ -253,7 +253,7 @@ def test_what_never_comes_about_ends_the_run_with_its_reason(tmp_path: Path, mon
     assert gate.main() == 93
     (event,) = at.run.attempts()[0].events()
     assert event["event"] == "fault"
-    assert event["cause"] == "it was not started: prep is failed, and after=ok:prep was asked for"
+    assert event["error"] == "prep is failed, and after=ok:prep was asked for"
     assert not dependencies.conditions_met(at.run)
 
 

@@ -53,9 +53,10 @@ def test_ranks_tell_each_other_where_they_are(
 
 
 def test_no_host_is_named_for_ranks_of_which_nobody_knows_where_they_are() -> None:
-    assert process_group._hosts_of(place(0, ["n1", "n2", "n1"]), [1]) == []
+    unknown = place(0, ["n1", "n2", "n1"])
+    assert [each.host for each in process_group._places(unknown, "n1")] == ["n1", "", ""]
     known = Topology("srun", 0, 0, 0, 3, 2, 2, ("n1", "n2"), "n1", None, "job", tasks_per_node=(2, 1))
-    assert process_group._hosts_of(known, [1, 2]) == ["n1", "n2"]
+    assert [(each.host, each.task) for each in process_group._places(known, "")] == [("n1", 0), ("n1", 1), ("n2", 2)]
 
 
 @pytest.mark.parametrize(("timeout", "made_with"), [(None, None), (77.0, timedelta(seconds=77))])

@@ -38,11 +38,11 @@ def test_agreements_are_as_rare_as_they_may_be(step_time: float, steps: int) -> 
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ([signal.SIGTERM], "told to stop (rank 0 on here)"),
-        ([signal.SIGINT], "told to stop (rank 0 on here)"),
+        ([signal.SIGTERM], "asked to stop (rank 0 on here)"),
+        ([signal.SIGINT], "asked to stop (rank 0 on here)"),
         ([signal.SIGUSR2], "the scheduler's warning signal (rank 0 on here)"),
-        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1], "told to stop (rank 0 on here)"),
-        ([signal.SIGTERM] * 3, "told to stop (rank 0 on here)"),
+        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1], "asked to stop (rank 0 on here)"),
+        ([signal.SIGTERM] * 3, "asked to stop (rank 0 on here)"),
     ],
 )
 def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> None:
@@ -129,7 +129,7 @@ def test_with_an_agent_no_group_is_made_and_the_agent_sees_what_is_wanted(monkey
     os.kill(os.getpid(), signal.SIGTERM)  # seen in the middle of a step
     assert shared.stops()[0] == RankState(1, cause=Cause.TERM, save=True)
     shared.show(Proposal(1, 2, Want(Cause.TERM, 1, save=True)), 1)
-    assert flag.boundary(2) == Verdict("told to stop (rank 1 on here)", save=True)
+    assert flag.boundary(2) == Verdict("asked to stop (rank 1 on here)", save=True)
     assert replace(shared.stops()[0], step_time=0.0) == RankState(2, acted=1)
     os.kill(os.getpid(), signal.SIGTERM)  # while it saves
     assert shared.stops()[0].cause is Cause.NONE
@@ -181,4 +181,4 @@ def test_a_deadline_is_told_a_step_ahead_where_agents_agree(monkeypatch: pytest.
 def test_of_several_causes_one_is_told_by_all() -> None:
     flag = Stop(env_of(), Settings(deadline=0.0))
     os.kill(os.getpid(), signal.SIGTERM)
-    assert flag.boundary(1) == Verdict("told to stop (rank 0 on here)")
+    assert flag.boundary(1) == Verdict("asked to stop (rank 0 on here)")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.diagnose.post_mortem.verdict import Evidence, classify
 from launcher.errors import ConfigError
+from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.files.shared_files import IN_A_JOB
 from launcher.monitoring.state import RunState
@@ -217,15 +218,16 @@ def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_faile
 
 
 @pytest.mark.parametrize(
-    ("pbsdsh", "kind", "cause"),
+    ("pbsdsh", "kind", "code", "signal"),
     [
-        ("echo 1 >{0}/0.pid; echo 'pbsdsh: task 0x00000000 exit status 265' >&2", Kind.KILLED, "was killed by SIGKILL"),
-        ("echo 1 >{0}/0.pid", Kind.KILLED, "was ended by PBS"),
-        ("echo 'pbsdsh: error 17002 on spawn' >&2", Kind.NEVER_STARTED, "could not be started"),
+        ("echo 1 >{0}/0.pid; echo 'pbsdsh: task 0x00000000 exit status 265' >&2", Kind.KILLED, FaultCode.SIGNALLED,
+         "SIGKILL"),
+        ("echo 1 >{0}/0.pid", Kind.KILLED, FaultCode.SIGNALLED, None),
+        ("echo 'pbsdsh: error 17002 on spawn' >&2", Kind.NEVER_STARTED, FaultCode.TASK_NOT_STARTED, None),
     ],
-)
+)  # fmt: skip
 def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pbsdsh: str, kind: Kind, cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pbsdsh: str, kind: Kind, code: FaultCode, signal: str | None
 ) -> None:
     monkeypatch.setattr(pbs_task, "SETTLE_TIME", 0.0)
     attempt = Attempt(Run(tmp_path / "run"), 0)
@@ -237,12 +239,13 @@ def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
     ended(task)
     event = first_fault(attempt.events())
     assert isinstance(event, Fault)
-    assert f"task 0 on here {cause}: pbsdsh says " in event.cause
+    assert (event.code, event.signal, event.host) == (code, signal, "here")
+    assert (event.error or "").startswith("pbsdsh says ")
     assert classify(Evidence(RunState.FAILED, fault=event)).kind is kind
     assert classify(Evidence(RunState.FAILED, fault=event, detail="NODE_FAIL")).kind is Kind.NODE_LOST
     memory = {"limit": 100, "largest": 99}
     out_of_memory = classify(Evidence(RunState.FAILED, fault=event, memory=memory)).kind is Kind.OUT_OF_MEMORY
-    assert out_of_memory == ("SIGKILL" in cause)
+    assert out_of_memory == (signal == "SIGKILL")
 
 
 @pytest.mark.parametrize(("variables", "code", "where"), [({"LAUNCHER_RUN_DIR": "/runs/a"}, 0, "/"), ({}, 93, None)])

@@ -1,0 +1,324 @@
+"""An agent's connection to the others: it leads them, or is connected to the agent that does.
+
+`poll` does all that is due: connections, heartbeats and, on the leader, decisions (see `coordinator`). Whatever an
+agent waits for, it waits there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from launcher.agent.coordinator import Coordinator
+from launcher.agent.round_watch import Limits
+from launcher.agent.signals import Signals
+from launcher.failures.codes import FaultCode
+from launcher.rendezvous.channel import Channel, ChannelError, Message
+from launcher.rendezvous.hub import Hub
+from launcher.rendezvous.leader_search import NO_ANSWER, ConnectBackoff, find_leader
+from launcher.rendezvous.members import LeaderLost, Member
+from launcher.rendezvous.protocol import hello, not_reached, refusal
+from launcher.runs.events import Fault, Place
+
+CLOSING = 10.0  # seconds for which the leader waits until the others have read the outcome
+BEATS = 10  # heartbeats in launch.heartbeat
+
+T = TypeVar("T")
+
+
+class Link:
+    """The connection of one agent to the others, for a whole attempt.
+
+    Attributes:
+        me: this agent.
+        status: the fields of its heartbeats: see `coordinator`.
+        coordinator: on the leader.
+    """
+
+    def __init__(self, me: Member, *, limits: Limits, places: Sequence[Place], signals: Signals) -> None:
+        """
+        Args:
+            me: this agent.
+            limits: settings of the run.
+            places: host and node of each member of the job, by index.
+            signals: the signals of this process.
+        """
+        self.me, self._limits, self._places, self._signals = me, limits, places, signals
+        self.status: dict[str, Any] = {}
+        self.coordinator: Coordinator | None = None
+        self._hub: Hub | None = None
+        self._channel: Channel | None = None
+        self._mine = me  # with the addresses of the connection
+        self._inbox: list[Message] = []
+        self._next_beat = self._last_message = self._last_listen = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of members of the job."""
+        return len(self._places)
+
+    @property
+    def leads(self) -> bool:
+        return self._hub is not None
+
+    def descriptors(self) -> list[int]:
+        """Returns the descriptors that a forked rank has to close."""
+        mine = self._hub.descriptors() if self._hub else [self._channel.fileno()] if self._channel else []
+        return [number for number in [*mine, *self._signals.descriptors()] if number >= 0]
+
+    # -- connections
+
+    def _connect(self, host: str, ports: Sequence[int], secret: bytes, leader: int, timeout: float) -> None:
+        """Connects to the leader, and sends `hello`.
+
+        Args:
+            host: name or address of the leader's host.
+            ports: ports that the leader may listen on.
+            secret: the attempt's secret.
+            leader: index of the leader.
+            timeout: seconds.
+
+        Raises:
+            RendezvousError: the leader was not found in time.
+            StopRequested: a signal asks this agent to stop.
+        """
+        self._disconnect()
+        deadline, backoff, problem = time.monotonic() + timeout, ConnectBackoff(self.size), NO_ANSWER
+        while True:
+            found = find_leader(host, ports, secret, deadline, wake=self._signals.wake)
+            self._signals.clear()
+            self._signals.require_none()
+            if isinstance(found, Channel):
+                break
+            problem = found or problem
+            if time.monotonic() >= deadline:
+                raise not_reached(self.me, self._places[leader], host, timeout, problem)
+            _wait(backoff.pause(), self._signals.wake)
+        self._channel, self._inbox = found, []  # messages of an earlier leader do not count any more
+        self._last_message = self._last_listen = time.monotonic()
+        first = hello(self.me, found)
+        self._mine = Member.of(first["member"])
+        self.send(first)
+
+    def _disconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _stop_leading(self) -> None:
+        """Closes all connections of an agent that the others continue without."""
+        if self._hub is not None:
+            self._hub.close()
+            self._hub = self.coordinator = None
+        self._disconnect()
+
+    def close(self) -> None:
+        """Closes the connections; the leader waits until the others have received everything."""
+        if self._hub is not None and self.coordinator is not None:
+            if number := self._signals.ends():  # agents that wait for a round, or for a preflight, have to know
+                fault = Fault(code=FaultCode.STOPPED_EARLY, host=self.me.host, signal=number.name)
+                self.coordinator.refuse_waiting(fault)
+                self._deliver()
+            waiting = self.coordinator.waiting
+            self._hub.broadcast(waiting, {"type": "over", "final": True})
+            # The connection of a lost member may be half-open: the other end would never close it.
+            self._hub.drain([*self.coordinator.present(), *waiting], CLOSING)
+            self._hub.close()
+            self._hub = None
+        elif self._channel is not None:
+            self._finish(self._channel)
+            self._disconnect()
+
+    def _finish(self, channel: Channel) -> None:
+        """Waits until the leader has read everything. (Closing a connection with unread data resets it, and the leader
+        loses what it has not read by then.)"""
+        give_up = time.monotonic() + CLOSING
+        with contextlib.suppress(ChannelError):
+            while channel.unsent and (left := give_up - time.monotonic()) > 0:
+                _wait(left, channel.fileno(), write=True)
+                channel.receive()
+                channel.flush()
+            channel.finish()
+            while (left := give_up - time.monotonic()) > 0:
+                _wait(left, channel.fileno())
+                channel.receive()
+
+    # -- messages
+
+    def send(self, message: Message) -> None:
+        """Sends to the leader, which may be this agent."""
+        if self.coordinator is not None:
+            self.coordinator.receive(self.me.index, message, time.monotonic())
+            self._deliver()
+        elif self._channel is not None:
+            try:
+                self._channel.send(message)
+            except ChannelError as error:
+                self._lose_leader(str(error))
+
+    def beat(self) -> None:
+        """Lets the next `poll` send a heartbeat with the status, without waiting for its interval."""
+        self._next_beat = 0.0
+
+    def poll(self, timeout: float) -> list[Message]:
+        """Returns the messages to this agent; waits at most `timeout` seconds for one, or for a signal.
+
+        A lost leader is returned once, as a message of type `leader_lost` with its `reason`.
+        """
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._limits.heartbeat / BEATS
+            self._beat()
+        timeout = 0.0 if self._inbox else max(0.0, min(timeout, self._next_beat - now))
+        if self._hub is not None:
+            assert self.coordinator is not None
+            for index, message in self._hub.poll(min(timeout, self.coordinator.next_look(now))):
+                now = time.monotonic()
+                if message is None:
+                    self.coordinator.disconnected(index, now)
+                else:
+                    self.coordinator.receive(index, message, now)
+            self.coordinator.tick(time.monotonic())
+            self._deliver()
+        elif self._channel is not None:
+            self._listen(self._channel, timeout)
+        else:
+            _wait(timeout, self._signals.wake)
+        self._signals.clear()
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    def keep_alive(self) -> None:
+        """Sends and receives heartbeats while the agent waits for something else. Messages are kept for `poll`."""
+        self._inbox = [*self.poll(0.0), *self._inbox]
+
+    def _beat(self) -> None:
+        self.send({"type": "beat", **self.status})
+        self.status.pop("pace", None)
+        if self._hub is not None and self.coordinator is not None:
+            self._hub.broadcast(list(self._hub.channels), {"type": "beat"})
+
+    def _deliver(self) -> None:
+        assert self.coordinator is not None
+        while outbox := self.coordinator.take_outbox():
+            for indices, message in outbox:
+                if self.me.index in indices:
+                    self._inbox.append(message)
+                if self._hub is not None:
+                    self._hub.broadcast([index for index in indices if index != self.me.index], message)
+
+    def _listen(self, channel: Channel, timeout: float) -> None:
+        ready = _wait(timeout, self._signals.wake, channel.fileno(), write=bool(channel.unsent))
+        now = time.monotonic()
+        if now - self._last_listen > self._limits.heartbeat / 2:  # this agent itself was stopped, or held up
+            self._last_message = now
+        self._last_listen = now
+        try:
+            if channel.fileno() in ready and channel.unsent:
+                channel.flush()
+            messages = channel.receive() if channel.fileno() in ready else []
+        except ChannelError as error:
+            self._lose_leader(str(error))
+            return
+        if messages:
+            self._last_message = now
+        elif now - self._last_message > self._limits.heartbeat:
+            self._lose_leader(f"no heartbeat for {self._limits.heartbeat:g} s (launch.heartbeat)")
+            return
+        self._inbox += [message for message in messages if message.get("type") != "beat"]
+
+    def _lose_leader(self, reason: str) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(ChannelError):  # messages that arrived before a send failed
+                while messages := self._channel.receive():
+                    self._inbox += [message for message in messages if message.get("type") != "beat"]
+        self._disconnect()
+        self._inbox.append({"type": "leader_lost", "reason": reason})
+
+    # -- values that all agents exchange while no ranks run
+
+    def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
+        """On the leader: returns what the members of the round have reported within `timeout` seconds, by index.
+
+        Raises:
+            StopRequested: a signal asks this agent to stop.
+        """
+        assert self.coordinator is not None
+        self.send({"type": "report", "key": key, "value": value})
+        give_up = time.monotonic() + timeout
+        others: list[Message] = []
+        try:
+            while True:
+                found = self.coordinator.reports.get(key, {})
+                awaited = self.coordinator.present()
+                if awaited <= found.keys() or time.monotonic() >= give_up:
+                    return dict(found)
+                others += self.poll(give_up - time.monotonic())
+                self._signals.require_none()
+        finally:
+            self._inbox = [*others, *self._inbox]
+
+    def publish(self, key: str, value: Any) -> None:
+        """On the leader: sends a value to all other members of the round."""
+        assert self.coordinator is not None and self._hub is not None
+        others = [index for index in self.coordinator.members if index != self.me.index]
+        self._hub.broadcast(others, {"type": "answer", "key": key, "value": value})
+
+    def answer(self, key: str, timeout: float) -> Any:
+        """On the others: returns what the leader has published.
+
+        Raises:
+            LeaderLost: it is lost, or publishes nothing in time.
+            RendezvousError: it ends the attempt.
+            StopRequested: a signal asks this agent to stop.
+        """
+
+        def handle(message: Message) -> tuple[Any] | None:
+            if message["type"] == "leader_lost":
+                raise LeaderLost(message["reason"])
+            if message["type"] == "refused":
+                raise refusal(message)
+            return (message["value"],) if message["type"] == "answer" and message["key"] == key else None
+
+        if (found := self._await(handle, timeout)) is None:
+            raise LeaderLost(f"no answer for {timeout:g} s")
+        return found[0]
+
+    def _await(self, handle: Callable[[Message], T | None], timeout: float | None) -> T | None:
+        """Polls until a message has been handled, which may raise an exception; messages after it are kept.
+
+        Args:
+            handle: returns None for a message that is not the awaited one.
+            timeout: seconds; None: one second at most, for a caller that repeats this.
+
+        Returns:
+            The result of `handle`; None: the timeout has expired.
+        """
+        give_up = time.monotonic() + (1.0 if timeout is None else timeout)
+        while (left := give_up - time.monotonic()) > 0:
+            messages = self.poll(min(1.0, left))
+            for place, message in enumerate(messages):
+                if (result := handle(message)) is not None:
+                    self._inbox = [*messages[place + 1 :], *self._inbox]
+                    return result
+            self._signals.require_none()
+        return None
+
+
+def _wait(timeout: float, *descriptors: int, write: bool = False) -> set[int]:
+    """Waits until one of the descriptors is ready, and returns those that are. (select() takes none above 1023.)
+
+    Args:
+        timeout: seconds.
+        descriptors: descriptors to read from.
+        write: whether the last of them is to be written to as well.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    if write:
+        poll.register(descriptors[-1], select.POLLIN | select.POLLOUT)
+    return {descriptor for descriptor, _ in poll.poll(timeout * 1000)}

@@ -1,0 +1,302 @@
+"""Watches a running round on the leader: agents that are lost or leave, ranks that do not join or hang. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.agent.restart_policy import Kind
+from launcher.agent.verdicts import RoundFailure
+from launcher.failures import text
+from launcher.failures.codes import AgentPhase, FaultCode
+from launcher.rendezvous.members import Member
+from launcher.runs.events import Accused, Fault, HostSignal, Stop
+from launcher.worker.hangs import Blamed
+
+STACKS = 10.0  # seconds in which all agents send the stacks of their ranks, and what NCCL has recorded
+HEARSAY = 2.0  # seconds in which every agent that is asked to stop reports that
+
+Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The settings of a run that the leader needs. Times are in seconds.
+
+    Attributes:
+        least: number of agents with which the run can continue.
+        rendezvous_timeout: until every rank must have joined; None: no limit (MPI, programs, a debugger).
+        start_timeout: from joining to the first step; None: no limit.
+        idle_timeout: without a sign of life of any rank; None: no limit.
+        hang_timeout: without a step, after the first; None: no limit.
+        heartbeat: without a message, after which an agent counts as lost.
+        max_restarts: number of restarts in a row that may bring no progress.
+        stacks_in: folder in which agents save the stacks of ranks that hang.
+    """
+
+    least: int
+    rendezvous_timeout: float | None
+    start_timeout: float | None
+    idle_timeout: float | None
+    hang_timeout: float | None
+    heartbeat: float
+    max_restarts: int
+    stacks_in: str = ""
+
+
+@dataclass
+class AgentState:
+    """What the leader knows of one agent of the round.
+
+    Attributes:
+        member: the agent.
+        last_message: when its last message arrived, by the monotonic clock.
+        step: most steps of the run that it has reported.
+        resumable, joined, missing, idle: its last heartbeat; see `coordinator`.
+        ended: whether none of its ranks runs any more.
+        leaving: whether its ranks are being ended because of a stop request.
+        gone: whether it is lost.
+    """
+
+    member: Member
+    last_message: float
+    step: int = -1
+    resumable: bool = False
+    joined: bool = False
+    missing: tuple[int, ...] = ()
+    idle: float = 0.0
+    ended: bool = False
+    leaving: bool = False
+    gone: bool = False
+
+
+@dataclass
+class _Hang:
+    """Ranks hang, and the stacks of all ranks are awaited.
+
+    Attributes:
+        limit, seconds: the key of the timeout that expired, and its value.
+        silent: the ranks that were reported; empty: all.
+        step: steps that were done when it was noticed.
+        deadline: when to decide without the stacks that are missing.
+        reports: what agents have sent, by index.
+    """
+
+    limit: str
+    seconds: float
+    silent: tuple[Accused, ...]
+    step: int
+    deadline: float
+    reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+class RoundWatch:
+    """The state of all agents of one round. `look` returns the failure that it finds.
+
+    Attributes:
+        agents: the agents, by index.
+        wants_stacks: whether the agents have to be asked for the stacks of their ranks.
+        first_stop: the first stop request that an agent reported.
+    """
+
+    def __init__(self, limits: Limits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool):
+        """
+        Args:
+            limits: settings of the run.
+            own: the leader.
+            agents: all agents of the round, by index.
+            blame: finds the ranks to blame for a hang from the stacks of all.
+            listened: whether ranks of an earlier round could resume.
+        """
+        self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
+        self._listened = listened
+        self.wants_stacks = False
+        self.first_stop: Stop | None = None
+        self._join_by: float | None = None
+        self._joined_at: float | None = None
+        self._hang: _Hang | None = None
+        self._leave: tuple[float, int] | None = None  # until when agents may report that they leave, and the signal
+
+    # -- what agents report
+
+    def start(self, now: float) -> RoundFailure | None:
+        """The ranks are being started: from now on they are watched. Returns a failure if agents are gone already."""
+        self.present(now)
+        if self._limits.rendezvous_timeout is not None:
+            self._join_by = now + self._limits.rendezvous_timeout
+        gone = [agent for agent in self.agents.values() if agent.gone]
+        return self.lost(gone, FaultCode.NODE_ENDED, during=AgentPhase.STARTING) if gone else None
+
+    def present(self, now: float) -> None:
+        """No agent counts as silent before now: the leader itself was stopped, or held up by a file server."""
+        for agent in self.agents.values():
+            agent.last_message = now
+
+    def beat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
+        """Takes a heartbeat."""
+        agent.step = max(agent.step, int(message.get("step", -1)))
+        agent.resumable = bool(message.get("resumable")) or agent.resumable
+        agent.joined = bool(message.get("joined")) or agent.joined
+        agent.missing = tuple(message.get("missing", ()))
+        agent.idle = float(message.get("idle", 0.0))
+
+    def leave(self, agent: AgentState, number: int, now: float) -> None:
+        """The ranks of an agent are being ended because of a signal."""
+        agent.leaving = True
+        if self._leave is None:
+            self._leave = now + HEARSAY, number
+
+    def silent(self, agent: AgentState, ranks: Sequence[int], now: float) -> None:
+        """These ranks of an agent have done no step for launch.hang_timeout."""
+        if self._hang is None:
+            silent = tuple(Accused(host=agent.member.host, rank=rank) for rank in ranks)
+            self._suspect("launch.hang_timeout", self._limits.hang_timeout or 0.0, silent, now)
+
+    def stacks(self, index: int, reports: list[dict[str, Any]]) -> None:
+        """Takes the stacks of an agent's ranks."""
+        if self._hang is not None:
+            self._hang.reports[index] = reports
+
+    # -- what they amount to
+
+    @property
+    def step(self) -> int:
+        """The most steps of the run that any agent has reported."""
+        return max((agent.step for agent in self.agents.values()), default=-1)
+
+    @property
+    def any_resumable(self) -> bool:
+        return any(agent.resumable for agent in self.agents.values())
+
+    @property
+    def all_resumable(self) -> bool:
+        """Whether all ranks that run can resume."""
+        return all(agent.resumable or agent.ended for agent in self.agents.values()) or self._listened
+
+    @property
+    def leaves(self) -> bool:
+        """Whether agents have reported that their ranks are being ended."""
+        return self._leave is not None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether `look` has to be called soon."""
+        return self._hang is not None or self._leave is not None
+
+    def look(self, now: float) -> RoundFailure | None:
+        """Returns the failure that is due; None: there is none."""
+        return self._silent_agents(now) or self.left(now) or self._not_joined(now) or self._hanging(now)
+
+    def lost(self, agents: Sequence[AgentState], code: FaultCode, **details: Any) -> RoundFailure:
+        """Marks agents as gone, and returns the failure.
+
+        Args:
+            agents: the agents.
+            code: how they were lost.
+            details: other fields of the Fault.
+        """
+        for agent in agents:
+            agent.gone = agent.ended = True
+        accused = [Accused(host=agent.member.host) for agent in agents]
+        lost = tuple(agent.member.index for agent in agents)
+        return self._failure(Kind.LOST_NODE, code, agents[0].member, accused, lost=lost, **details)
+
+    def _failure(
+        self, kind: Kind, code: FaultCode, blamed: Member | None, accused: Iterable[Accused] = (), *,
+        lost: tuple[int, ...] = (), listens: bool | None = None, exit_code: int | None = None, **details: Any,
+    ) -> RoundFailure:  # fmt: skip
+        where = blamed or self._own
+        fault = Fault(
+            **{"host": where.host, "node": where.node_rank, "step": self.step, **details}, code=code,
+            accused=tuple(accused),
+        )  # fmt: skip
+        resumable = self.any_resumable or self._listened if listens is None else listens
+        return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code)
+
+    def _silent_agents(self, now: float) -> RoundFailure | None:
+        limit = self._limits.heartbeat
+        silent = [
+            agent
+            for index, agent in self.agents.items()
+            if index != self._own.index and not agent.gone and now - agent.last_message > limit
+        ]
+        return self.lost(silent, FaultCode.NODE_SILENT, seconds=float(limit)) if silent else None
+
+    def left(self, now: float) -> RoundFailure | None:
+        """Returns the failure if agents leave, and all others have reported that too or have had the time to."""
+        if self._leave is None:
+            return None
+        until, number = self._leave
+        # An agent whose ranks can resume does not leave: it gives them the time to save.
+        quiet = [
+            agent.member for agent in self.agents.values() if not agent.leaving and (agent.gone or not agent.resumable)
+        ]
+        if quiet and now < until and not all(agent.leaving or agent.gone for agent in self.agents.values()):
+            return None
+        signal = text.signal_name(number)
+        asked = self.first_stop or Stop(host=self._own.host, signal=signal)
+        details: dict[str, Any] = {"signal": signal}
+        if not self.any_resumable:  # else ranks of other nodes are saving
+            details |= {"listens": False, "exit_code": 128 + number}
+        if not quiet:
+            return self._failure(Kind.KILLED, FaultCode.STOPPED_EARLY, None, host=asked.host, **details)
+        after = HostSignal(host=asked.host, signal=asked.signal or signal)
+        accused = [Accused(host=member.host) for member in quiet]
+        return self._failure(Kind.KILLED, FaultCode.NODE_ENDED, None, accused, then=after, **details)
+
+    def _not_joined(self, now: float) -> RoundFailure | None:
+        if self._joined_at is None and all(agent.joined for agent in self.agents.values()):
+            self._joined_at = now
+        timeout = self._limits.rendezvous_timeout
+        if timeout is None or self._join_by is None or self._joined_at is not None or now < self._join_by:
+            return None
+        self._join_by = None
+        missing = [(rank, agent.member) for agent in self.agents.values() for rank in agent.missing]
+        if not missing:  # they have arrived, and wait for each other: the timeout of the process group counts
+            return None
+        accused = [Accused(host=member.host, rank=rank) for rank, member in missing]
+        return self._failure(Kind.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout))
+
+    # -- hangs
+
+    def _hanging(self, now: float) -> RoundFailure | None:
+        if self._hang is not None:
+            awaited = sum(not agent.gone for agent in self.agents.values())
+            return self._blame_hang(self._hang) if self._is_complete(self._hang, awaited, now) else None
+        agents = [agent for agent in self.agents.values() if not agent.ended]
+        start, idle = self._limits.start_timeout, self._limits.idle_timeout
+        starts = self._joined_at is not None and any(agent.resumable for agent in agents) and self.step < 0
+        if start is not None and starts and now - (self._joined_at or now) > start:
+            self._suspect("launch.start_timeout", start, (), now)
+        elif idle is not None and agents and all(agent.idle > idle for agent in agents):
+            self._suspect("launch.idle_timeout", idle, (), now)
+        return None
+
+    @staticmethod
+    def _is_complete(hang: _Hang, awaited: int, now: float) -> bool:
+        return len(hang.reports) >= awaited or now >= hang.deadline
+
+    def _suspect(self, limit: str, seconds: float, silent: tuple[Accused, ...], now: float) -> None:
+        self._hang = _Hang(limit, float(seconds), silent, self.step, now + STACKS)
+        self.wants_stacks = True
+
+    def _blame_hang(self, hang: _Hang) -> RoundFailure:
+        self._hang = None
+        blamed = self._blame([report for reports in hang.reports.values() for report in reports])
+        accused: Collection[Accused] = blamed.ranks or hang.silent
+        rank = blamed.ranks[0].rank if blamed.ranks else None
+        return self._failure(
+            Kind.HUNG, FaultCode.HANG, self._member_of(rank), accused, rank=rank, limit=hang.limit,
+            seconds=hang.seconds, sign=blamed.sign, detail=blamed.detail or None,
+            slowest=hang.step if blamed.step is None else blamed.step, stacks=self._limits.stacks_in,
+        )  # fmt: skip
+
+    def _member_of(self, rank: int | None) -> Member | None:
+        """Returns the agent of a rank."""
+        first = 0
+        for agent in self.agents.values():
+            if rank is not None and first <= rank < first + agent.member.ranks:
+                return agent.member
+            first += agent.member.ranks
+        return None

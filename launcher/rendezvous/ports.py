@@ -1,0 +1,54 @@
+"""The ports and the secret of an attempt, which its agents derive from the run's secret."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+import socket
+from collections.abc import Sequence
+
+from launcher.failures.codes import FaultCode
+from launcher.rendezvous.members import RendezvousError
+from launcher.runs.events import Fault
+
+CANDIDATES = 16  # ports tried on the leader's host
+
+
+def secret_of(shared: bytes, key: str) -> bytes:
+    """Returns the secret of one attempt, derived from that of its run. Pure."""
+    return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
+
+
+def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
+    """Returns the ports that a leader tries to listen on, in this order. Only who knows the secret can predict them.
+    Pure."""
+    low, high = port_range
+    seed = hashlib.sha256(b"launcher ports\0" + secret).digest()
+    return random.Random(seed).sample(range(low, high + 1), min(CANDIDATES, high - low + 1))  # noqa: S311
+
+
+def free_ports(port_range: tuple[int, int]) -> list[int]:
+    """Returns random ports to try, for a service that announces its port itself."""
+    return candidate_ports(secrets.token_bytes(16), port_range)
+
+
+def listen(ports: Sequence[int], address: str = "") -> socket.socket:
+    """Returns a listening socket on the first free port.
+
+    Args:
+        ports: ports to try, in this order.
+        address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
+
+    Raises:
+        RendezvousError: none is free.
+    """
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    for port in ports:
+        try:
+            return socket.create_server((address, port), family=family, dualstack_ipv6=both, backlog=4096)
+        except OSError:
+            continue
+    problem = f"none of {len(ports)} ports is free (tried {', '.join(map(str, ports))}): set cluster.port_range"
+    raise RendezvousError(Fault(code=FaultCode.REFUSED, host=socket.gethostname(), error=problem))

@@ -1,0 +1,169 @@
+"""What people read of each fault, stop and continuation: the only place that asserts these texts."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+from launcher.failures import text
+from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, StopReason
+from launcher.runs.events import Accused, Again, Fault, HostSignal, Place, Stays, Stop
+
+NODE2, NODE3 = Accused(host="node2", node=1), Accused(host="node3", node=2)
+RANK1, RANK2 = Accused(host="node1", rank=1), Accused(host="node2", rank=2)
+HANG = {"code": FaultCode.HANG, "limit": "launch.hang_timeout", "seconds": 30.0, "slowest": 7, "stacks": "/logs"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"code": FaultCode.RAISED, "rank": 1, "error": "ValueError: no"}, "rank 1 on node1: ValueError: no"),
+        ({"code": FaultCode.LOST_PEER, "rank": 1, "error": "RuntimeError: x"},
+         "rank 1 on node1 lost another rank (RuntimeError: x)"),
+        ({"code": FaultCode.SIGNALLED, "rank": 3, "signal": "SIGKILL"}, "rank 3 on node1: killed by SIGKILL"),
+        ({"code": FaultCode.SIGNALLED, "signal": "SIGKILL", "error": "pbsdsh says 'x'"},
+         "the task on node1: killed by SIGKILL: pbsdsh says 'x'"),
+        ({"code": FaultCode.EXITED, "rank": 1, "exit_code": 3}, "rank 1 on node1: exited with code 3"),
+        ({"code": FaultCode.NO_RETRY, "rank": 1, "exit_code": 93}, "rank 1 on node1: exited with code 93"),
+        ({"code": FaultCode.NO_RETRY, "rank": 1, "exit_code": 93, "error": "ValueError: no"},
+         "rank 1 on node1: ValueError: no"),
+        ({"code": FaultCode.RETURNED_EARLY, "rank": 1}, "rank 1 on node1 exited with code 0 before its work was done"),
+        ({"code": FaultCode.LEFT, "rank": 1, "exit_code": 75}, "rank 1 on node1: exited with code 75"),
+        ({"code": FaultCode.STILL_THERE, "rank": 1, "error": "rank 1 (process 7, state D)"},
+         "on node1 ranks of the round before still exist after SIGKILL: rank 1 (process 7, state D); what they hold "
+         "(GPUs, memory, ports) is not free. Look for a file server or a driver that hangs on this node"),
+        ({**HANG, "sign": HangSign.OUTSIDE, "accused": (RANK1,)},
+         "rank 1 on node1 is in no collective, and others wait for it in one: no step for 30 s (launch.hang_timeout) "
+         "after step 7; the stacks of all ranks are in /logs"),
+        ({**HANG, "sign": HangSign.RECORDER, "detail": "has not called all_reduce", "accused": (RANK1, RANK2)},
+         "rank 1 on node1; rank 2 on node2 has not called all_reduce: no step for 30 s (launch.hang_timeout) after "
+         "step 7; the stacks of all ranks are in /logs"),
+        ({**HANG, "limit": "launch.start_timeout", "stacks": None},
+         "all ranks hang: no first step within 30 s of joining (launch.start_timeout) after step 7"),
+        ({"code": FaultCode.NOT_JOINED, "accused": (RANK1, RANK2), "seconds": 60.0},
+         "rank 1, 2 on node1, node2 did not join the others within 60 s: does an import hang?"),
+        ({"code": FaultCode.NOT_JOINED, "accused": (Accused(host="", rank=3),), "seconds": 2.5},
+         "rank 3 did not join the others within 2.5 s: does an import hang?"),
+        ({"code": FaultCode.NODE_ENDED, "accused": (NODE2,)}, "node2 exited without an error report (killed, or lost)"),
+        ({"code": FaultCode.NODE_ENDED, "accused": (NODE2,), "during": AgentPhase.STARTING},
+         "node2 exited without an error report before its ranks had started"),
+        ({"code": FaultCode.NODE_ENDED, "accused": (NODE2,), "then": HostSignal(host="node1", signal="SIGTERM")},
+         "node2 exited without an error report (killed, or lost); then node1 was asked to stop by SIGTERM"),
+        ({"code": FaultCode.NODE_SILENT, "accused": (NODE2, NODE3), "seconds": 12.0},
+         "no heartbeat from node2, node3 for 12 s (launch.heartbeat)"),
+        ({"code": FaultCode.LEADER_LOST, "accused": (NODE2,), "error": "Connection reset by peer"},
+         "the connection to node2 (node 1), which leads, is lost: Connection reset by peer"),
+        ({"code": FaultCode.LEADER_LOST, "error": "no answer for 5 s"},
+         "the agent on node1 cannot continue: no answer for 5 s"),
+        ({"code": FaultCode.AGENT, "error": "[Errno 28] No space left on device"},
+         "the agent on node1 cannot continue: [Errno 28] No space left on device"),
+        ({"code": FaultCode.TASK_NOT_STARTED, "error": "pbsdsh says 'x'"},
+         "the task on node1 could not be started: pbsdsh says 'x'"),
+        ({"code": FaultCode.TASK_UNKNOWN, "error": "EIO"}, "it is not known how the task on node1 ended: EIO"),
+        ({"code": FaultCode.NODE_RETURNED, "back": (Place(host="node2", node=1),)}, "node2 (node 1) came back"),
+        ({"code": FaultCode.STOPPED_EARLY, "signal": "SIGTERM"}, "node1 was asked to stop by SIGTERM"),
+        ({"code": FaultCode.STOPPED_EARLY, "signal": "SIGTERM", "during": AgentPhase.BETWEEN_ROUNDS},
+         "node1 was asked to stop by SIGTERM between two rounds"),
+        ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0, "accused": (NODE2, NODE3), "arrived": 1, "expected": 3},
+         "node2 (node 1), node3 (node 2) did not reach node1 (node 0) in time: 1 of 3 arrived"),
+        ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0, "accused": (RANK2,), "arrived": 1, "expected": 2},
+         "rank 2 on node2 did not reach node1 (node 0) in time: 1 of 2 arrived"),
+        ({"code": FaultCode.NOT_REACHED, "accused": (NODE2,), "seconds": 5.0, "error": "node2-ib: no route to host"},
+         "node1 could not reach node2 (node 1) within 5 s: node2-ib: no route to host"),
+        ({"code": FaultCode.TOO_FEW, "arrived": 2, "expected": 3},
+         "of the 3 agents that are needed only 2 are left"),
+        ({"code": FaultCode.LATE, "node": 0}, "the others have begun without node1 (node 0)"),
+        ({"code": FaultCode.NOT_A_MEMBER, "node": 7},
+         "agent 7 does not belong to this attempt: was it started by mistake, or twice?"),
+        ({"code": FaultCode.REFUSED, "error": "no port is free"}, "node1: no port is free"),
+        ({"code": FaultCode.PREFLIGHT, "error": "preflight: node2: no GPU"}, "preflight: node2: no GPU"),
+        ({"code": FaultCode.CONDITION_FAILED, "error": "a failed"}, "it was not started: a failed"),
+        ({"error": "a code of a newer version"}, "node1: a code of a newer version"),
+        ({"code": FaultCode.SIGNALLED, "rank": 1, "signal": "SIGSEGV", "restarts": 2, "max_restarts": 3},
+         "rank 1 on node1: killed by SIGSEGV; 2 restarts got no further (launch.max_restarts=3)"),
+    ],
+)  # fmt: skip
+def test_a_fault(fields: dict[str, Any], shown: str) -> None:
+    assert text.of_fault(Fault(**{"host": "node1", **fields})) == shown
+
+
+@pytest.mark.parametrize("code", FaultCode)
+def test_a_fault_of_which_only_the_code_is_known_has_a_text(code: FaultCode) -> None:
+    """Events of damaged files, or of a newer version, may lack any field."""
+    assert "None on" not in text.of_fault(Fault(code=code, host="node1"))
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (errno.EAGAIN, "no more processes are allowed here: raise `ulimit -u` (now 512)"),
+        (errno.ENOMEM, "there is no memory for one more process"),
+        (errno.EMFILE, "the agent may open no more files: raise `ulimit -n` (now 512)"),
+        (errno.ENFILE, "the node has no more files to open"),
+    ],
+)
+def test_a_process_that_cannot_be_started_and_the_fix(number: int, shown: str) -> None:
+    fault = Fault(code=FaultCode.NOT_STARTED, rank=3, host="node2", error="no", errno=number, maximum=512)
+    assert text.of_fault(fault).startswith(f"rank 3 on node2 cannot be started: no; {shown}")
+
+
+def test_of_many_agents_ten_are_named() -> None:
+    accused = tuple(Accused(host=f"n{number}") for number in range(12))
+    assert text.of_fault(Fault(code=FaultCode.NODE_ENDED, accused=accused)).startswith(
+        "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 2 more exited"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"reason": StopReason.TIME_LIMIT}, "its time is nearly up"),
+        ({"reason": StopReason.STOP_FILE}, "its stop file"),
+        ({"reason": StopReason.SIGNAL, "signal": "SIGTERM"}, "node1 was asked to stop by SIGTERM"),
+        ({"reason": StopReason.SIGNAL, "rank": 3}, "asked to stop (rank 3 on node1)"),
+        ({"reason": StopReason.WARNING_SIGNAL, "rank": 3}, "the scheduler's warning signal (rank 3 on node1)"),
+        ({"reason": StopReason.EXIT_75, "ranks": (3, 2)}, "ranks 2, 3 on node1 exited with code 75"),
+        ({"reason": StopReason.EXIT_75, "ranks": (3,)}, "rank 3 on node1 exited with code 75"),
+        ({"reason": StopReason.NOT_IN_TIME}, "the ranks on node1 did not exit in time"),
+        ({"reason": StopReason.KILLED, "exit_code": 137}, "all agents were killed (exit code 137)"),
+        ({"reason": StopReason.CANCELLED}, "it was cancelled before it started"),
+        ({"reason": StopReason.EXIT_UNREAD}, "the exit codes of its agents cannot be read"),
+        ({"reason": StopReason.UNREADABLE, "error": "EIO"}, "EIO"),
+        ({"reason": StopReason.UNREADABLE}, "a file that it needs cannot be read"),
+        ({"error": "a reason of a newer version"}, "a reason of a newer version"),
+        ({"reason": StopReason.STOP_FILE, "killed_on": "node2", "grace": 30.0},
+         "its stop file; ranks on node2 did not exit within 30 s and were killed"),
+    ],
+)  # fmt: skip
+def test_a_stop(fields: dict[str, Any], shown: str) -> None:
+    assert text.of_stop(Stop(**{"host": "node1", **fields})) == shown
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (Again(what="elsewhere", reason=NextReason.RESUBMITTED, job="7"), "job 7 waits for this one to end"),
+        (Again(what="elsewhere", reason=NextReason.REQUEUED, job="7"), "its job was requeued"),
+        (Stays(what="stays", reason=NextReason.CANCELLED), "it was cancelled"),
+        (Stays(what="stays", reason=NextReason.SCHEDULER_ENDS, scheduler="Slurm", state="PREEMPTED"),
+         "Slurm ends its job (PREEMPTED)"),
+        (Stays(what="stays", reason=NextReason.NOT_SUBMITTED, error="invalid account"),
+         "no job could be submitted to continue it: invalid account"),
+        (Stays(what="given_up", reason=NextReason.MAX_ATTEMPTS, attempts=3),
+         "it has had 3 attempts (resume.max_attempts)"),
+        (Stays(what="given_up", reason=NextReason.NO_PROGRESS, step=10, limit=3600),
+         "two attempts in a row got no further than step 10: is time=3600s too short for a start, a step and a save?"),
+        (Stays(what="given_up", reason=NextReason.NO_PROGRESS, limit=60, saves_in="/ckpt, out/*"),
+         "two attempts in a row reported no step and saved nothing new (/ckpt, out/*): is time=60s too short for a "
+         "start and a save, or does it save elsewhere (workload.checkpoint)?"),
+    ],
+)  # fmt: skip
+def test_what_follows(event: Again | Stays, shown: str) -> None:
+    assert text.of_next(event) == shown
+
+
+@pytest.mark.parametrize("reason", NextReason)
+def test_every_reason_has_a_text_in_either_event(reason: NextReason) -> None:
+    assert text.of_next(Stays(what="stays", reason=reason)) and text.of_next(Again(what="here", reason=reason))
