@@ -47,7 +47,7 @@ def _bind(root: Path, ranks: int) -> float:
     began = time.perf_counter()
     node = sysfs.read(root, {})
     allowed = {cpu for core in node.cores for cpu in core.cpus}
-    masks.bind(node, allowed, devices.near(node, {}, range(ranks), gpus=False), parse("auto"))
+    masks.bind(node, allowed, devices.of_ranks(node, {}, range(ranks), gpus=False), parse("auto"))
     return 1000 * (time.perf_counter() - began)
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 
 from launcher.binding import devices, masks, nvidia, sysfs, wanted
-from launcher.binding.devices import Untold
-from launcher.binding.masks import Binding, Near
+from launcher.binding.devices import DeviceError
+from launcher.binding.masks import Binding, RankDevices
 from launcher.binding.node import Node
 from launcher.config.schema import Device, LaunchMode
 from launcher.rendezvous.rank_environment import AgentLike, Placement
@@ -94,38 +94,42 @@ class Binder:
         me = agents[position]
         tasks = self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == wanted.AUTO:
-            return 0, replace(masks.bind(node, allowed, [Near()], wanted.Wanted(wanted.NONE)), why_not=SCHEDULERS)
+            return 0, replace(
+                masks.bind(node, allowed, [RankDevices()], wanted.Wanted(wanted.NONE)), why_not=SCHEDULERS
+            )
         alone = tasks or self._wanted.kind == wanted.MAP
-        beside = [agent for agent in agents if agent.host == me.host and (agent is me or not alone)]
+        on_this_host = [agent for agent in agents if agent.host == me.host and (agent is me or not alone)]
         try:
-            here = [each for agent in beside for each in self._near(node, agent, tasks)]
-        except Untold as error:
-            count = sum(agent.ranks for agent in beside)
-            found = masks.bind(node, allowed, [Near()] * count, wanted.Wanted(wanted.NONE))
-            return _before(beside, me), replace(found, why_not=str(error))
+            here = [each for agent in on_this_host for each in self._near(node, agent, tasks)]
+        except DeviceError as error:
+            count = sum(agent.ranks for agent in on_this_host)
+            found = masks.bind(node, allowed, [RankDevices()] * count, wanted.Wanted(wanted.NONE))
+            return _before(on_this_host, me), replace(found, why_not=str(error))
         lists = self._wanted
         if tasks and lists.kind == wanted.MAP:
             lists = wanted.Wanted(wanted.MAP, lists.lists[me.first_local_rank :])
-        return _before(beside, me), masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
+        return _before(on_this_host, me), masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
 
-    def _near(self, node: Node, agent: AgentLike, tasks: bool) -> list[Near]:
+    def _near(self, node: Node, agent: AgentLike, tasks: bool) -> list[RankDevices]:
         plan = self._plan
         first = agent.first_local_rank if tasks else 0
         asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
         seen = plan.workload.device != Device.cpu.value and bool(
-            torch_build() and devices.visible(node, self._environ, nvidia.parent_of_slice)
+            torch_build() and devices.visible_gpus(node, self._environ, nvidia.parent_of_slice)
         )
-        return devices.near(
+        return devices.of_ranks(
             node, self._environ, range(first, first + agent.ranks), gpus=asked > 0 or seen, most=asked or None,
             parent=nvidia.parent_of_slice, pairs=plan.cluster.nics,
         )  # fmt: skip
 
-    def _variables(self, rank: Placement, bound: masks.Bound, alone: bool) -> dict[str, str]:
+    def _variables(self, rank: Placement, bound: masks.RankBinding, alone: bool) -> dict[str, str]:
         """Those of a rank's cores, if it is bound, and of the network device that its site pairs with it."""
         plan = self._plan
         found = {OWN_CORES: str(bound.own), **threads(self._environ, plan, bound.own)} if alone else {}
         local_rank = int(rank.environment["LOCAL_RANK"])
-        nic = bound.near.paired or (plan.cluster.nics[local_rank % len(plan.cluster.nics)] if plan.cluster.nics else "")
+        nic = bound.devices.paired or (
+            plan.cluster.nics[local_rank % len(plan.cluster.nics)] if plan.cluster.nics else ""
+        )
         return found | {name: value.replace(NIC, nic) for name, value in plan.cluster.rank_environment.items()}
 
 
@@ -144,5 +148,5 @@ def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, 
     return {THREADS: str(cores)} if ours and not plan.train.invariant else {}
 
 
-def _before(beside: Sequence[AgentLike], me: AgentLike) -> int:
-    return sum(agent.ranks for agent in beside[: [agent is me for agent in beside].index(True)])
+def _before(on_this_host: Sequence[AgentLike], me: AgentLike) -> int:
+    return sum(agent.ranks for agent in on_this_host[: [agent is me for agent in on_this_host].index(True)])

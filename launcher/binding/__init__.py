@@ -1,5 +1,5 @@
-"""Which cores, GPU and network device each rank of a node gets: a node's description, and masks that follow from it.
+"""Decides which cores, GPU and network device each rank of a node uses, from the hardware of the node.
 
-`sysfs` reads the description; all else is pure. It imports nothing of the launcher but errors and formatting, so that
-plans (`launch.bind`), agents and commands can use it.
+`sysfs` reads the hardware; all else is pure. Of the launcher it imports only errors, formatting and units: plans
+(`launch.bind`), agents and commands use it.
 """

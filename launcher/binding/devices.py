@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.binding.masks import Near
+from launcher.binding.masks import RankDevices
 from launcher.binding.node import Gpu, Nic, Node
 from launcher.formatting import plural
 
@@ -18,52 +18,52 @@ MASKS = {
 _NONE = ("", "-1", "NoDevFiles")
 
 
-class Untold(Exception):
-    """Which accelerator a rank uses cannot be told, or one that is named is not there."""
+class DeviceError(Exception):
+    """It is not known which devices a rank uses, or a device that is named does not exist."""
 
 
-Parent = Callable[[str], "str | None"]  # the PCI address of the GPU that a slice of MIG, by its UUID, is of
+Parent = Callable[[str], "str | None"]  # the PCI address of the GPU of a MIG slice, from the UUID of the slice
 
 
-def near(
+def of_ranks(
     node: Node, environ: Mapping[str, str], ranks: Sequence[int], *, gpus: bool, most: int | None = None,
     pairs: Sequence[str] = (), parent: Parent = lambda uuid: None,
-) -> list[Near]:  # fmt: skip
-    """The devices of some ranks.
+) -> list[RankDevices]:  # fmt: skip
+    """Returns the devices of ranks.
 
     Args:
-        node: what it looks like.
-        environ: of the agent, with the masks that its scheduler has set.
-        ranks: their local ranks.
-        gpus: they compute on accelerators.
-        most: how many accelerators the run takes of those that it sees; None: all.
-        pairs: `cluster.nics`, the network device of each accelerator (of each rank, without any), by number.
-        parent: the address of the GPU that a slice of MIG is of; None: unknown.
+        node: the hardware of the node.
+        environ: of the agent, with the scheduler's variables that limit visible devices.
+        ranks: the local ranks.
+        gpus: whether they compute on accelerators.
+        most: how many of the visible accelerators the run uses; None: all.
+        pairs: `cluster.nics`: the network device of each accelerator by number (without accelerators: of each rank).
+        parent: returns the address of the GPU of a MIG slice; None: unknown.
 
     Raises:
-        Untold: an accelerator, or a network device of `pairs`, is not there, is named twice, or cannot be told.
+        DeviceError: an accelerator, or a network device of `pairs`, does not exist, is named twice, or is unknown.
     """
-    shown = visible(node, environ, parent)[:most] if gpus else []
+    shown = visible_gpus(node, environ, parent)[:most] if gpus else []
     if gpus and not shown:
-        raise Untold("no accelerator is found in /sys or /proc")
+        raise DeviceError("no accelerator is found in /sys or /proc")
     named = {each: nic for nic in node.nics for each in (nic.name, nic.interface) if each}
     if missing := [name for name in dict.fromkeys(pairs) if name not in named]:
         there = ", ".join(nic.name for nic in node.nics) or "none"
-        raise Untold(f"cluster.nics names {', '.join(missing)}, and there is {there}")
+        raise DeviceError(f"cluster.nics names {', '.join(missing)}, and there is {there}")
     found = []
     for rank in ranks:
         gpu = shown[rank % len(shown)] if shown else None
         place = rank if gpu is None else node.gpus.index(gpu)
         pair = pairs[place % len(pairs)] if pairs else ""
-        found.append(Near(gpu, named[pair] if pair else _nearest(node, gpu), pair))
+        found.append(RankDevices(gpu, named[pair] if pair else _nearest(node, gpu), pair))
     return found
 
 
-def visible(node: Node, environ: Mapping[str, str], parent: Parent = lambda uuid: None) -> list[Gpu]:
-    """The accelerators that a process with these variables sees, in its order.
+def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda uuid: None) -> list[Gpu]:
+    """Returns the accelerators that a process with these variables sees, in the order of their device numbers.
 
     Raises:
-        Untold: a mask names one that is not there, or the same one twice.
+        DeviceError: a variable names one that does not exist, or one twice.
     """
     shown = list(node.gpus)
     for mask in MASKS.get(shown[0].vendor, ()) if shown else ():
@@ -79,18 +79,18 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
         if entry in _NONE:
             break
         if entry in entries:
-            raise Untold(f"{mask}={text} names {entry} twice")
+            raise DeviceError(f"{mask}={text} names {entry} twice")
         entries.append(entry)
         found += _of_entry(shown, mask, entry, parent)
     return found
 
 
 def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> list[Gpu]:
-    """What an entry of a mask stands for: a number, a UUID or its beginning, a slice of MIG, or `CARD.TILE`."""
+    """Returns the accelerators of one entry: a number, a UUID or its beginning, a MIG slice, or `CARD.TILE`."""
     if entry.isdecimal():
         if int(entry) < len(shown):
             return [shown[int(entry)]]
-        raise Untold(f"{mask} names GPU {entry}, and this process may use {plural(len(shown), 'GPU')} here")
+        raise DeviceError(f"{mask} names GPU {entry}, and this process may use {plural(len(shown), 'GPU')} here")
     if match := re.fullmatch(r"(\d+)\.(\d+)", entry):
         cards = list(dict.fromkeys(gpu.address for gpu in shown))
         at = [gpu for gpu in shown if cards.index(gpu.address) == int(match[1]) and gpu.tile in (int(match[2]), None)]
@@ -99,20 +99,21 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     elif entry.startswith("MIG-"):
         address = parent(entry)
         if address is None:
-            raise Untold(f"{mask} names {entry}, and of which GPU that is NVIDIA's library alone could tell")
+            raise DeviceError(f"{mask} names {entry}, and of which GPU that is NVIDIA's library alone could tell")
         at = [gpu for gpu in shown if gpu.address == address]
     else:
         at = [gpu for gpu in shown if gpu.uuid.startswith(entry)]
     if len(at) != 1:
-        raise Untold(f"{mask} names {entry}, and no GPU here is that: it is gone, or not this job's")
+        raise DeviceError(f"{mask} names {entry}, and no GPU here is that: it is gone, or not this job's")
     return at
 
 
 def _nearest(node: Node, gpu: Gpu | None) -> Nic | None:
-    """One of the fastest network devices on the accelerator's NUMA node, shared out in order; None: there is none."""
+    """Returns one of the fastest network devices of the accelerator's NUMA node. Accelerators of the same NUMA node get
+    different ones if there are several. None: there is none."""
     if gpu is None or gpu.numa is None:
         return None
     fastest = max((nic.speed for nic in node.nics), default=0)
     there = [nic for nic in node.nics if nic.numa == gpu.numa and nic.speed == fastest]
-    beside = [each for each in node.gpus if each.numa == gpu.numa]
-    return there[beside.index(gpu) * len(there) // len(beside)] if there else None
+    on_same_numa = [each for each in node.gpus if each.numa == gpu.numa]
+    return there[on_same_numa.index(gpu) * len(there) // len(on_same_numa)] if there else None

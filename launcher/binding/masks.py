@@ -1,4 +1,4 @@
-"""From a node's description to the CPUs of each of its ranks. Pure.
+"""Decides which CPUs each rank of a node may use. Pure.
 
 binding = bind(node, allowed, ranks, Wanted("auto"), cpus_per_rank=7)
 binding.ranks[0].cpus
@@ -15,26 +15,26 @@ from launcher.binding.wanted import Wanted
 from launcher.errors import NO_RETRY, LauncherError
 from launcher.formatting import plural, ranges
 
-# The fewest cores that `auto` gives to a rank alone. A rank has several threads (gloo's, say): with one core each,
-# small steps were slower than unbound (`python -m benchmarks.binding` compares).
+# With fewer cores for each rank, `auto` lets ranks share a NUMA node. A rank has several threads (those of gloo, for
+# instance): with one core for each rank, small steps were slower than without binding (`python -m benchmarks.binding`).
 LONE = 2
-SNAP = 8  # a cut moves to the nearest border of a NUMA node or a cache, by up to this part of a share
+SNAP = 8  # a cut moves to the border of a NUMA node or a cache if that is within 1/SNAP of a share
 
 
 class BindingRefused(LauncherError):
-    """`launch.bind=map:LIST` names CPUs that this job has not got here; it would be so again."""
+    """`launch.bind=map:LIST` does not fit the CPUs of the job on this node. A retry would fail, too."""
 
     exit_code = NO_RETRY
 
 
 @dataclass(frozen=True)
-class Near:
-    """What a rank computes on and talks through.
+class RankDevices:
+    """The devices that a rank uses.
 
     Attributes:
-        gpu: its accelerator; None: it uses none, or which one cannot be told.
-        nic: the network device that its site pairs with it, else the one nearest to its accelerator; None: unknown.
-        paired: the name that its site's profile has for that device; empty: it has none.
+        gpu: its accelerator; None: it uses none, or it is not known which one.
+        nic: its network device: the one of cluster.nics, else the nearest to its accelerator; None: unknown.
+        paired: the name of that device in cluster.nics; empty: it is not from there.
     """
 
     gpu: Gpu | None = None
@@ -43,34 +43,34 @@ class Near:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """One rank.
+class RankBinding:
+    """The binding of one rank.
 
     Attributes:
-        cpus: the CPUs that it may run on, sorted.
-        cores: how many cores these are.
-        own: how many of them are its part; others share the rest.
-        numa: their NUMA nodes, sorted.
-        near: its devices.
+        cpus: the CPUs that it may use, sorted.
+        cores: the number of their cores.
+        own: how many of these cores are its share; it may use the rest together with other ranks.
+        numa: the NUMA nodes of the cores, sorted.
+        devices: its devices.
     """
 
     cpus: tuple[int, ...]
     cores: int
     own: int
     numa: tuple[int, ...]
-    near: Near
+    devices: RankDevices
 
 
 @dataclass(frozen=True)
 class Binding:
-    """All ranks of a node.
+    """The binding of all ranks of a node.
 
     Attributes:
         ranks: by local rank.
-        why_not: why none is bound, in words; empty: they are.
+        why_not: why the ranks are not bound, as text; empty: they are bound.
     """
 
-    ranks: tuple[Bound, ...]
+    ranks: tuple[RankBinding, ...]
     why_not: str = ""
 
     @property
@@ -79,31 +79,31 @@ class Binding:
 
 
 def bind(
-    node: Node, allowed: Collection[int], ranks: Sequence[Near], wanted: Wanted, *, cpus_per_rank: int = 1
+    node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], wanted: Wanted, *, cpus_per_rank: int = 1
 ) -> Binding:
-    """Who runs where.
+    """Returns the CPUs of each rank.
 
     | launch.bind | the ranks | each rank gets |
     |---|---|---|
-    | any | more than the cores | all that is allowed: nothing is bound |
-    | any but map | what the node looks like cannot be told | the same |
+    | any | are more than the cores | all allowed CPUs: nothing is bound |
+    | any but map | the cores of the node are unknown | the same |
     | none | | the same |
     | map | | its list |
-    | socket, numa | | all allowed cores of the sockets, the NUMA nodes, that its share of auto is on |
-    | core | | as few cores as have `cpus_per_rank` CPUs, of its share of auto |
-    | auto | use accelerators | its part of the cores of the NUMA node nearest to its own, and of nodes of the same
-      socket that are nearest to no rank's; others besides where these are fewer than it asked for |
-    | auto | use none | an equal part of all cores |
-    | auto | would have fewer than LONE cores, one of them at least | all allowed cores of the NUMA nodes of its part |
+    | socket, numa | | all allowed cores of the sockets (NUMA nodes) of its share with auto |
+    | core | | the fewest cores of its share with auto that have `cpus_per_rank` CPUs |
+    | auto | use accelerators | a share of the cores of the NUMA node nearest to its accelerator, and of those
+      of the same socket that are nearest to no accelerator; also other cores if these are fewer than requested |
+    | auto | use no accelerators | an equal share of all cores |
+    | auto | one has fewer than LONE cores | all allowed cores of the NUMA nodes of its share |
 
-    Cores are never divided between ranks by their hardware threads, and no CPU is used that is not allowed.
+    All hardware threads of a core belong to the same rank. Only allowed CPUs are used.
 
     Args:
-        node: what it looks like.
-        allowed: CPUs that the job may use.
+        node: the hardware of the node.
+        allowed: the CPUs that the job may use.
         ranks: the devices of each rank, by local rank.
         wanted: `launch.bind`.
-        cpus_per_rank: how many CPUs each rank asked for; where there are enough, none gets fewer.
+        cpus_per_rank: the CPUs that each rank requested. If there are enough for all, each gets as many.
 
     Raises:
         BindingRefused: a list of map names a CPU that is not allowed, or there are fewer lists than ranks.
@@ -114,28 +114,30 @@ def bind(
     def unbound(why: str) -> Binding:
         numa = tuple(sorted({core.numa for core in cores}))
         own = max(1, len(cores) // len(ranks))
-        return Binding(tuple(Bound(everything, len(cores), own, numa, near) for near in ranks), why)
+        return Binding(tuple(RankBinding(everything, len(cores), own, numa, devices) for devices in ranks), why)
 
     if wanted.kind == kinds.NONE:
         return unbound("launch.bind=none")
     if wanted.kind == kinds.MAP:
         _check_map(wanted, everything, len(ranks))
-        return Binding(tuple(_bound(wanted.lists[place], cores, near) for place, near in enumerate(ranks)))
+        return Binding(tuple(_bound(wanted.lists[place], cores, devices) for place, devices in enumerate(ranks)))
     if node.unknown or not cores or _size(cores) < len(everything):
         return unbound("; ".join(node.unknown) or "which CPUs are of one core cannot be told")
     if len(ranks) > len(cores):
         return unbound(f"{plural(len(ranks), 'rank')} and {plural(len(cores), 'core')}")
-    homes = [_home(node, near, cores) for near in ranks]
-    if any(near.gpu is not None for near in ranks) and None in homes:
-        lost = next(near.gpu.name for near, home in zip(ranks, homes, strict=True) if home is None and near.gpu)
+    homes = [_home(node, devices, cores) for devices in ranks]
+    if any(devices.gpu is not None for devices in ranks) and None in homes:
+        lost = next(
+            devices.gpu.name for devices, home in zip(ranks, homes, strict=True) if home is None and devices.gpu
+        )
         return unbound(f"the NUMA node of GPU {lost} cannot be told")
     need = min(cpus_per_rank, _size(cores) // len(ranks))
     known = [home for home in homes if home is not None]
     if len(known) < len(homes):
         shares = _divide(cores, len(ranks))
     else:
-        shares = _enough(_near(cores, known), known, node, need, cores)
-    if any(not share for share in shares):  # a NUMA node with more ranks than cores, and none to spare elsewhere
+        shares = _enough(_by_home(cores, known), known, node, need, cores)
+    if any(not share for share in shares):  # a NUMA node has more ranks than cores, and no other has cores left
         return unbound("there are not enough cores for each rank")
     wide = shares
     if wanted.kind == kinds.CORE:
@@ -145,13 +147,13 @@ def bind(
         centres = [None] * len(homes) if wanted.kind == kinds.AUTO else homes
         wide = [_whole(level, share, home, cores) for share, home in zip(shares, centres, strict=True)]
     return Binding(tuple(
-        _bound([cpu for core in mask for cpu in core.cpus], cores, near, len(share))
-        for mask, share, near in zip(wide, shares, ranks, strict=True)
+        _bound([cpu for core in mask for cpu in core.cpus], cores, devices, len(share))
+        for mask, share, devices in zip(wide, shares, ranks, strict=True)
     ))  # fmt: skip
 
 
 def _allowed_cores(node: Node, allowed: Collection[int]) -> list[Core]:
-    """The cores with those of their CPUs that are allowed; those of a NUMA node, and of a cache, are neighbours."""
+    """Returns the allowed cores, with their allowed CPUs only, ordered by socket, NUMA node and cache."""
     mine = frozenset(allowed)
     found = [
         Core(cpus, core.numa, core.socket, core.cache)
@@ -176,28 +178,31 @@ def _check_map(wanted: Wanted, allowed: Sequence[int], ranks: int) -> None:
             )
 
 
-def _bound(cpus: Sequence[int], cores: Iterable[Core], near: Near, own: int | None = None) -> Bound:
+def _bound(cpus: Sequence[int], cores: Iterable[Core], devices: RankDevices, own: int | None = None) -> RankBinding:
     mine = frozenset(cpus)
     touched = [core for core in cores if not mine.isdisjoint(core.cpus)]
     numa = tuple(sorted({core.numa for core in touched}))
-    return Bound(tuple(sorted(mine)), len(touched), own or len(touched), numa, near)
+    return RankBinding(tuple(sorted(mine)), len(touched), own or len(touched), numa, devices)
 
 
-def _home(node: Node, near: Near, cores: Sequence[Core]) -> int | None:
-    """The NUMA node of a rank's devices: one that has allowed cores, as near as may be; None: it cannot be told.
+def _home(node: Node, devices: RankDevices, cores: Sequence[Core]) -> int | None:
+    """Returns the NUMA node with allowed cores that is nearest to a rank's devices; None: unknown.
 
-    A GPU's memory may be a NUMA node of its own, without cores, and the job may have no cores next to the GPU.
+    The NUMA node of the device itself may have no cores (the memory of a GPU), or none that is allowed.
     """
     there = sorted({core.numa for core in cores})
-    told = [each.numa for each in (near.gpu, near.nic) if each is not None and each.numa is not None]
-    if not told:
-        return there[0] if near.gpu is not None and len(there) == 1 else None
-    return min(there, key=lambda numa: (node.distance(told[0], numa), numa))
+    known = [each.numa for each in (devices.gpu, devices.nic) if each is not None and each.numa is not None]
+    if not known:
+        return there[0] if devices.gpu is not None and len(there) == 1 else None
+    return min(there, key=lambda numa: (node.distance(known[0], numa), numa))
 
 
-def _near(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
-    """Each NUMA node's cores, divided among the ranks whose home it is; those of nodes that are nobody's home go to
-    ranks of the same socket: whole nodes to each home where that comes out even, else equal parts to all."""
+def _by_home(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
+    """Divides the cores of each NUMA node among the ranks with this home (see `_home`).
+
+    Cores of a NUMA node that is no rank's home go to ranks of the same socket: whole NUMA nodes if each home gets the
+    same number of them, else equal parts of each node to all these ranks.
+    """
     shares: list[list[Core]] = [[] for _ in homes]
     sockets = {core.numa: core.socket for core in cores}
     by_numa: dict[int, list[Core]] = {}
@@ -221,7 +226,7 @@ def _near(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
 
 
 def _divide(cores: Sequence[Core], parts: int) -> list[list[Core]]:
-    """Neighbouring cores in parts as equal as may be, cut where a NUMA node or a cache ends if that is near."""
+    """Divides cores into parts of about the same size, at the end of a NUMA node or a cache if one is near the cut."""
     if not parts:
         return []
     share = len(cores) / parts
@@ -245,8 +250,8 @@ def _divide(cores: Sequence[Core], parts: int) -> list[list[Core]]:
 def _enough(
     shares: list[list[Core]], homes: Sequence[int], node: Node, need: int, cores: Sequence[Core]
 ) -> list[list[Core]]:
-    """The shares when ranks with fewer than `need` CPUs have got cores of nobody, and of those with more, the nearest
-    first."""
+    """Gives ranks with fewer than `need` CPUs more cores: free ones, and those of ranks with more, the nearest first.
+    Returns the shares."""
     taken = {core for share in shares for core in share}
     free = [core for core in cores if core not in taken]
     for place, share in enumerate(shares):
@@ -276,7 +281,7 @@ def _fewest(share: Sequence[Core], need: int) -> list[Core]:
 
 
 def _whole(kind: str, share: Sequence[Core], home: int | None, cores: Sequence[Core]) -> list[Core]:
-    """All cores of the sockets or NUMA nodes of a share; of a rank with a home, of that one alone."""
+    """Returns all cores of the sockets or NUMA nodes of a share; for a rank with a home, those of its home only."""
     if kind == kinds.NUMA:
         numas = {core.numa for core in share} if home is None else {home}
         return [core for core in cores if core.numa in numas]

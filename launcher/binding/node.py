@@ -1,4 +1,4 @@
-"""A node as binding sees it: cores, accelerators, network devices. Pure."""
+"""The hardware of a node: cores, accelerators and network devices. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Core:
     """A core.
 
     Attributes:
-        cpus: the CPUs of Linux that are its hardware threads, sorted.
+        cpus: its hardware threads, which Linux calls CPUs, sorted.
         numa: its NUMA node.
         socket: its package.
-        cache: the lowest CPU of those that share its last level of cache.
+        cache: identifies its last level of cache: the lowest CPU that shares it.
     """
 
     cpus: tuple[int, ...]
@@ -31,11 +31,11 @@ class Gpu:
 
     Attributes:
         address: on the PCI bus (`0000:c1:00.0`).
-        numa: the NUMA node that it is nearest to; None: the system does not tell.
+        numa: the nearest NUMA node; None: unknown.
         vendor: nvidia, amd or intel.
-        model: its name, where the driver's files have it.
-        uuid: as the driver has it; empty: unknown.
-        tile: the number of a part that is a device of its own; None: it is a whole one.
+        model: its name; empty: unknown.
+        uuid: of the driver; empty: unknown.
+        tile: the number of a part (tile) that counts as a device; None: it is a whole accelerator.
     """
 
     address: str
@@ -56,10 +56,10 @@ class Nic:
     """A network device.
 
     Attributes:
-        name: `mlx5_0`, or that of the interface where it has no other.
+        name: `mlx5_0`; that of the interface if it has no other name.
         interface: the network interface on the same PCI device; empty: none.
         address: on the PCI bus.
-        numa: the NUMA node that it is nearest to; None: the system does not tell.
+        numa: the nearest NUMA node; None: unknown.
         speed: Gb/s; 0: unknown.
     """
 
@@ -72,14 +72,14 @@ class Nic:
 
 @dataclass(frozen=True)
 class Node:
-    """What is known of a node.
+    """The hardware of a node, as far as it is known.
 
     Attributes:
         cores: all that are online, with all their CPUs, sorted by their first CPU.
-        gpus: in the order in which their runtime numbers them; those that this process may not open are left out.
-        nics: with a link, by name.
-        distances: of NUMA nodes, by pair; as the firmware has them (10: itself).
-        unknown: what could not be told, in words.
+        gpus: the accelerators that this process may open, in the order of their device numbers.
+        nics: the network devices with a link, by name.
+        distances: between NUMA nodes, by pair, as the firmware reports them (10: the same node).
+        unknown: what could not be found out, as texts.
     """
 
     cores: tuple[Core, ...] = ()
@@ -90,7 +90,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """What nodes of one type have in common: `1 socket, 4 NUMA nodes, 64 cores of 2 threads, 8 amd GPUs`."""
+        """A text that is equal for nodes of one type: `1 socket, 4 NUMA nodes, 64 cores of 2 threads, 8 amd GPUs`."""
         threads = sorted({len(core.cpus) for core in self.cores})
         count = [
             plural(len({core.socket for core in self.cores}), "socket"),
@@ -103,7 +103,7 @@ class Node:
         return ", ".join(count)
 
     def distance(self, one: int, other: int) -> int:
-        """Between two NUMA nodes; where the firmware has none, those of one socket are nearer than others."""
+        """Returns the distance between two NUMA nodes. If the firmware reports none, those of one socket are nearer."""
         if one == other:
             return 10
         if (known := self.distances.get((one, other))) is not None:

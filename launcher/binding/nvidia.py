@@ -1,4 +1,4 @@
-"""What NVIDIA's management library alone can tell. It makes no CUDA context and starts no thread."""
+"""Queries NVIDIA's management library. It creates no CUDA context and starts no thread."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 
 
 def parent_of_slice(uuid: str) -> str | None:
-    """The PCI address of the GPU that a slice of MIG is of; None: the library (nvidia-ml-py) is not there, or fails."""
+    """Returns the PCI address of the GPU of a MIG slice; None: nvidia-ml-py is not installed, or fails."""
     try:
-        # Lazily: it may not be here, and only a slice of MIG needs it
+        # Lazily: it may not be installed, and only MIG slices need it
         import pynvml
     except ImportError:
         return None

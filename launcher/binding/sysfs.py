@@ -1,10 +1,10 @@
-"""A node's description from the files of its kernel and drivers. Nothing here opens a device.
+"""Reads the hardware of a node from files of the kernel and of drivers. It opens no device.
 
     node = read()                      # this node
     node = read(Path("/tmp/tree"))     # a recorded one
 
-What a process may not open (devices of other jobs, which a cgroup or a container keeps from it) is left out, as its
-runtime leaves it out: numbers of devices count among the others.
+Devices that this process may not open (those of other jobs, which a cgroup or a container hides) are left out. CUDA and
+ROCm leave them out as well, so device numbers are the same.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from launcher.binding.node import Core, Gpu, Nic, Node
 from launcher.units import parse_ranges
 
-INTEL, DISPLAY = "0x8086", "0x0380"  # vendor and class of Intel's data-centre GPUs; others of its are for screens
-ALIKE = "PCI_BUS_ID"  # CUDA_DEVICE_ORDER with which numbers follow the bus even where models differ
+INTEL, DISPLAY = "0x8086", "0x0380"  # vendor and class of Intel's data-centre GPUs; its other GPUs have another class
+ALIKE = "PCI_BUS_ID"  # value of CUDA_DEVICE_ORDER: device numbers follow the bus even if models differ
 
 
 def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
-    """What there is under a root. What cannot be told is left out, and named in `unknown`."""
+    """Returns the hardware of the node whose file system is at `root`; `unknown` names what could not be found out."""
     files = _Files(str(root).rstrip("/"))
     cores, unknown = _cores(files)
     gpus = _nvidia(files) or _amd(files) or _intel(files, environ)
@@ -36,13 +36,13 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
 
 
 class _Files:
-    """Small files under a root, each read in one go; pathlib would take most of the time."""
+    """Reads small files below a root. pathlib would take most of the time."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def text(self, path: str) -> str:
-        """The text of a file without blanks around it; empty: it cannot be read."""
+        """Returns the text of a file, stripped; empty: it cannot be read."""
         try:
             with open(f"{self.root}{path}") as file:
                 return file.read().strip()
@@ -77,11 +77,11 @@ class _Files:
             return ""
 
     def may_open(self, path: str) -> bool:
-        """Whether this process may open a device; the kernel asks the cgroup of devices as well."""
+        """Returns whether this process may open a device. The kernel checks the device cgroup, too."""
         return os.access(f"{self.root}{path}", os.R_OK | os.W_OK)
 
     def numa(self, address: str) -> int | None:
-        """The NUMA node that a PCI device is nearest to; None: the firmware does not tell."""
+        """Returns the nearest NUMA node of a PCI device; None: the firmware does not report it."""
         numa = self.number(f"/sys/bus/pci/devices/{address}/numa_node")
         return None if numa is None or numa < 0 else numa
 
@@ -90,7 +90,7 @@ class _Files:
 
 
 def _cores(files: _Files) -> tuple[tuple[Core, ...], tuple[str, ...]]:
-    """The cores that are online, and what is unknown of them. Each list is read once for all that are on it."""
+    """Returns the cores that are online, and what is unknown about them. Each list of CPUs is read once."""
     cpu = "/sys/devices/system/cpu"
     online = files.cpus(f"{cpu}/online")
     if not online:
@@ -134,7 +134,7 @@ def _number(name: str, prefix: str) -> int | None:
 
 
 def _distances(files: _Files) -> dict[tuple[int, int], int]:
-    """By pair of NUMA nodes. A row has one number for each node that is online, in their order."""
+    """Returns the distances by pair of NUMA nodes. A row has one number for each node that is online, in order."""
     folder = "/sys/devices/system/node"
     nodes = sorted(number for name in files.names(folder) if (number := _number(name, "node")) is not None)
     found: dict[tuple[int, int], int] = {}
@@ -149,7 +149,8 @@ def _distances(files: _Files) -> dict[tuple[int, int], int]:
 
 
 def _nvidia(files: _Files) -> list[Gpu]:
-    """In the order of the bus, as CUDA numbers GPUs of one model. A container shows its own in /proc alone."""
+    """Returns NVIDIA GPUs in the order of the bus, as CUDA numbers GPUs of one model. /proc of a container lists only
+    its own GPUs."""
     found = []
     folder = "/proc/driver/nvidia/gpus"
     for address in sorted(files.names(folder), key=_place):
@@ -164,7 +165,7 @@ def _nvidia(files: _Files) -> list[Gpu]:
 
 
 def _amd(files: _Files) -> list[Gpu]:
-    """In the order of the kernel's list of compute devices, as ROCm numbers them."""
+    """Returns AMD GPUs in the order of the kernel's list of compute devices, as ROCm numbers them."""
     found = []
     folder = "/sys/class/kfd/kfd/topology/nodes"
     for number in sorted(int(name) for name in files.names(folder) if name.isdecimal()):
@@ -180,7 +181,7 @@ def _amd(files: _Files) -> list[Gpu]:
 
 
 def _intel(files: _Files, environ: Mapping[str, str]) -> list[Gpu]:
-    """In the order of the bus; each tile counts, unless ZE_FLAT_DEVICE_HIERARCHY says that cards do."""
+    """Returns Intel GPUs in the order of the bus. Each tile is a device, unless ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE."""
     found = []
     for card in files.names("/sys/class/drm"):
         folder = f"/sys/class/drm/{card}"
@@ -203,7 +204,7 @@ def _intel(files: _Files, environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def _place(address: str) -> tuple[int, ...]:
-    """A PCI address as numbers."""
+    """Returns a PCI address as numbers, for sorting."""
     parts = re.split("[:.]", address)
     return tuple(int(part, 16) for part in parts) if all(re.fullmatch("[0-9a-fA-F]+", part) for part in parts) else ()
 
@@ -212,7 +213,7 @@ def _place(address: str) -> tuple[int, ...]:
 
 
 def _nics(files: _Files) -> tuple[Nic, ...]:
-    """Those with a link: InfiniBand's and RoCE's by their own names, others by their interface's."""
+    """Returns network devices with a link: InfiniBand and RoCE by the names of their devices, others by interface."""
     interfaces = {}
     for name in files.names("/sys/class/net"):
         address = files.target(f"/sys/class/net/{name}/device")

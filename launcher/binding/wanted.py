@@ -1,4 +1,4 @@
-"""`launch.bind` as the user writes it. Pure."""
+"""Parses `launch.bind`. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa",
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `launch.bind` asks for.
+    """A value of `launch.bind`.
 
     Attributes:
         kind: one of KINDS.
-        lists: of map, the CPUs of each local rank.
+        lists: for map: the CPUs of each local rank.
     """
 
     kind: str
@@ -24,10 +24,10 @@ class Wanted:
 
 
 def parse(text: str) -> Wanted:
-    """`launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15` with the CPUs of each local rank.
+    """Parses `launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15` with the CPUs of each local rank.
 
     Raises:
-        ConfigError: it is none of these, or a CPU is in two of the lists.
+        ConfigError: it is none of these, or two lists have the same CPU.
     """
     kind, colon, rest = text.partition(":")
     if kind not in KINDS or bool(colon) != (kind == MAP):

@@ -91,11 +91,11 @@ def bound_to(plan: JobPlan) -> list[str]:
         return lines
     about = node_types.load(plan.cluster.node_type)
     try:
-        ranks = devices.near(
+        ranks = devices.of_ranks(
             about.node, {}, range(plan.procs_per_node), gpus=gpus, most=plan.gpus_per_node or None,
             pairs=plan.cluster.nics,
         )  # fmt: skip
-    except devices.Untold as error:
+    except devices.DeviceError as error:
         return [*lines, f"on a node of type {about.name} nothing: {error}"]
     found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
     if not found.bound:
@@ -103,8 +103,8 @@ def bound_to(plan: JobPlan) -> list[str]:
     return [*lines, f"on a whole node of type {about.name}:", *(
         ", ".join([
             f"  CPUs {ranges(rank.cpus)}: local rank {place}",
-            *([f"GPU {about.node.gpus.index(rank.near.gpu)}"] if rank.near.gpu else []),
-            *([rank.near.nic.name] if rank.near.nic else []),
+            *([f"GPU {about.node.gpus.index(rank.devices.gpu)}"] if rank.devices.gpu else []),
+            *([rank.devices.nic.name] if rank.devices.nic else []),
         ]) for place, rank in enumerate(found.ranks)
     )]  # fmt: skip
 

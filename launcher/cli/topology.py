@@ -81,14 +81,14 @@ def _drawn(
 
     bind = parse(how)
     try:
-        seen = len(devices.visible(node, environ, nvidia.parent_of_slice))
-        near = devices.near(
+        seen = len(devices.visible_gpus(node, environ, nvidia.parent_of_slice))
+        near = devices.of_ranks(
             node, environ, range(wanted or seen or 1), gpus=seen > 0, parent=nvidia.parent_of_slice
         )  # fmt: skip
         found = masks.bind(node, allowed, near, bind)
         why_not = found.why_not
-    except devices.Untold as error:
-        found = masks.bind(node, allowed, [masks.Near()] * (wanted or 1), Wanted(NONE))
+    except devices.DeviceError as error:
+        found = masks.bind(node, allowed, [masks.RankDevices()] * (wanted or 1), Wanted(NONE))
         why_not = str(error)
     binding = event_of(host, node, allowed, found.ranks, why_not=why_not)
     names = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])

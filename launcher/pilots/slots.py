@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.binding import devices, masks, nvidia, sysfs, wanted
-from launcher.binding.devices import Untold
-from launcher.binding.masks import Near
+from launcher.binding.devices import DeviceError
+from launcher.binding.masks import RankDevices
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
     """
     node, allowed = sysfs.read(environ=environ), os.sched_getaffinity(0)
     places = [gpus_of(slot, gpus_per_point, gpus) for slot in range(count)]
-    nears = [Near()] * count
+    ranks = [RankDevices()] * count
     name = _mask_variable(node.gpus[0].vendor if node.gpus else "", environ)
     if gpus:
         try:
-            shown = devices.visible(node, environ, nvidia.parent_of_slice)
-            nears = [Near(shown[each[0]] if each and each[0] < len(shown) else None) for each in places]
-        except Untold:
+            shown = devices.visible_gpus(node, environ, nvidia.parent_of_slice)
+            ranks = [RankDevices(shown[each[0]] if each and each[0] < len(shown) else None) for each in places]
+        except DeviceError:
             pass  # the CPUs are divided regardless of where the GPUs are
-    found = masks.bind(node, allowed, nears, wanted.Wanted(wanted.AUTO), cpus_per_rank=cpus)
+    found = masks.bind(node, allowed, ranks, wanted.Wanted(wanted.AUTO), cpus_per_rank=cpus)
     return [
         Slot(
             number, found.ranks[number].cpus if found.bound else (),

@@ -13,7 +13,7 @@ from launcher.runs.events import Bound, BoundRank
 
 
 def event_of(
-    host: str, node: Node, allowed: Collection[int], found: Sequence[masks.Bound], *, first_rank: int = 0,
+    host: str, node: Node, allowed: Collection[int], found: Sequence[masks.RankBinding], *, first_rank: int = 0,
     round_number: int = 0, why_not: str = "",
 ) -> Bound:  # fmt: skip
     """Returns the event about the ranks of one agent.
@@ -37,8 +37,8 @@ def event_of(
     )  # fmt: skip
 
 
-def _rank(rank: int, bound: masks.Bound) -> BoundRank:
-    gpu, nic = bound.near.gpu, bound.near.nic
+def _rank(rank: int, bound: masks.RankBinding) -> BoundRank:
+    gpu, nic = bound.devices.gpu, bound.devices.nic
     return BoundRank(
         rank, ranges(bound.cpus), bound.cores, ranges(bound.numa), gpu.name if gpu else None,
         gpu.numa if gpu else None, nic.name if nic else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.binding import devices, sysfs
-from launcher.binding.devices import Untold
+from launcher.binding.devices import DeviceError
 from launcher.binding.node import Node
 from tests.unit.binding import trees
 
@@ -20,7 +20,7 @@ def node_of(name: str, root: Path, environ: dict[str, str] | None = None) -> Nod
 
 
 def addresses(node: Node, environ: dict[str, str]) -> list[str]:
-    return [gpu.name for gpu in devices.visible(node, environ)]
+    return [gpu.name for gpu in devices.visible_gpus(node, environ)]
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_tiles_are_no_devices_where_cards_are(tmp_path: Path) -> None:
 def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library(tmp_path: Path) -> None:
     node = node_of("polaris", tmp_path)
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-11111111-2222"}
-    found = devices.visible(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
+    found = devices.visible_gpus(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
     assert [gpu.address for gpu in found] == ["0000:85:00.0"]
-    with pytest.raises(Untold, match="NVIDIA's library alone"):
-        devices.visible(node, environ)
+    with pytest.raises(DeviceError, match="NVIDIA's library alone"):
+        devices.visible_gpus(node, environ)
 
 
 def test_gpus_of_other_jobs_are_not_counted(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there_or_twice_is_named(environ: dict[str, str], words: str, tmp_path: Path) -> None:
-    with pytest.raises(Untold, match=words):
-        devices.near(node_of("polaris", tmp_path), environ, range(2), gpus=True)
+    with pytest.raises(DeviceError, match=words):
+        devices.of_ranks(node_of("polaris", tmp_path), environ, range(2), gpus=True)
 
 
 def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_
 
 def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu(tmp_path: Path) -> None:
     node = node_of("polaris", tmp_path)
-    ranks = devices.near(node, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, range(4), gpus=True, pairs=["hsn1", "hsn0"])
+    ranks = devices.of_ranks(node, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, range(4), gpus=True, pairs=["hsn1", "hsn0"])
     assert [(rank.gpu.address[5:7], rank.nic.name) for rank in ranks if rank.gpu and rank.nic] == [
         ("c7", "mlx5_0"), ("85", "mlx5_1"), ("46", "mlx5_0"), ("07", "mlx5_1")
     ]  # fmt: skip
 
 
 def test_a_nic_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Untold, match="names hsn7, and there is mlx5_0, mlx5_1"):
-        devices.near(node_of("polaris", tmp_path), {}, range(4), gpus=True, pairs=["hsn7"])
+    with pytest.raises(DeviceError, match="names hsn7, and there is mlx5_0, mlx5_1"):
+        devices.of_ranks(node_of("polaris", tmp_path), {}, range(4), gpus=True, pairs=["hsn7"])
 
 
 def test_nics_have_the_names_and_speeds_of_infiniband_and_of_interfaces(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.binding import devices, masks, node_types, sysfs
-from launcher.binding.masks import Binding, BindingRefused, Near
+from launcher.binding.masks import Binding, BindingRefused, RankDevices
 from launcher.binding.node import Core, Gpu, Nic, Node
 from launcher.binding.wanted import parse
 from launcher.formatting import ranges
@@ -69,7 +69,7 @@ def shown(binding: Binding) -> list[str]:
 @pytest.mark.parametrize("name", trees.NAMES)
 def test_a_known_node_type_has_its_ranks_beside_their_gpus(name: str, tmp_path: Path) -> None:
     node, allowed = node_of(name, tmp_path)
-    ranks = devices.near(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
+    ranks = devices.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     assert node.unknown == ()
     assert shown(masks.bind(node, allowed, ranks, parse("auto"))) == AUTO[name]
 
@@ -86,7 +86,7 @@ LUMI_ORDER = [49, 57, 17, 25, 1, 9, 33, 41]
 def test_one_core_each_on_lumi_is_the_order_of_its_documentation(tmp_path: Path) -> None:
     node, allowed = node_of("lumi-g", tmp_path)
     without_threads = [cpu for cpu in allowed if cpu < 64]  # as with --hint=nomultithread
-    ranks = devices.near(node, {}, range(8), gpus=True)
+    ranks = devices.of_ranks(node, {}, range(8), gpus=True)
     assert shown(masks.bind(node, without_threads, ranks, parse("core"))) == [str(core) for core in LUMI_ORDER]
 
 
@@ -105,8 +105,8 @@ def flat(cores: int, *, numas: int = 1, sockets: int = 1, threads: int = 1) -> N
     ))  # fmt: skip
 
 
-def gpu(numa: int | None) -> Near:
-    return Near(Gpu(f"0000:{numa or 0:02x}:00.0", numa))
+def gpu(numa: int | None) -> RankDevices:
+    return RankDevices(Gpu(f"0000:{numa or 0:02x}:00.0", numa))
 
 
 TWO_SOCKETS = flat(16, numas=4, sockets=2)
@@ -132,7 +132,7 @@ TWO_SOCKETS = flat(16, numas=4, sockets=2)
     ],
 )
 def test_modes(bind: str, numas: list[int | None], asked: int, expected: list[str]) -> None:
-    ranks = [Near() if numa is None else gpu(numa) for numa in numas]
+    ranks = [RankDevices() if numa is None else gpu(numa) for numa in numas]
     assert shown(masks.bind(TWO_SOCKETS, range(16), ranks, parse(bind), cpus_per_rank=asked)) == expected
 
 
@@ -151,7 +151,7 @@ def test_modes(bind: str, numas: list[int | None], asked: int, expected: list[st
 def test_no_rank_is_alone_on_a_single_core_unless_that_is_wanted(
     node: Node, allowed: str, ranks: int, bind: str, expected: list[tuple[str, int]]
 ) -> None:
-    found = masks.bind(node, parse_ranges(allowed), [Near()] * ranks, parse(bind))
+    found = masks.bind(node, parse_ranges(allowed), [RankDevices()] * ranks, parse(bind))
     assert [(ranges(rank.cpus), rank.own) for rank in found.ranks] == expected
     assert found.bound
 
@@ -170,13 +170,13 @@ def test_no_rank_is_alone_on_a_single_core_unless_that_is_wanted(
 def test_what_the_job_may_use_is_all_that_is_used(
     allowed: str, numas: list[int | None], asked: int, expected: list[str]
 ) -> None:
-    ranks = [Near() if numa is None else gpu(numa) for numa in numas]
+    ranks = [RankDevices() if numa is None else gpu(numa) for numa in numas]
     found = masks.bind(TWO_SOCKETS, parse_ranges(allowed), ranks, parse("auto"), cpus_per_rank=asked)
     assert shown(found) == expected
 
 
 def test_a_nic_that_the_site_pairs_decides_where_ranks_without_gpus_are() -> None:
-    ranks = [Near(None, Nic("hsn1", numa=3)), Near(None, Nic("hsn0", numa=0))]
+    ranks = [RankDevices(None, Nic("hsn1", numa=3)), RankDevices(None, Nic("hsn0", numa=0))]
     assert shown(masks.bind(TWO_SOCKETS, range(16), ranks, parse("auto"))) == ["8-15", "0-7"]
 
 
@@ -188,15 +188,15 @@ def test_a_gpu_whose_memory_is_a_numa_node_without_cores_is_next_to_the_nearest_
 @pytest.mark.parametrize(
     ("node", "ranks", "bind", "why"),
     [
-        (flat(2), [Near()] * 3, "auto", "3 ranks and 2 cores"),
-        (flat(2, threads=2), [Near()] * 3, "auto", "3 ranks and 2 cores"),  # hardware threads are no cores
-        (flat(4), [Near()] * 2, "none", "launch.bind=none"),
+        (flat(2), [RankDevices()] * 3, "auto", "3 ranks and 2 cores"),
+        (flat(2, threads=2), [RankDevices()] * 3, "auto", "3 ranks and 2 cores"),  # hardware threads are no cores
+        (flat(4), [RankDevices()] * 2, "none", "launch.bind=none"),
         (flat(4, numas=2), [gpu(None), gpu(0)], "auto", "the NUMA node of GPU 0000:00:00.0 cannot be told"),
-        (Node(unknown=("/sys is not there",)), [Near()] * 2, "auto", "/sys is not there"),
-        (Node(flat(4).cores[:3]), [Near()] * 2, "numa", "which CPUs are of one core cannot be told"),
+        (Node(unknown=("/sys is not there",)), [RankDevices()] * 2, "auto", "/sys is not there"),
+        (Node(flat(4).cores[:3]), [RankDevices()] * 2, "numa", "which CPUs are of one core cannot be told"),
     ],
 )
-def test_nothing_is_bound_and_the_reason_is_told(node: Node, ranks: list[Near], bind: str, why: str) -> None:
+def test_nothing_is_bound_and_the_reason_is_told(node: Node, ranks: list[RankDevices], bind: str, why: str) -> None:
     allowed = range(sum(len(core.cpus) for core in node.cores) or 4) if len(node.cores) != 3 else range(4)
     found = masks.bind(node, allowed, ranks, parse(bind))
     assert (found.why_not, {rank.cpus for rank in found.ranks}) == (why, {tuple(allowed)})
@@ -211,7 +211,7 @@ def test_nothing_is_bound_and_the_reason_is_told(node: Node, ranks: list[Near], 
 )
 def test_a_list_that_does_not_fit_is_refused(bind: str, words: str) -> None:
     with pytest.raises(BindingRefused, match=words):
-        masks.bind(flat(16), range(8), [Near(), Near()], parse(bind))
+        masks.bind(flat(16), range(8), [RankDevices(), RankDevices()], parse(bind))
 
 
 @given(
@@ -224,7 +224,7 @@ def test_no_core_is_shared_none_is_taken_that_is_not_the_jobs_and_nobody_goes_wi
 ) -> None:
     node = flat(numas * each, numas=numas, sockets=2 if numas == 4 else 1, threads=threads)
     allowed = data.draw(st.sets(st.sampled_from([cpu for core in node.cores for cpu in core.cpus]), min_size=1))
-    ranks = [gpu(home % numas) if with_gpus else Near() for home in homes]
+    ranks = [gpu(home % numas) if with_gpus else RankDevices() for home in homes]
     found = masks.bind(node, allowed, ranks, parse(bind), cpus_per_rank=asked)
     if not found.bound:
         return

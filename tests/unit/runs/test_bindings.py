@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from launcher.binding import masks
-from launcher.binding.masks import Near
+from launcher.binding.masks import RankDevices
 from launcher.binding.wanted import parse
 from launcher.runs.bindings import differing, event_of, latest
 from launcher.runs.event_json import values
@@ -15,7 +15,7 @@ from tests.unit.binding.test_masks import flat
 
 def bound(host: str = "node1", *, first: int = 0, round_number: int = 0, cores: int = 8) -> Bound:
     node = flat(cores, numas=2)
-    found = masks.bind(node, range(cores), [Near(), Near()], parse("auto"))
+    found = masks.bind(node, range(cores), [RankDevices(), RankDevices()], parse("auto"))
     return event_of(host, node, range(cores), found.ranks, first_rank=first, round_number=round_number)
 
 

@@ -131,7 +131,7 @@ Job ID                         Username        Queue           Jobname         S
 def test_jobs_that_are_not_over_are_counted_by_queue_and_arrays_by_their_elements() -> None:
     assert parse_counts(QSTAT) == {"": 1, "workq": 1}
     running = QSTAT.replace(" F 00:", " R 00:")
-    assert parse_counts(running) == {"": 8, "workq": 7, "urgent": 1}
+    assert parse_counts(running) == {"": 7, "workq": 6, "urgent": 1}
 
 
 def test_jobs_are_read() -> None:
