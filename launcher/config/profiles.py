@@ -10,7 +10,7 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import run_files
 from launcher.paths import resource, user_config_dir
 
-BASES = ("allocation", "local", "pbs", "slurm")  # profiles on which others are based
+SCHEMA = "/hydra/schema/cluster"  # what a profile for a whole scheduler is based on, and others on such a profile
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ def profiles() -> list[Profile]:
         if folder.is_dir():
             files.update((path.stem, (path, own)) for path in sorted(folder.glob("*.yaml")))
     return [Profile(name, path, own, _scheduler(name, files)) for name, (path, own) in sorted(files.items())]
+
+
+def bases() -> set[str]:
+    """Returns the names of our profiles that fit any site of a scheduler; others are based on them."""
+    return {path.stem for path in (resource("conf") / "cluster").glob("*.yaml") if SCHEMA in path.read_text()}
 
 
 def find(name: str) -> Profile:
@@ -83,7 +88,7 @@ def save(name: str, text: str, *, force: bool) -> Path:
         ConfigError: the name is that of a base profile, or cannot be a file name.
         RunError: the profile exists already, or cannot be written.
     """
-    if name in BASES:
+    if name in bases():
         raise ConfigError(f"{name} is a profile on which others are based: choose another name (`site init NAME`)")
     if not re.fullmatch(r"[A-Za-z0-9_][\w.+-]*", name):
         raise ConfigError(f"{name!r} cannot be the name of a profile: use letters, digits and _ - + .")

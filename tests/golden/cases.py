@@ -143,6 +143,7 @@ CASES = [
         ("secrets", "workload=p2p +cluster.environment.WANDB_API_KEY=0123456789abcdef env.secrets=[MY_PIN]", (SGE,)),
         ("throttle", "-m workload=ddp_mnist workload.lr=0.1,0.01 sweep.parallelism=1", (SGE,)),
         # -- the profiles that come with the launcher, as their comments recommend
+        ("profile", "workload=p2p nodes=2 gpus_per_node=4 cluster.group=ours", ("tsubame4",)),
         ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=16 cluster.account=me",
          ("derecho", "polaris")),
         ("profile", "workload=p2p nodes=2 gpus_per_node=4 mem=40G cluster.account=me", ("casper",)),

@@ -9,7 +9,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.config.profiles import BASES
+from launcher.config import profiles
 from launcher.paths import resource
 from tests.golden.conftest import Golden, Shown
 
@@ -26,7 +26,7 @@ def test_the_keys_are_what_they_were(show: Callable[..., Shown], golden: Golden)
     common, *others = ([key for key in each if not key.startswith(OWN)] for each in found.values())
     assert all(each == common for each in others)
     for path in sorted(resource("conf").glob("cluster/*.yaml")):
-        if path.stem in BASES:
+        if path.stem in profiles.bases():
             with initialize_config_dir(str(resource("conf")), version_base="1.3"):
                 own = keys(compose("config", ["workload=p2p", f"cluster={path.stem}"]))
             clusters[f"cluster={path.stem}"] = [key for key in own if key.startswith("cluster.") and key not in common]

@@ -299,15 +299,21 @@ class SgeCluster:
         queue = self.run("qconf", "-sq")
         for key, value in {"qname": "all.q", "hostlist": "@allhosts", "tmpdir": tmpdir, **QUEUE}.items():
             queue = re.sub(rf"(?m)^{key}\s.*(\n\s+.*)*$", f"{key} {value}", queue)
-        for name in NODES:
-            host = f"hostname {name}\nload_scaling NONE\ncomplex_values gpu=2\nuser_lists NONE\nxuser_lists NONE\n"
-            self.load("-Me", host + "projects NONE\nxprojects NONE\nusage_scaling NONE\nreport_variables NONE\n")
+        self.set_gpus(2)
         self.load("-Aq", queue)
         schedule = self.run("qconf", "-ssconf")
         for key, value in {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1",
                            "schedd_job_info": "true"}.items():  # fmt: skip
             schedule = re.sub(rf"(?m)^{key}\s.*$", f"{key} {value}", schedule)
         self.load("-Msconf", schedule)
+
+    def set_gpus(self, count: int) -> None:
+        """Gives each execution host this many GPUs (complex `gpu`)."""
+        for name in NODES:
+            host = (
+                f"hostname {name}\nload_scaling NONE\ncomplex_values gpu={count}\nuser_lists NONE\nxuser_lists NONE\n"
+            )
+            self.load("-Me", host + "projects NONE\nxprojects NONE\nusage_scaling NONE\nreport_variables NONE\n")
 
     def load(self, option: str, text: str) -> None:
         """Hands a description to qconf, which can refuse it and exit 0."""

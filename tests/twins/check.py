@@ -17,10 +17,10 @@ import yaml
 from launcher.config.schema import Limits
 from launcher.paths import resource
 from tests.launch import Launcher
-from tests.twins import pbs, slurm
+from tests.twins import pbs, sge, slurm
 from tests.twins.rules import Refusal, Rules
 
-TWINS = {"slurm": slurm.Twin, "pbs": pbs.Twin}
+TWINS = {"slurm": slurm.Twin, "pbs": pbs.Twin, "sge": sge.Twin}
 P2P = ("workload=p2p", "workload.pattern=pingpong", "workload.sizes=1K", "workload.device=cpu", "time=5m", "wait=true")
 # What our check knows is taken from it, so that the twin sees the job.
 UNCHECKED = (
@@ -95,7 +95,7 @@ class Twin:
         Raises:
             Differs: it is not accepted.
         """
-        other = Launcher(self.launcher.runs_dir.parent / "other-runs", self.launcher.environment)
+        other = dataclasses.replace(self.launcher, runs_dir=self.launcher.runs_dir.parent / "other-runs")
         words = [*P2P, "nodes=2", "wait=false", "run_id=other", *shlex.split(self.rules.fits)]
         done = other(*_last([*words, f"cluster={self.rules.name}", *self._here(), *shlex.split(asks)]))
         if done.returncode:
@@ -122,7 +122,7 @@ class Twin:
             raise Differs(f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
     def _here(self) -> list[str]:
-        return ["cluster.interface=lo"]
+        return [] if self.rules.scheduler == "sge" else ["cluster.interface=lo"]  # its nodes have networks of their own
 
 
 def _last(words: list[str]) -> list[str]:
@@ -143,4 +143,5 @@ def twin(rules: Rules, folder: Path) -> Iterator[Twin]:
     (commands / "module").chmod(0o755)
     with TWINS[rules.scheduler](rules) as site:
         path = f"{commands}:{site.environment.get('PATH') or os.environ['PATH']}"
-        yield Twin(rules, Launcher(folder / "runs", {**site.environment, "PATH": path}))
+        before = site.on_head if isinstance(site, sge.Twin) else ()
+        yield Twin(rules, Launcher(folder / "runs", {**site.environment, "PATH": path}, (), before))

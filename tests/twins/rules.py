@@ -80,12 +80,12 @@ class Rules:
 
     Attributes:
         name: of its profile.
-        scheduler: slurm or pbs.
+        scheduler: slurm, pbs or sge.
         node: of the nodes.
         pools: partitions or queues.
         qos: Slurm's, with their longest wall time; empty: none.
         accounts: that the user may charge; empty: the site does not ask.
-        wants: what a job must ask for: account, project, time, gpus, or a resource of the whole job.
+        wants: what a job must ask for: account, project, group, time, gpus, or a resource of the whole job.
         resources: that the site has defined.
         cpus_per_gpu: CPUs that a job must ask for with each GPU, at least.
         totals: resources are asked for all nodes together, without a select statement.

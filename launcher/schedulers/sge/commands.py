@@ -8,9 +8,11 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -126,7 +128,7 @@ class SGE:
         numbers = [job.findtext("JB_job_number") for job in jobs if _token(job) == token]
         return numbers[-1] if numbers else None
 
-    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         """Hands a script to qsub and returns the id of its job.
 
         | qsub prints | exits | there is |
@@ -136,18 +138,17 @@ class SGE:
         | anything else | any | none |
 
         Args:
-            script: its path; with `text` it is none.
+            script: its path.
             environment: of qsub.
             arguments: more of them.
-            text: the script itself.
 
         Raises:
             Refused: Grid Engine's own words, and where to look.
             NoAnswer: nobody heard whether it took the job.
         """
-        command = ["qsub", *arguments, *([] if text is not None else [script])]
+        command = ["qsub", *command_line(Path(script).read_text()), *arguments, script]
         try:
-            done = run_submission(command, timeout=self.timeout, environment=environment, text=text)
+            done = run_submission(command, timeout=self.timeout, environment=environment)
         except NOT_ON_PATH:
             raise Refused("qsub is not on this machine's PATH: submit from a login node", definite=True) from None
         except subprocess.TimeoutExpired:
@@ -220,6 +221,14 @@ HINTS = (
     (r"no suitable queues", "`qalter -w v` and `qconf -sq QUEUE` show why"),
     (r"no access to project|not allowed", "ask the site who may use it"),
 )
+
+
+def command_line(script: str) -> list[str]:
+    """Returns the options that a script notes for the command line of qsub (`#qsub -g GROUP`). Pure.
+
+    Altair's qsub takes some options there, and not in a line with #$.
+    """
+    return shlex.split(" ".join(re.findall(r"^#qsub (-.*)$", script, re.MULTILINE)))
 
 
 # -- ids

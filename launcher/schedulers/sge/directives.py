@@ -30,6 +30,7 @@ TAKEN = {
     "P": "use cluster.project",
     "A": "use cluster.account",
     "pe": "use nodes and cluster.parallel_environment",
+    "g": "use cluster.group",
     **dict.fromkeys(("o", "e", "j", "k"), "the output's place is the launcher's"),
     "v": "set the variable in the environment",
     "V": "the environment is handed on anyway",
@@ -76,6 +77,8 @@ def options(
         )
     found: list[tuple[str, tuple[str, ...]]] = [("N", (plan.name,))]
     settings = settings_of(plan, SGESettings)
+    if settings.group is not None and not NAME.fullmatch(settings.group):
+        raise ConfigError(f"cluster.group={settings.group!r} cannot be the name of a group")
     for name, value in (("q", settings.queue), ("P", settings.project), ("A", plan.cluster.account)):
         if value:
             found.append((name, (value,)))
@@ -110,6 +113,13 @@ def _environment(plan: JobPlan) -> tuple[str, str] | None:
     """The parallel environment and the slots of a run; None: one slot, without any."""
     settings = settings_of(plan, SGESettings)
     name = settings.parallel_environment
+    if settings.node_resource is not None:
+        if name is not None or settings.slots is not None:
+            raise ConfigError(
+                f"cluster.node_resource={settings.node_resource}: the site's resource of whole nodes takes the place "
+                "of cluster.parallel_environment and cluster.slots: leave those out"
+            )
+        return None
     if name is None:
         if plan.nodes * slots_per_node(plan) == 1:
             return None
@@ -132,6 +142,8 @@ def resources(plan: JobPlan) -> dict[str, Any]:
     """
     settings, slots = settings_of(plan, SGESettings), slots_per_node(plan)
     found: dict[str, Any] = {}
+    if settings.node_resource is not None:
+        found[settings.node_resource] = plan.nodes
     if plan.gpus_per_node and settings.gpu_directive is GpuDirective.resource:
         if settings.gpu_resource is None:
             raise ConfigError(

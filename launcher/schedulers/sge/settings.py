@@ -39,6 +39,8 @@ class SGESettings(SchedulerSettings):
     project: str | None = None  # project (-P); where the site charges projects as accounts, use account
     parallel_environment: str | None = None  # gives a job its slots on each node (-pe)
     slots: Nat | None = None  # slots on each node, as the parallel environment hands them out; empty: 1
+    node_resource: str | None = None  # the site's resource of whole nodes, where it has one (-l NAME=NODES)
+    group: str | None = None  # group that is charged, on Altair Grid Engine (qsub -g)
     gpu_directive: GpuDirective = GpuDirective.resource  # how GPUs are asked for: resource or none
     gpu_resource: str | None = None  # the site's resource for GPUs (gpu, ngpus), with gpu_directive=resource
     mem_resource: str | None = None  # the site's resource for memory (h_vmem, mem_free) that mem asks for

@@ -13,6 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from launcher.config import profiles
 from launcher.config.compose import typed
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
@@ -25,15 +26,14 @@ from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned
 
 FOLDER = resource("conf") / "cluster"
-OURS = ("allocation", "local", "pbs", "sge", "slurm")
-SITES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in OURS)
+SITES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - profiles.bases())
 # What fills a node: GPUs, CPUs for each.
 NODE = {
     "perlmutter": (4, 32), "lumi-g": (8, 7), "frontier": (8, 7), "roihu": (4, 72),
     "juwels-booster": (4, 12), "jupiter": (4, 72), "leonardo": (4, 8), "alps": (4, 72), "snellius": (4, 16),
     "marenostrum5": (4, 20),
     "polaris": (4, 16), "derecho": (4, 16), "casper": (4, 1), "aurora": (12, 8), "abci": (8, 12), "aspire2a": (8, 1),
-    "aspire2a-plus": (8, 1), "gadi": (4, 12), "miyabi-g": (1, 72),
+    "aspire2a-plus": (8, 1), "gadi": (4, 12), "miyabi-g": (1, 72), "tsubame4": (4, 8),
 }  # fmt: skip
 
 
@@ -163,6 +163,7 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"time": "30m"}, ["-q debug-g", "-l select=2:mpiprocs=1", "-W group_list=abc123", "-l walltime=00:30:00"],
     ),
     "abci": ({}, ["-v LAUNCHER_TOKEN=t,USE_SSH=1", "-q rt_HF", "-l select=2", "-l walltime=01:00:00", "-P abc123"]),
+    "tsubame4": ({"time": "24h"}, ["#$ -l node_f=2", "#$ -l h_rt=24:00:00", "#qsub -g abc123"]),
     "aspire2a": ({"time": "24h"}, ["-l select=2:ngpus=8", "-l walltime=24:00:00", "-q ai", "-P abc123"]),
     "aspire2a-plus": ({"time": "24h"}, ["-l select=2:ngpus=8", "-l walltime=24:00:00", "-q normal", "-P abc123"]),
 }  # fmt: skip

@@ -115,7 +115,7 @@ def test_a_record_of_accounting(record: dict[str, str], state: JobState) -> None
 )  # fmt: skip
 def test_a_job_is_there_whatever_else_qsub_says(says: Says, output: str, errors: str, code: int, job: str) -> None:
     says("qsub", output, errors, code)
-    assert SGE().submit("script.sh", os.environ) == job
+    assert SGE().submit(os.devnull, os.environ) == job
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_job_is_there_whatever_else_qsub_says(says: Says, output: str, errors:
 def test_a_refusal_is_told_in_grid_engines_words(says: Says, errors: str, words: str) -> None:
     says("qsub", "", errors, 1)
     with pytest.raises(Refused) as caught:
-        SGE().submit("script.sh", os.environ)
+        SGE().submit(os.devnull, os.environ)
     assert words in str(caught.value)
     assert caught.value.definite
 
@@ -150,7 +150,7 @@ def test_a_refusal_is_told_in_grid_engines_words(says: Says, errors: str, words:
 def test_nobody_knows_whether_there_is_a_job_when_the_qmaster_does_not_answer(says: Says, errors: str) -> None:
     says("qsub", "", errors, 1)
     with pytest.raises(NoAnswer):
-        SGE().submit("script.sh", os.environ)
+        SGE().submit(os.devnull, os.environ)
 
 
 def test_a_job_that_has_ended_can_be_cancelled_again(says: Says) -> None:
@@ -184,3 +184,8 @@ def test_ids() -> None:
     assert (commands.sge_id("17_0"), commands.sge_id("17")) == ("17.1", "17")
     assert commands.dependency(["5", "6_0", "6_1"]) == ["-hold_jid", "5,6"]
     assert commands.dependency([]) == []
+
+
+def test_options_for_the_command_line_are_noted_in_the_script() -> None:
+    assert commands.command_line("#!/bin/bash\n#$ -N a\n#qsub -g ours\necho '#qsub -g theirs'\n") == ["-g", "ours"]
+    assert commands.command_line("#!/bin/bash\n#$ -N a\n") == []

@@ -1,0 +1,324 @@
+#!/bin/bash
+#$ -N p2p
+#$ -l h_rt=01:00:00
+#$ -l node_f=2
+#$ -r y
+#$ -notify
+#$ -o /scratch/me/runs/profile/output-$JOB_ID.log
+#$ -j y
+#$ -ac LAUNCHER_TOKEN=launcher-3ed46d16d9a6ed28f4b4
+#$ -S /bin/bash
+#qsub -g ours
+trap '' USR1  # comes before a suspension (-notify)
+chmod 600 "$SGE_STDOUT_PATH" 2>/dev/null
+
+# Made by launcher VERSION for run profile.
+export LAUNCHER_RUN_DIR=/scratch/me/runs/profile
+export LAUNCHER_JOB_ID="$JOB_ID"
+
+umask 077
+unset LAUNCHER_DEADLINE LAUNCHER_TIME_LEFT LAUNCHER_DEADLINE_UPTIME  # from an earlier attempt
+# Reading a shared file has three outcomes: it exists, it does not, or this is not known now (a transient error).
+# `[ -e ]` takes the last one for "does not exist": then a run would be done twice, or start although it was cancelled.
+passes() {  # MESSAGE: whether it is the C library's message of a transient error
+  case $1 in
+    *"Bad file descriptor" | \
+    *"Cannot allocate memory" | \
+    *"Cannot send after transport endpoint shutdown" | \
+    *"Connection refused" | \
+    *"Connection reset by peer" | \
+    *"Connection timed out" | \
+    *"Device or resource busy" | \
+    *"Host is down" | \
+    *"Input/output error" | \
+    *"Interrupted system call" | \
+    *"Link has been severed" | \
+    *"Network is down" | \
+    *"Network is unreachable" | \
+    *"No buffer space available" | \
+    *"No route to host" | \
+    *"No such device" | \
+    *"Protocol error" | \
+    *"Remote I/O error" | \
+    *"Resource temporarily unavailable" | \
+    *"Software caused connection abort" | \
+    *"Stale file handle" | \
+    *"Too many open files in system" | \
+    *"Too many open files" | \
+    *"Transport endpoint is not connected")
+      return 0
+      ;;
+  esac
+  return 1
+}
+waits() {  # MESSAGE SINCE: pauses before a retry; 1: the error is not transient, or has lasted for 60 s
+  if ! passes "$1" || [ $((SECONDS - $2)) -ge 60 ]; then
+    echo "launcher: $(hostname): $1" >&2
+    return 1
+  fi
+  sleep 1
+}
+reads() {  # COMMAND: 0 it succeeds, 1 there is no such file, or nothing in it, 2 not known
+  local words since=$SECONDS
+  until words=$(LC_ALL=C "$@" 2>&1 >/dev/null); do
+    words=$(printf '%s\n' "$words" | grep -v -e ': No such file or directory$' -e ': Not a directory$')
+    [ -n "$words" ] || return 1
+    waits "${words%%$'\n'*}" "$since" || return 2
+  done
+}
+ends_in() {  # SECONDS until the scheduler ends this attempt; nodes' clocks may differ, see launcher/runs/time_left.py
+  local up booted
+  export LAUNCHER_DEADLINE=$(($(date +%s) + $1)) LAUNCHER_TIME_LEFT=$1
+  if read -r up _ </proc/uptime && read -r booted </proc/sys/kernel/random/boot_id; then
+    export LAUNCHER_DEADLINE_UPTIME="$booted $((${up%%.*} + $1))"
+  fi
+}
+marked() {  # FILE ...: 0 the run directory has one of these files, 1 it has none, 2 not known
+  local mark found=1
+  for mark; do
+    reads stat -L "$LAUNCHER_RUN_DIR/$mark"
+    case $? in 0) return 0 ;; 2) found=2 ;; esac
+  done
+  return $found
+}
+
+# The lease: only one attempt of a run at a time. A job holds it if it has made the hard link (atomic on NFS as well), and
+# updates the link's time as a heartbeat. A lease of the same job is from an earlier start of it. A lease without a
+# heartbeat for 90 s is that of a dead job. One that cannot be read is not taken over, and that time does not count.
+launcher_lease="$LAUNCHER_RUN_DIR/lease" launcher_lease_of_mine="$LAUNCHER_RUN_DIR/.lease-${LAUNCHER_JOB_ID//\//_}-$$"
+launcher_lease_unread=$SECONDS
+until launcher_lease_words=$(LC_ALL=C; { echo "$LAUNCHER_JOB_ID" >"$launcher_lease_of_mine"; } 2>&1); do
+  waits "$launcher_lease_words" "$launcher_lease_unread" && continue
+  ! passes "$launcher_lease_words" || exit 75
+  echo "launcher: $(hostname) cannot write to $LAUNCHER_RUN_DIR: is it on a file system that all nodes share?" >&2
+  exit 93
+done
+launcher_lease_moved=0 launcher_lease_fails=0 launcher_lease_seen= launcher_lease_since=$(date +%s) launcher_lease_unread=$SECONDS
+until launcher_lease_words=$(LC_ALL=C ln "$launcher_lease_of_mine" "$launcher_lease" 2>&1) || [ "$launcher_lease" -ef "$launcher_lease_of_mine" ]; do
+  launcher_lease_now=$(LC_ALL=C stat -c '%i %y' "$launcher_lease" 2>&1)
+  launcher_lease_is=$?
+  if passes "$launcher_lease_words" || { [ "$launcher_lease_is" -ne 0 ] && passes "$launcher_lease_now"; }; then
+    launcher_lease_seen= launcher_lease_since=$(date +%s)
+    passes "$launcher_lease_words" || launcher_lease_words=$launcher_lease_now
+    waits "$launcher_lease_words" "$launcher_lease_unread" && continue
+    rm -f "$launcher_lease_of_mine"
+    exit 75
+  fi
+  launcher_lease_unread=$SECONDS
+  if [ "$launcher_lease_is" -ne 0 ]; then  # it was just released, or hard links are not supported here
+    launcher_lease_fails=$((launcher_lease_fails + 1))
+    if [ "$launcher_lease_fails" -gt 20 ]; then
+      echo "launcher: no hard links in $LAUNCHER_RUN_DIR: nothing keeps two attempts of this run apart" >&2
+      launcher_lease=$launcher_lease_of_mine
+      break
+    fi
+    sleep 2
+    continue
+  fi
+  launcher_lease_fails=0
+  read -r launcher_lease_job launcher_lease_rest 2>/dev/null <"$launcher_lease" || launcher_lease_job=
+  if [ "$launcher_lease_now" != "$launcher_lease_seen" ]; then
+    [ "${launcher_lease_seen%% *}" = "${launcher_lease_now%% *}" ] && launcher_lease_moved=$((launcher_lease_moved + 1)) || launcher_lease_moved=0
+    launcher_lease_seen=$launcher_lease_now launcher_lease_since=$(date +%s)
+  fi
+  if [ "$launcher_lease_job" = "${LAUNCHER_JOB_ID:-none}" ] || [ $(($(date +%s) - launcher_lease_since)) -ge 90 ]; then
+    # Several jobs may find it dead: one at a time checks it once more and removes it.
+    if mkdir "$launcher_lease.lock" 2>/dev/null; then
+      [ "$(stat -c '%i %y' "$launcher_lease" 2>/dev/null)" != "$launcher_lease_seen" ] || rm -f "$launcher_lease"
+      rmdir "$launcher_lease.lock"
+    elif launcher_lease_locked=$((${launcher_lease_locked:-0} + 1)) && [ "$launcher_lease_locked" -gt 300 ]; then
+      launcher_lease_locked=0
+      rmdir "$launcher_lease.lock" 2>/dev/null  # left by a job that was killed meanwhile
+    fi
+    sleep 0.1
+    continue
+  fi
+  if [ "$launcher_lease_moved" -ge 3 ]; then
+    echo "launcher: $LAUNCHER_RUN_DIR runs already, in job $launcher_lease_job (attempt and host: $launcher_lease_rest): job $LAUNCHER_JOB_ID ends" >&2
+    rm -f "$launcher_lease_of_mine"
+    exit 93
+  fi
+  sleep 2
+done
+
+release() { [ ! "$launcher_lease" -ef "$launcher_lease_of_mine" ] || rm -f "$launcher_lease"; rm -f "$launcher_lease_of_mine"; }
+trap release EXIT
+# A run may have been submitted twice by mistake. If it is done, this job ends.
+reads ls "$LAUNCHER_RUN_DIR/attempts"
+[ $? -ne 2 ] || exit 75
+reads grep -q '"event": "ended", "code": 0}' "$LAUNCHER_RUN_DIR"/attempts/*/events/script.jsonl
+case $? in
+  0)
+    echo "launcher: $LAUNCHER_RUN_DIR is done already: job $LAUNCHER_JOB_ID ends" >&2
+    exit 0
+    ;;
+  2) exit 75 ;;
+esac
+# Each start of the run is an attempt. Its number is that of the folder which it creates.
+LAUNCHER_ATTEMPT=0 launcher_attempt_since=$SECONDS
+until launcher_attempt_words=$(LC_ALL=C mkdir "$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT" 2>&1); do
+  reads stat -L "$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT"
+  case $? in
+    0)
+      LAUNCHER_ATTEMPT=$((LAUNCHER_ATTEMPT + 1))
+      continue
+      ;;
+    2) exit 75 ;;
+  esac
+  waits "$launcher_attempt_words" "$launcher_attempt_since" && continue
+  ! passes "$launcher_attempt_words" || exit 75
+  echo "launcher: $(hostname) cannot write to $LAUNCHER_RUN_DIR/attempts: is it on a file system that all nodes share?" >&2
+  exit 93
+done
+export LAUNCHER_ATTEMPT LAUNCHER_LEASE="$launcher_lease"
+echo "$LAUNCHER_JOB_ID $LAUNCHER_ATTEMPT $(hostname)" >"$launcher_lease_of_mine"
+mkdir "$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/events"
+: 2>/dev/null >>/scratch/me/runs/.nodes-see-this  # tells later submissions that nodes can write to this folder
+event() {  # NAME [, "key": value ...]
+  local words since=$SECONDS
+  until words=$(
+    LC_ALL=C
+    { printf '{"time": %s, "event": "%s"%s}\n' "$(date +%s.%N)" "$1" "${2-}" \
+      >>"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/events/script.jsonl"; } 2>&1
+  ); do
+    waits "$words" "$since" || return
+  done
+}
+# Attempts of one job write to the same file: the offset in bytes at which the output of this attempt begins.
+launcher_begins=$(stat -Lc %s "/proc/$$/fd/1" 2>/dev/null)
+event started ", \"job\": \"$LAUNCHER_JOB_ID\", \"host\": \"$(hostname)\", \"output\": ${launcher_begins:-0}"
+ln -sf payload.pkl "$LAUNCHER_RUN_DIR/submitit/${LAUNCHER_JOB_ID}_submitted.pkl"
+launcher_stop_requested=
+trap 'launcher_stop_requested=stop_requested' TERM INT USR2  # ranks get the signal too; this script records their end
+marked stop cancelled
+case $? in
+  0)
+    launcher_reason=stop_file
+    [ ! -e "$LAUNCHER_RUN_DIR/cancelled" ] || launcher_reason=cancelled
+    ;;
+  2) launcher_reason=unreadable ;;
+  *) launcher_reason= ;;
+esac
+if [ -n "$launcher_reason" ]; then
+  event stop ", \"reason\": \"$launcher_reason\""
+  event ended ', "code": 75'
+  exit 75
+fi
+# The time at which the scheduler ends this attempt.
+[ -n "${LAUNCHER_DEADLINE:-}" ] || ends_in 3600
+umask 022
+export LAUNCHER_SECRETS='*TOKEN*,*SECRET*,*PASSWORD*,*PASSWD*,*PASSPHRASE*,*CREDENTIAL*,*_KEY,*APIKEY*,*COOKIE*,*_PAT,*_AUTH,!*TOKENIZER*,!MAX_*,!NUM_*'
+if [ ! -r /scratch/me/runs/profile/environment.sh ]; then
+  echo "launcher: $(hostname) cannot read the run's environment.sh" >&2
+  event ended ', "code": 93'
+  exit 93
+fi
+. /scratch/me/runs/profile/environment.sh  # the environment at submission, which PBS does not pass
+# The run's secrets are in a file outside of its directory, which is removed when the run is over.
+export LAUNCHER_SECRETS_FILE=/world/home/.local/share/launcher/secrets/ab1a34ffd81a7eee/profile.sh
+if [ -r "$LAUNCHER_SECRETS_FILE" ] && [ -O "$LAUNCHER_SECRETS_FILE" ]; then
+  . "$LAUNCHER_SECRETS_FILE"
+elif grep -q '^# not here: ' /scratch/me/runs/profile/environment.sh; then
+  echo "launcher: $(hostname) cannot read $LAUNCHER_SECRETS_FILE: without" \
+    $(sed -n 's/^# not here: //p' /scratch/me/runs/profile/environment.sh) >&2
+fi
+cd /world/project || {
+  event fault ", \"code\": \"no_folder\", \"error\": "'"its working folder /world/project cannot be entered there: submit in a folder that all nodes share"'", \"host\": \"$(hostname)\", \"ends_with\": 93"
+  event ended ', "code": 93'
+  exit 93
+}
+
+# Grid Engine starts a job again whose script exits with 99.
+export LAUNCHER_SGE_AGAIN="$LAUNCHER_RUN_DIR/.again-$LAUNCHER_JOB_ID-$$"
+trap 'release; rm "$LAUNCHER_SGE_AGAIN" 2>/dev/null && exit 99' EXIT
+
+# Set-up lines: of cluster=tsubame4, then of env.
+setup_failed() {  # LINE CODE WHAT FIELDS
+  echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event ended ', "code": 93'
+  exit 93
+}
+# `module` is a shell function, and functions of the submitting shell are not passed to jobs.
+if ! type module >/dev/null 2>&1; then
+  for launcher_file in "${LMOD_PKG:+$LMOD_PKG/init/bash}" "${MODULESHOME:+$MODULESHOME/init/bash}" \
+    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /usr/share/lmod/lmod/init/bash \
+    /usr/share/Modules/init/bash /usr/share/modules/init/bash; do
+    [ -r "$launcher_file" ] || continue
+    . "$launcher_file"
+    ! type module >/dev/null 2>&1 || break
+  done
+fi
+{
+. /etc/profile.d/modules.sh
+} || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"of": "cluster", "number": 1'
+set +e  # a set-up line may have set -e, but this script has to record how the ranks end
+
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-"1"}"
+case ":${PYTHONPATH:-}:" in
+  *:/world/checkout:*) ;;
+  *) export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}" ;;
+esac
+# Heartbeat of the lease. It stops when this script ends, even if it is killed, since that closes the pipe.
+exec 9> >(trap '' TERM INT USR2; while read -r -t 15.0 _; [ $? -gt 128 ]; do
+  [ ! "$launcher_lease" -ef "$launcher_lease_of_mine" ] || touch -c "$launcher_lease"
+done)
+
+# In a job that is being deleted PBS starts no more tasks.
+if [ -n "$launcher_stop_requested" ]; then
+  event stop_requested ", \"signal\": \"SIGTERM\", \"host\": \"$(hostname)\""
+  (exit 143)
+else
+  /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.tasks --qrsh 2 1 35 \
+    /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.agent "$LAUNCHER_RUN_DIR" 9>&-
+fi
+
+code=$?
+# 0: done. 75: stopped early, can be resumed. 93: a retry would fail too. Anything else: failed.
+launcher_word= launcher_secrets_for_later=
+# The exit code of the agent that failed first takes precedence over that of the command, which may have been killed.
+reads cat "$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"
+case $? in
+  0) read -r launcher_word <"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code" ;;
+  2)
+    if [ "$code" -ne 0 ]; then
+      event stop ', "reason": "exit_unread"'
+      launcher_word=75
+    fi
+    ;;
+esac
+case $launcher_word in
+  '' | *[!0-9]*) ;;  # a full disk
+  0) ;;  # all nodes are needed, so the command's exit code counts; else a node that came too late may have failed
+  *) code=$launcher_word ;;
+esac
+# If all agents were killed before they recorded an exit code, the run continues from its checkpoints.
+# (255 is no signal: a container, or a shell on another host, could not start.)
+if [ "$code" -gt 128 ] && [ "$code" -lt 255 ] && [ -z "$launcher_word" ] && { reads ls "$LAUNCHER_RUN_DIR"/checkpoints; [ $? -eq 2 ] || ls -d "$LAUNCHER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; }; then
+  event stop ", \"reason\": \"killed\", \"exit_code\": $code"
+  code=75
+fi
+event ended ", \"code\": $code"
+if [ "$code" -eq 75 ]; then
+  # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
+  (trap '' TERM INT USR2; exec /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.job.requeue "$LAUNCHER_RUN_DIR" $launcher_stop_requested 9>&-)
+  case $? in
+    10)
+      exec 9>&-
+      release
+      exec bash "$0"
+      ;;
+    93)
+      code=93
+      event ended ', "code": 93'
+      ;;
+    0) launcher_secrets_for_later=yes ;;
+    75) ;;
+    *) event stays ', "what": "stays", "reason": "launcher_error"' ;;
+  esac
+fi
+# If PBS has stopped the job, it may start it once more (preemption, qrerun), and then the secrets are needed.
+if [ "$code" -eq 0 ] || [ -z "$launcher_stop_requested$launcher_secrets_for_later" ]; then
+  rm -f "$LAUNCHER_SECRETS_FILE"
+fi
+exit "$code"
