@@ -120,11 +120,11 @@ def sections() -> tuple[Section, ...]:
             for name, kind in own.items()
             if kind is not None and dataclasses.fields(kind)
         ),
-        Section("cluster.limits.", "cluster.limits.KEY: what one job may ask for", schema.Limits),
+        Section("cluster.limits.", "cluster.limits.KEY: limits for a job", schema.Limits),
         Section("launch.", "launch.KEY: how ranks are started", schema.Launch),
         Section("env.", "env.KEY: the environment of the ranks", schema.Env),
         Section("checkpoint.", "checkpoint.KEY: when a training saves", schema.Checkpoint),
-        Section("resume.", "resume.KEY: how a run goes on", schema.Resume),
+        Section("resume.", "resume.KEY: how a run continues", schema.Resume),
         Section("train.", "train.KEY: all trainings", schema.Train),
         Section("debug.", "debug.KEY: breakpoints in the job", schema.Debug),
         Section("tracking.", "tracking.KEY: trackers", schema.Tracking),

@@ -233,7 +233,7 @@ def _owner(status: os.stat_result) -> int:
 
 
 def _unmapped() -> int | None:
-    """The uid that stands for all owners that a container's user namespace does not map; mostly root. None outside."""
+    """The uid that represents all owners that a container's user namespace does not map, mostly root; None outside."""
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return None
@@ -247,7 +247,7 @@ def _user() -> User:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user; of one that nobody knows here, the number."""
+    """The name of a user; the number, if it has no name on this machine."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

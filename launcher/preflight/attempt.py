@@ -243,14 +243,14 @@ class Preflight:
         )  # fmt: skip
         if not first:
             return
-        told = Preflighted(
+        event = Preflighted(
             round=self._round, then=verdict.then, nodes=len(self._nodes), bad=verdict.bad, warnings=verdict.warnings,
             seconds=round(seconds, 3),
         )  # fmt: skip
-        self._events(told)
-        if verdict.then is PreflightThen.FAIL:  # bad nodes are the cause, which is told as such
-            told = replace(told, bad=())
-        for line in preflight_lines(told):
+        self._events(event)
+        if verdict.then is PreflightThen.FAIL:  # the cause of the failure names the bad nodes
+            event = replace(event, bad=())
+        for line in preflight_lines(event):
             log_line(line)
 
 

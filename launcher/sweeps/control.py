@@ -194,7 +194,7 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, li
         SubmissionError: the scheduler refused, or did not answer.
         QueryError: a scheduler does not answer.
     """
-    # Lazily: submitit takes 45 ms, and whoever cancels needs none of it
+    # Lazily: submitit takes 45 ms, and most cancellations do not need it
     from launcher.sweeps.submit import JOB_LIMIT
 
     with only_submitter(sweep.path):

@@ -554,7 +554,7 @@ class _ArraySubmitter:
             with delayed_interrupt() as interrupted:
                 yield
         except KeyboardInterrupt:
-            raise Interrupted(f"nobody knows which points of {self._sweep.id} were submitted: {then}") from None
+            raise Interrupted(f"it is not known which points of {self._sweep.id} were submitted: {then}") from None
         if interrupted:
             count = plural(sum(len(points) for _, points in self._jobs), "point")
             jobs = ", ".join(job for job, _ in self._jobs)

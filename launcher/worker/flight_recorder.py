@@ -75,7 +75,7 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
     | the ranks have enqueued different operations | the ranks with another one than most |
     | it has finished on some GPUs only | the ranks on which it has not |
     | it has begun on some GPUs only | the ranks on which it has not: something before it does not end |
-    | anything else | nobody |
+    | anything else | no rank |
 
     A rank that is to blame in one group because it waits for another rank in a second group is not the cause.
     """

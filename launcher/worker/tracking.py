@@ -142,7 +142,7 @@ class _Feed:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             if not self._warned:
                 self._warned = True
-                log_line(f"{self._name} failed, the work goes on: {words}")
+                log_line(f"{self._name} failed, the run continues: {words}")
             if self._failures >= FAILURES or isinstance(error, ImportError):
                 self._given_up = True
                 log_line(f"{self._name} is given up: no more is tracked there")

@@ -83,4 +83,4 @@ def test_a_server_that_is_not_there_ends_no_work(tmp_path: Path) -> None:
     done = work(tmp_path, "online")
     assert (done.returncode, done.stdout) == (0, "the work is over\n"), done.stderr
     assert KEY not in done.stderr
-    assert "launcher: wandb failed, the work goes on" in done.stderr or "did not reach wandb" in done.stderr
+    assert "launcher: wandb failed, the run continues" in done.stderr or "did not reach wandb" in done.stderr

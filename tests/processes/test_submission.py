@@ -43,7 +43,7 @@ ONE, SWEEP = ("run_id=a",), ("-m", "sweep.id=a", "seed=1,2")
         (
             SWEEP,
             2,
-            "nobody knows which points of a were submitted: repeat",
+            "it is not known which points of a were submitted: repeat",
             "2 points had been submitted before: 2 queued",
         ),
     ],

@@ -130,7 +130,7 @@ def test_a_tracker_that_fails_for_a_while_is_told_of_once(capfd: pytest.CaptureF
         _settle(both)
     both.close()
     assert len(other.entries) == 4 and 1 <= len(fake.entries) < 4
-    assert capfd.readouterr().err == "launcher: mlflow failed, the work goes on: ConnectionError: nobody answers\n"
+    assert capfd.readouterr().err == "launcher: mlflow failed, the run continues: ConnectionError: nobody answers\n"
 
 
 def test_a_tracker_that_keeps_failing_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_a_missing_package_is_told_once_in_the_job(capfd: pytest.CaptureFixture[
     lost.close()
     told = capfd.readouterr().err.splitlines()
     assert told == [
-        "launcher: mlflow failed, the work goes on: ModuleNotFoundError: No module named 'mlflow'",
+        "launcher: mlflow failed, the run continues: ModuleNotFoundError: No module named 'mlflow'",
         "launcher: mlflow is given up: no more is tracked there",
     ]
 
