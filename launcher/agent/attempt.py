@@ -1,4 +1,4 @@
-"""This node's part of an attempt: its agent meets the others, has this node's ranks run, and says how it ended.
+"""Runs one node's part of an attempt: its agent joins the rendezvous, runs the ranks of this node, and reports the end.
 
 After a failure that ranks can resume from, they start again in the next round; see `supervisor` and `coordinator`.
 torch is loaded once; ranks are forked from here before any GPU is touched.
@@ -166,7 +166,7 @@ class _Agent:
         self._plan, self._attempt, self._events, self._signals = plan, attempt, events, signals
         self._source = place.source
         per_task = plan.launch.mode == LaunchMode.tasks.value
-        self.me = Member(
+        self.own = Member(
             place.rank,
             place.node_rank,
             place.hosts[place.node_rank],
@@ -176,7 +176,7 @@ class _Agent:
         per_node = plan.procs_per_node if per_task else 1
         self._limits = limits(plan, attempt.logs)
         self._control = Control(
-            self.me,
+            self.own,
             attempt=attempt.path,
             limits=self._limits,
             places=places_of(plan, place),
@@ -188,9 +188,9 @@ class _Agent:
             signals=signals,
             blame=hangs.blame,
         )
-        stacks = hangs.Stacks(self.me.ranks)
+        stacks = hangs.Stacks(self.own.ranks)
         self._means = Means(
-            plan, attempt, events, signals, Pulse(self.me.ranks), stacks, RequestHandler(attempt, stacks)
+            plan, attempt, events, signals, Pulse(self.own.ranks), stacks, RequestHandler(attempt, stacks)
         )
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
         self._binder = Binder(plan, os.environ)
@@ -203,7 +203,7 @@ class _Agent:
         self._lives = 0  # how often ranks of this attempt were started before; a preflight may begin rounds before any
 
     def run(self) -> dict[str, Any]:
-        """The metrics of the first rank, when the work is done."""
+        """Returns the metrics of the first rank when the work is done."""
         try:
             return self._run()
         finally:
@@ -213,16 +213,16 @@ class _Agent:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> dict[str, Any]:
-        self._preload()  # before the agents meet: nobody sends heartbeats meanwhile
+        self._preload()  # before the rendezvous: an agent sends no heartbeats during imports
         history, rendezvous = self._control.first()
-        set_network(self._plan, rendezvous, self.me.host)
+        set_network(self._plan, rendezvous, self.own.host)
         if self._plan.preflight and history.round == 0:
             history, rendezvous = self._preflighted(rendezvous)
         while True:
             self._events(
                 Met(
                     port=rendezvous.port, members=len(rendezvous.members), ranks=rendezvous.world_size,
-                    interface=rendezvous.interface, source=self._source, host=self.me.host, torch=torch.__version__,
+                    interface=rendezvous.interface, source=self._source, host=self.own.host, torch=torch.__version__,
                     round=history.round,
                 )
             )  # fmt: skip
@@ -239,31 +239,31 @@ class _Agent:
                 break
             before = rendezvous
             history, rendezvous = self._next(outcome, rendezvous)
-            if rendezvous.place_of(self.me.index) == 0:
-                self._tell_changes(history.round, before, rendezvous)
+            if rendezvous.place_of(self.own.index) == 0:
+                self._report_changes(history.round, before, rendezvous)
         self._events(Finished())
-        if rendezvous.place_of(self.me.index) == 0:
+        if rendezvous.place_of(self.own.index) == 0:
             self._attempt.write_exit_code(errors.DONE)
         return outcome.metrics
 
     def _continued_by_others(self, number: int, *, wait: bool) -> bool:
-        """Whether others are in this round without this agent.
+        """Returns whether others take part in a round without this agent.
 
         Args:
             number: the round.
-            wait: give them the time that they need to begin it.
+            wait: whether to wait as long as they may need to begin it.
         """
         if not self._control.elastic:
             return False
         try:
             return self._control.others_begin(number) if wait else self._control.begun(number)
-        except (RendezvousError, StopRequested):  # nobody can tell, or there is no time
+        except (RendezvousError, StopRequested):  # it cannot be known, or there is no time
             return False
 
     def _round(self, history: History, rendezvous: Rendezvous) -> Done | NextRound:
-        """One life of the ranks."""
+        """Runs the ranks for one round."""
         plan, means = self._plan, self._means
-        place = rendezvous.place_of(self.me.index)
+        place = rendezvous.place_of(self.own.index)
         assert place is not None
         means.pulse.clear(rendezvous.world_size)
         means.stacks.clear()
@@ -303,13 +303,13 @@ class _Agent:
         try:
             ranks, event = self._binder.bind(rendezvous.members, place, ranks)
         except BindingRefused as error:
-            fault = Fault(code=FaultCode.REFUSED, host=self.me.host, error=str(error))
+            fault = Fault(code=FaultCode.REFUSED, host=self.own.host, error=str(error))
             raise RendezvousError(fault) from None
         self._events(event)
         return ranks
 
     def _files(self, placement: Placement) -> dict[str, int]:
-        """What a rank shares with its agent."""
+        """Returns the descriptors of the files that a rank shares with its agent."""
         means = self._means
         return {"pulse_file": means.pulse.share(), "stacks_file": means.stacks.file(placement.place)}
 
@@ -333,9 +333,9 @@ class _Agent:
                 close_in_child=self._control.descriptors(), ignore=ignored_signals(self._lives),
             )  # fmt: skip
         except StartError as error:
-            raise self._cannot_start(rendezvous, fault_of_start(error, self.me.host)) from None
+            raise self._cannot_start(rendezvous, fault_of_start(error, self.own.host)) from None
         except WorkersStillThere as error:
-            raise self._cannot_start(rendezvous, fault_of_end(error.left, self.me.host)) from None
+            raise self._cannot_start(rendezvous, fault_of_end(error.left, self.own.host)) from None
 
     def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
         """Makes the store of the ranks, on the leader.
@@ -351,7 +351,7 @@ class _Agent:
 
     def _cannot_start(self, rendezvous: Rendezvous, fault: Fault) -> AttemptFailed:
         """Reports to the others, who may continue without this node, that it cannot run ranks now."""
-        own, leader = self.me, rendezvous.members[0]
+        own, leader = self.own, rendezvous.members[0]
         fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
         failure = RoundFailure(Kind.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
         self._control.send({"type": "failure", **failure.fields()})
@@ -363,15 +363,15 @@ class _Agent:
         return AttemptFailed(fault, errors.RESUME, decides=not continues)
 
     def _next(self, outcome: NextRound, before: Rendezvous) -> tuple[History, Rendezvous]:
-        """The next round.
+        """Returns the next round.
 
         Raises:
             AttemptFailed: it does not begin; the run can be resumed.
-            AttemptOver: the others continued without this agent, and have ended.
+            AttemptOver: the others have continued without this agent, and ended.
         """
         history = outcome.history
         try:
-            if self.me.index not in outcome.lost:
+            if self.own.index not in outcome.lost:
                 return self._control.next(history, before, outcome.lost)
         except Overtaken:
             pass
@@ -382,17 +382,17 @@ class _Agent:
             ours = not error.from_leader
             raise AttemptFailed(error.fault, errors.RESUME, ours=ours, decides=ours) from None
         except StopRequested as request:
-            fault = stopped_early(self.me.host, request, AgentPhase.BETWEEN_ROUNDS)
+            fault = stopped_early(self.own.host, request, AgentPhase.BETWEEN_ROUNDS)
             raise AttemptFailed(fault, errors.RESUME, decides=True) from None
         return self._control.join()
 
     def _preflighted(self, rendezvous: Rendezvous) -> tuple[History, Rendezvous]:
-        """The first round whose nodes are all found fine: bad ones are left out, and the others meet again.
+        """Returns the first round in which all nodes pass the preflight. After each preflight bad nodes are left out.
 
         Raises:
             _LeftOut: this node is bad.
             AttemptFailed: too few nodes are left.
-            RendezvousError: the others did not meet again.
+            RendezvousError: the next rendezvous failed.
         """
         number = 0
         while True:
@@ -401,21 +401,21 @@ class _Agent:
             ).run()
             if verdict.then is PreflightThen.GO:
                 return History(round=number), rendezvous
-            leads = rendezvous.place_of(self.me.index) == 0
+            leads = rendezvous.place_of(self.own.index) == 0
             if verdict.then is PreflightThen.FAIL:
-                fault = preflight_fault(verdict, rendezvous, self.me.host)
+                fault = preflight_fault(verdict, rendezvous, self.own.host)
                 if leads:
                     self._events(fault)
                 raise AttemptFailed(fault, verdict.exit_code, ours=leads, decides=leads)
-            if self.me.index in verdict.lost:
+            if self.own.index in verdict.lost:
                 raise _LeftOut
             before, number = rendezvous, number + 1
             try:
                 _, rendezvous = self._control.next(History(round=number), before, verdict.lost)
             except Overtaken:
                 return self._control.join()
-            if rendezvous.place_of(self.me.index) == 0:
-                self._tell_changes(number, before, rendezvous)
+            if rendezvous.place_of(self.own.index) == 0:
+                self._report_changes(number, before, rendezvous)
 
     def _preload(self) -> None:
         """Imports modules of the launcher and of its workloads that all ranks need.
@@ -436,7 +436,7 @@ class _Agent:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, previous)
 
-    def _tell_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
+    def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
         """Writes the event and the log line about agents that do not take part any more, or came back."""
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
         if old.keys() == new.keys():

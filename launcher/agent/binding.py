@@ -1,9 +1,9 @@
-"""The ranks of one agent on their own cores: where the node's description, the plan and the round come together.
+"""Binds the ranks of one agent to cores, by the node's description, the plan and the agents of the round.
 
-    ranks, told = Binder(plan, os.environ).bind(rendezvous.members, position, ranks)
+    ranks, event = Binder(plan, os.environ).bind(rendezvous.members, position, ranks)
 
-The masks are set in each rank, right after the fork (`workers`): threads and processes that it starts inherit them.
-Memory is where it is touched first, which is the kernel's default policy, and so near to those cores.
+Each rank gets its mask right after the fork (see `workers`); threads and processes that it starts inherit it. By the
+kernel's default policy memory is allocated on the NUMA node that touches it first, which is that of those cores.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ THREADS = "OMP_NUM_THREADS"
 SCHEDULERS = "launch=tasks: the scheduler has bound each rank"
 
 
-Look = Callable[[], "tuple[Node, Set[int]]"]  # what the node looks like, and the CPUs that the job may use there
+Look = Callable[[], "tuple[Node, Set[int]]"]  # returns the description of the node, and the CPUs of the job there
 
 
 def look_here(environ: Mapping[str, str]) -> tuple[Node, Set[int]]:
-    """This node, and the CPUs that this process may use: those of the job, without what the site keeps for itself."""
+    """Returns this node, and the CPUs that this process may use: those of the job that the site does not reserve."""
     return sysfs.read(environ=environ), os.sched_getaffinity(0)
 
 
 class Binder:
-    """Binds the ranks of one agent, anew for each round; its node is looked at once."""
+    """Binds the ranks of one agent in each round. The node is read once."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], look: Look | None = None) -> None:
         """
         Args:
             plan: the run.
-            environ: of the agent.
-            look: in place of a look at this node.
+            environ: environment of the agent.
+            look: reads the node; None: this one.
         """
         self._plan, self._environ = plan, dict(environ)
         self._wanted = wanted.parse(plan.launch.bind)
@@ -55,12 +55,12 @@ class Binder:
     def bind(
         self, agents: Sequence[AgentLike], position: int, ranks: Sequence[Placement]
     ) -> tuple[list[Placement], Bound]:
-        """The ranks with their CPUs, and what is told of it.
+        """Returns the ranks with their CPUs, and the event about it.
 
         Args:
-            agents: all that are in, in the order of their ranks.
-            position: of this one among them.
-            ranks: its own.
+            agents: all agents of the round, in the order of their ranks.
+            position: index of this agent among them.
+            ranks: the ranks of this agent.
 
         Raises:
             BindingRefused: a list of launch.bind does not fit this node.
@@ -77,38 +77,39 @@ class Binder:
             )
             for rank, bound in zip(ranks, mine, strict=True)
         ]  # fmt: skip
-        told = bindings.event_of(
+        event = bindings.event_of(
             agents[position].host, node, allowed, mine, first_rank=ranks[0].rank, why_not=found.why_not,
             round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
         )  # fmt: skip
-        return placed, told
+        return placed, event
 
     def _binding(
         self, node: Node, allowed: Set[int], agents: Sequence[AgentLike], position: int
     ) -> tuple[int, Binding]:
-        """How many of the ranks that it is about come before this agent's, and the binding of all of them.
+        """Returns a binding, and the number of its ranks that come before this agent's.
 
-        Simulated nodes of one machine share its cores. With launch=tasks each rank has an agent, and what the scheduler
-        has given to that.
+        Simulated nodes share the cores of one machine, so the binding contains the ranks of all agents of this host.
+        With launch=tasks each rank has an agent, and the CPUs that the scheduler has given to it.
         """
-        me = agents[position]
+        own = agents[position]
         tasks = self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == wanted.AUTO:
             return 0, replace(
                 masks.bind(node, allowed, [RankDevices()], wanted.Wanted(wanted.NONE)), why_not=SCHEDULERS
             )
         alone = tasks or self._wanted.kind == wanted.MAP
-        on_this_host = [agent for agent in agents if agent.host == me.host and (agent is me or not alone)]
+        on_this_host = [agent for agent in agents if agent.host == own.host and (agent is own or not alone)]
         try:
             here = [each for agent in on_this_host for each in self._near(node, agent, tasks)]
         except DeviceError as error:
             count = sum(agent.ranks for agent in on_this_host)
             found = masks.bind(node, allowed, [RankDevices()] * count, wanted.Wanted(wanted.NONE))
-            return _before(on_this_host, me), replace(found, why_not=str(error))
+            return _before(on_this_host, own), replace(found, why_not=str(error))
         lists = self._wanted
         if tasks and lists.kind == wanted.MAP:
-            lists = wanted.Wanted(wanted.MAP, lists.lists[me.first_local_rank :])
-        return _before(on_this_host, me), masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
+            lists = wanted.Wanted(wanted.MAP, lists.lists[own.first_local_rank :])
+        found = masks.bind(node, allowed, here, lists, cpus_per_rank=self._plan.cpus_per_proc)
+        return _before(on_this_host, own), found
 
     def _near(self, node: Node, agent: AgentLike, tasks: bool) -> list[RankDevices]:
         plan = self._plan
@@ -123,7 +124,7 @@ class Binder:
         )  # fmt: skip
 
     def _variables(self, rank: Placement, bound: masks.RankBinding, alone: bool) -> dict[str, str]:
-        """Those of a rank's cores, if it is bound, and of the network device that its site pairs with it."""
+        """Returns the variables for a rank's cores, if it is bound, and for the network device paired with its GPU."""
         plan = self._plan
         found = {OWN_CORES: str(bound.own), **threads(self._environ, plan, bound.own)} if alone else {}
         local_rank = int(rank.environment["LOCAL_RANK"])
@@ -134,7 +135,7 @@ class Binder:
 
 
 def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, str]:
-    """OMP_NUM_THREADS of a rank that is bound. Pure.
+    """Returns the variable OMP_NUM_THREADS of a bound rank, if it changes. Pure.
 
     | OMP_NUM_THREADS of the agent | the rank's |
     |---|---|
@@ -143,10 +144,10 @@ def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, 
     | what the job's script sets, which is cpus_per_proc, and more than its cores | its cores |
     | any other | the same: the user's |
     """
-    told = environ.get(THREADS)
-    ours = not told or (told == str(plan.cpus_per_proc) and int(told) > cores)
+    given = environ.get(THREADS)
+    ours = not given or (given == str(plan.cpus_per_proc) and int(given) > cores)
     return {THREADS: str(cores)} if ours and not plan.train.invariant else {}
 
 
-def _before(on_this_host: Sequence[AgentLike], me: AgentLike) -> int:
-    return sum(agent.ranks for agent in on_this_host[: [agent is me for agent in on_this_host].index(True)])
+def _before(on_this_host: Sequence[AgentLike], own: AgentLike) -> int:
+    return sum(agent.ranks for agent in on_this_host[: [agent is own for agent in on_this_host].index(True)])

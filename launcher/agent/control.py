@@ -48,12 +48,12 @@ class Control(Link):
     """The connection of one agent to the others, and the rounds that it takes part in, for a whole attempt."""
 
     def __init__(
-        self, me: Member, *, attempt: Path, limits: Limits, places: Sequence[Place], hosts: Sequence[str],
+        self, own: Member, *, attempt: Path, limits: Limits, places: Sequence[Place], hosts: Sequence[str],
         secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
     ) -> None:  # fmt: skip
         """
         Args:
-            me: this agent.
+            own: this agent.
             attempt: the attempt's folder.
             limits: settings of the run.
             places: host and node of each member of the job, by index.
@@ -65,7 +65,7 @@ class Control(Link):
             signals: the signals of this process.
             blame: see `Coordinator`.
         """
-        super().__init__(me, limits=limits, places=places, signals=signals)
+        super().__init__(own, limits=limits, places=places, signals=signals)
         self._hosts, self._secret, self._port_range = hosts, secret_of(secret, key), port_range
         self._join_timeout, self._blame = join_timeout, blame
         self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
@@ -122,7 +122,7 @@ class Control(Link):
             except OSError as error:
                 if time.monotonic() >= give_up:
                     problem = f"cannot read the rounds of this attempt: {error}"
-                    fault = Fault(code=FaultCode.UNREADABLE, host=self.me.host, error=problem)
+                    fault = Fault(code=FaultCode.UNREADABLE, host=self.own.host, error=problem)
                     raise RendezvousError(fault, final=True) from None
             self._pause()
 
@@ -179,8 +179,8 @@ class Control(Link):
                 if error.final:
                     raise
         self._disconnect()
-        left = [index for index in left if index != leader or self.me.index == leader]
-        fault = Fault(code=FaultCode.TOO_FEW, host=self.me.host, arrived=len(left), expected=self._limits.least)
+        left = [index for index in left if index != leader or self.own.index == leader]
+        fault = Fault(code=FaultCode.TOO_FEW, host=self.own.host, arrived=len(left), expected=self._limits.least)
         problem = RendezvousError(fault, final=True)
         for place, leader in enumerate(left):
             try:
@@ -227,14 +227,14 @@ class Control(Link):
     ) -> tuple[History, Rendezvous]:
         """Returns a round with a leader that is this agent, or that it is not connected to yet."""
         ports = candidate_ports(secret_of(self._secret, f"{history.round}"), self._port_range)
-        if leader == self.me.index:
+        if leader == self.own.index:
             if self._hub is None:
                 address = LOOPBACK if self._loopback else interfaces.address_of(self._hosts[leader])
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(listen(ports, address), self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []
                 self.coordinator = Coordinator(
-                    self._limits, self._places, self.me, claim=self._claim, listen=self._listen_for_ranks,
+                    self._limits, self._places, self.own, claim=self._claim, listen=self._listen_for_ranks,
                     blame=self._blame,
                 )  # fmt: skip
             return self._lead(history, wanted, timeout)
@@ -252,7 +252,7 @@ class Control(Link):
         try:
             self.coordinator.gather(history, wanted, timeout, time.monotonic())
             self._deliver()
-            history, rendezvous = self._await_begin(self.me.index, None)
+            history, rendezvous = self._await_begin(self.own.index, None)
         except BaseException:
             if self._store_listener is not None:
                 self._store_listener.close()
@@ -272,17 +272,17 @@ class Control(Link):
         """Records a round. Returns why it cannot begin; None: it can."""
         assert self._hub is not None
         try:
-            claimed = self._rounds.claim(number, self.me, self._hub.port, members)
+            claimed = self._rounds.claim(number, self.own, self._hub.port, members)
         except OSError as error:  # a full disk, or a file server that does not answer
             problem = f"round {number} cannot be recorded: {error}"
             if number and self.elastic:  # the other side of a partition may have recorded it
-                return Fault(code=FaultCode.AGENT, host=self.me.host, error=problem)
+                return Fault(code=FaultCode.AGENT, host=self.own.host, error=problem)
             print(f"launcher: {problem}", file=sys.stderr, flush=True)
             return None
         return None if claimed else self._late()
 
     def _late(self) -> Fault:
-        place = self._places[self.me.index]
+        place = self._places[self.own.index]
         return Fault(code=FaultCode.LATE, host=place.host, node=place.node)
 
     def _await_begin(self, leader: int, timeout: float | None) -> tuple[History, Rendezvous]:
@@ -299,7 +299,9 @@ class Control(Link):
 
         def lost(problem: str) -> RendezvousError:
             accused = (accuse(self._places[leader]),)
-            return RendezvousError(Fault(code=FaultCode.LEADER_LOST, host=self.me.host, accused=accused, error=problem))
+            return RendezvousError(
+                Fault(code=FaultCode.LEADER_LOST, host=self.own.host, accused=accused, error=problem)
+            )
 
         def handle(message: Message) -> tuple[History, Rendezvous] | None:
             if message["type"] == "refused":
@@ -325,6 +327,6 @@ class Control(Link):
         if self.leads:
             return history, leaders_rendezvous(message["port"], [*map(Member.of, message["members"])])
         rendezvous = rendezvous_of(dict(message), self._mine)
-        if rendezvous.place_of(self.me.index) is None:
+        if rendezvous.place_of(self.own.index) is None:
             raise RendezvousError(self._late())
         return history, rendezvous

@@ -33,25 +33,25 @@ class Link:
     """The connection of one agent to the others, for a whole attempt.
 
     Attributes:
-        me: this agent.
+        own: this agent.
         status: the fields of its heartbeats: see `coordinator`.
         coordinator: on the leader.
     """
 
-    def __init__(self, me: Member, *, limits: Limits, places: Sequence[Place], signals: Signals) -> None:
+    def __init__(self, own: Member, *, limits: Limits, places: Sequence[Place], signals: Signals) -> None:
         """
         Args:
-            me: this agent.
+            own: this agent.
             limits: settings of the run.
             places: host and node of each member of the job, by index.
             signals: the signals of this process.
         """
-        self.me, self._limits, self._places, self._signals = me, limits, places, signals
+        self.own, self._limits, self._places, self._signals = own, limits, places, signals
         self.status: dict[str, Any] = {}
         self.coordinator: Coordinator | None = None
         self._hub: Hub | None = None
         self._channel: Channel | None = None
-        self._mine = me  # with the addresses of the connection
+        self._mine = own  # with the addresses of the connection
         self._inbox: list[Message] = []
         self._next_beat = self._last_message = self._last_listen = 0.0
 
@@ -95,11 +95,11 @@ class Link:
                 break
             problem = found or problem
             if time.monotonic() >= deadline:
-                raise not_reached(self.me, self._places[leader], host, timeout, problem)
+                raise not_reached(self.own, self._places[leader], host, timeout, problem)
             _wait(backoff.pause(), self._signals.wake)
         self._channel, self._inbox = found, []  # messages of an earlier leader do not count any more
         self._last_message = self._last_listen = time.monotonic()
-        first = hello(self.me, found)
+        first = hello(self.own, found)
         self._mine = Member.of(first["member"])
         self.send(first)
 
@@ -119,7 +119,7 @@ class Link:
         """Closes the connections; the leader waits until the others have received everything."""
         if self._hub is not None and self.coordinator is not None:
             if number := self._signals.ends():  # agents that wait for a round, or for a preflight, have to know
-                fault = Fault(code=FaultCode.STOPPED_EARLY, host=self.me.host, signal=number.name)
+                fault = Fault(code=FaultCode.STOPPED_EARLY, host=self.own.host, signal=number.name)
                 self.coordinator.refuse_waiting(fault)
                 self._deliver()
             waiting = self.coordinator.waiting
@@ -151,7 +151,7 @@ class Link:
     def send(self, message: Message) -> None:
         """Sends to the leader, which may be this agent."""
         if self.coordinator is not None:
-            self.coordinator.receive(self.me.index, message, time.monotonic())
+            self.coordinator.receive(self.own.index, message, time.monotonic())
             self._deliver()
         elif self._channel is not None:
             try:
@@ -205,10 +205,10 @@ class Link:
         assert self.coordinator is not None
         while outbox := self.coordinator.take_outbox():
             for indices, message in outbox:
-                if self.me.index in indices:
+                if self.own.index in indices:
                     self._inbox.append(message)
                 if self._hub is not None:
-                    self._hub.broadcast([index for index in indices if index != self.me.index], message)
+                    self._hub.broadcast([index for index in indices if index != self.own.index], message)
 
     def _listen(self, channel: Channel, timeout: float) -> None:
         ready = _wait(timeout, self._signals.wake, channel.fileno(), write=bool(channel.unsent))
@@ -264,7 +264,7 @@ class Link:
     def publish(self, key: str, value: Any) -> None:
         """On the leader: sends a value to all other members of the round."""
         assert self.coordinator is not None and self._hub is not None
-        others = [index for index in self.coordinator.members if index != self.me.index]
+        others = [index for index in self.coordinator.members if index != self.own.index]
         self._hub.broadcast(others, {"type": "answer", "key": key, "value": value})
 
     def answer(self, key: str, timeout: float) -> Any:

@@ -1,8 +1,7 @@
-"""What ranks wrote to their files, on the agent's own output: whole lines, each with the rank's number before it.
+"""Copies what ranks write to their files to the agent's output: whole lines, each with the rank's number before it.
 
-Of a line that is written again and again with carriage returns, as a progress bar is, its state is shown once in STALE
-seconds at most, with a carriage return behind it, and its last one as a line; launcher/runs/carriage_returns.py reads
-that.
+A line that is rewritten with carriage returns, such as a progress bar, is copied at most once in STALE seconds, with a
+carriage return behind it, and its last state as a line; launcher/runs/carriage_returns.py reads that.
 """
 
 from __future__ import annotations
@@ -16,30 +15,41 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-READ = 1 << 16  # bytes of one file that are taken in one call
-LONGEST_LINE = 1 << 16  # bytes; what is longer is cut into several
-STALE = 1.0  # seconds after which a line that has no end yet is shown as it is (a prompt, a progress bar that stands)
-PIPE = 4096  # bytes that a pipe takes at once when it can be written to (PIPE_BUF, man 7 pipe)
+READ = 1 << 16  # bytes that are read from one file in one call
+LONGEST_LINE = 1 << 16  # bytes; longer lines are cut
+STALE = 1.0  # seconds after which a line without an end is copied as it is (a prompt, a progress bar that stands still)
+PIPE = 4096  # bytes that a writable pipe accepts at once (PIPE_BUF, man 7 pipe)
 WAITS = 0.05  # seconds between two attempts to write to a reader that is slow
 _END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")  # of a line, or of a state of one; what comes behind a last \r will tell
 
 
 @dataclass
 class _Source:
-    """One file of one rank."""
+    """One file of one rank.
+
+    Attributes:
+        descriptor: descriptor of the file.
+        prefix: text in front of each line.
+        offset: bytes that have been read.
+        partial: the last line, which has no end yet.
+        since: when it last grew.
+        rewritten: whether the line is rewritten with carriage returns.
+        state: its last complete state.
+        shown, shown_at: the state that was copied last, and when.
+    """
 
     descriptor: int
     prefix: bytes
     offset: int = 0
     partial: bytes = b""
-    since: float = field(default=0.0)  # when the partial line last grew
-    rewritten: bool = False  # the line has states
-    state: bytes = b""  # the last whole one
-    shown: bytes = b""  # the one that was shown last
+    since: float = field(default=0.0)
+    rewritten: bool = False
+    state: bytes = b""
+    shown: bytes = b""
     shown_at: float = float("-inf")
 
     def lines(self, data: bytes) -> list[bytes]:
-        """The lines that end in what was written next."""
+        """Returns the lines that end in these bytes, which follow the ones before."""
         *parts, self.partial = _END.split(self.partial + data)
         found = []
         for text, end in zip(parts[::2], parts[1::2], strict=True):
@@ -52,12 +62,12 @@ class _Source:
 
     @property
     def now(self) -> bytes:
-        """What stands in the line that has not ended."""
+        """The present text of the line that has no end yet."""
         return self.partial.rstrip(b"\r") or self.state
 
 
 class _Sink:
-    """A descriptor that is written to without ever waiting for its reader."""
+    """A descriptor to which data is written without waiting for its reader."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._left, self._broken = descriptor, b"", False
@@ -66,7 +76,7 @@ class _Sink:
         self._ready.register(descriptor, select.POLLOUT)
 
     def busy(self) -> bool:
-        """Whether its reader has not taken all that was given before."""
+        """Returns whether the reader has not taken all earlier data."""
         self._write()
         return bool(self._left)
 
@@ -84,7 +94,7 @@ class _Sink:
                 self._left = self._left[written:]
         except BlockingIOError:
             return
-        except OSError:  # nobody is there any more who reads it, or the disk is full: the files have it all
+        except OSError:  # the reader is gone, or the disk is full: the files have everything
             self._broken, self._left = True, b""
 
 
@@ -95,27 +105,27 @@ class Forwarder:
         """
         Args:
             out, err: descriptors to copy to.
-            clock: seconds, by any clock that does not jump.
+            clock: returns seconds, monotonic.
         """
         self._sinks = (_Sink(out), _Sink(err))
         self._sources: list[tuple[_Source, _Sink]] = []
         self._clock = clock
 
     def add(self, rank: int, out: int, err: int) -> None:
-        """Follows two files from their beginning; their descriptors are closed by `finish`."""
+        """Follows two files from their beginning; `finish` closes their descriptors."""
         for descriptor, sink in zip((out, err), self._sinks, strict=True):
             self._sources.append((_Source(descriptor, b"[%d] " % rank), sink))
 
     def forward(self) -> bool:
-        """Copies what has been written since the last call; whether there is more."""
+        """Copies what has been written since the last call, up to a bound. Returns whether there is more."""
         more = [self._forward(source, sink, self._clock()) for source, sink in self._sources]
         return any(more)
 
     def finish(self, timeout: float = 5.0) -> None:
-        """Copies all that is left, lines without an end as well, and closes the files.
+        """Copies the rest, including lines without an end, and closes the files.
 
         Args:
-            timeout: seconds to wait for a reader that is slow.
+            timeout: seconds to wait for a slow reader.
         """
         give_up = self._clock() + timeout
         while (self.forward() or any(sink.busy() for sink in self._sinks)) and self._clock() < give_up:
@@ -128,14 +138,14 @@ class Forwarder:
         self._sources.clear()
 
     def descriptors(self) -> list[int]:
-        """Those of the files that are followed."""
+        """Returns the descriptors of the files."""
         return [source.descriptor for source, _ in self._sources]
 
     def _forward(self, source: _Source, sink: _Sink, now: float) -> bool:
         if sink.busy():
             return False
         data = b""
-        with contextlib.suppress(OSError):  # it is read again in the next call
+        with contextlib.suppress(OSError):  # the next call repeats it
             data = os.pread(source.descriptor, READ, source.offset)
         source.offset += len(data)
         lines = source.lines(data) if data else []

@@ -42,7 +42,7 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
                            r"|No route to host|Network is unreachable"),
     (Kind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
                         r"|version `GLIBC|AttributeError: module '[\w.]+' has no attribute"),
-    (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory|Text|Dataset)Error\b"
+    (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory)Error\b"
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip
 SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
@@ -51,6 +51,7 @@ _REFUSALS = {
     "BackendError", "CheckpointError", "CheckpointException", "ConfigError", "HydraException", "LauncherError",
     "RanksDiffer", "TopologyError", "WorkloadError",
 }  # fmt: skip
+_MISSING = {"DatasetError"}  # types of exceptions that say that a file is missing, although they refuse a setting
 _EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # the type before the message
 _TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 
@@ -70,8 +71,8 @@ def kind_of(text: str, exception: str | None = None) -> Kind | None:
     if found not in (None, Kind.FILE_MISSING):
         return found
     named = _EXCEPTION.search(text)
-    name = exception or (named[1] if named else "")
-    return Kind.CONFIG_ERROR if name.rpartition(".")[2] in _REFUSALS else found
+    name = (exception or (named[1] if named else "")).rpartition(".")[2]
+    return Kind.CONFIG_ERROR if name in _REFUSALS else Kind.FILE_MISSING if name in _MISSING else found
 
 
 def lost_peer(text: str) -> bool:

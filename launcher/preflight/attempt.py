@@ -51,7 +51,7 @@ _context = multiprocessing.get_context("fork")
 class Agents(Protocol):
     """The connection to the other agents while no ranks run; see `launcher.agent.control.Control`."""
 
-    me: Member
+    own: Member
 
     def names(self, indices: Iterable[int]) -> str:
         """The names of these agents, for messages."""
@@ -90,9 +90,9 @@ class Preflight:
         """
         self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
         self._rendezvous, self._round = rendezvous, round_number
-        place = rendezvous.place_of(agents.me.index)
+        place = rendezvous.place_of(agents.own.index)
         assert place is not None
-        self._place, self._me = place, rendezvous.members[place]
+        self._place, self._own = place, rendezvous.members[place]
         self._least = plan.min_nodes * plan.tasks_per_node
         self._nodes = nodes_of(rendezvous.members, agents.names)
         self._children: list[tuple[Any, Connection]] = []
@@ -140,7 +140,7 @@ class Preflight:
         sys.stdout.flush()
         sys.stderr.flush()
         timeout = self._together - 4 * SLACK  # the clocks are compared before, and connections may be tested after
-        for place in range(self._me.ranks):
+        for place in range(self._own.ranks):
             ours, theirs = _context.Pipe()
             arguments = (self._plan, self._attempt.path, rendezvous, self._place, place, timeout, theirs)
             process = _context.Process(target=processes.run, args=(*arguments, os.getpid()), daemon=True)
@@ -236,8 +236,8 @@ class Preflight:
         """Writes this node's event; `first`: also the event and the log lines for all nodes."""
         self._events(
             NodeChecked(
-                round=self._round, host=self._me.host, node=self._me.node_rank,
-                fine=self._me.index not in verdict.lost, seconds=round(seconds, 3),
+                round=self._round, host=self._own.host, node=self._own.node_rank,
+                fine=self._own.index not in verdict.lost, seconds=round(seconds, 3),
                 checks=tuple(CheckEnded(each.name, each.level.value, each.words, each.ms) for each in found),
             )
         )  # fmt: skip

@@ -51,13 +51,15 @@ class RankChecks:
 
     def __init__(self, plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int) -> None:
         self._plan, self._folder, self._members = plan, attempt / "preflight", rendezvous.members
-        self._me, self._place = rendezvous.members[index], place
+        self._own, self._place = rendezvous.members[index], place
         self._rank = rendezvous.first_rank(index) + place
         self._world_size = rendezvous.world_size
         # The first member of each node, in order.
         self._heads = list({member.node_rank: member for member in reversed(rendezvous.members)}.values())[::-1]
-        self._leads = place == 0 and self._me in self._heads
-        self._local_ranks = sum(member.ranks for member in rendezvous.members if member.node_rank == self._me.node_rank)
+        self._leads = place == 0 and self._own in self._heads
+        self._local_ranks = sum(
+            member.ranks for member in rendezvous.members if member.node_rank == self._own.node_rank
+        )
         client = TCPStore(
             rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE)
         )
@@ -68,10 +70,10 @@ class RankChecks:
     def alone(self) -> list[Check]:
         """The first part: this node's devices and space, and whether it sees the files of other nodes."""
         plan = self._plan
-        text = f"{plan.run_id} {self._me.index} {os.urandom(8).hex()}"
+        text = f"{plan.run_id} {self._own.index} {os.urandom(8).hex()}"
         if self._leads:  # first, since others wait for it
-            written = check("run_dir", lambda: checks.write_mine(self._folder, self._me.index, text))
-            self._store.set(f"file/{self._me.index}", text if written.level is not Level.FAILED else "")
+            written = check("run_dir", lambda: checks.write_mine(self._folder, self._own.index, text))
+            self._store.set(f"file/{self._own.index}", text if written.level is not Level.FAILED else "")
         found = [check("device", self._look_at_device)]
         if self._leads:
             found += [
@@ -99,7 +101,7 @@ class RankChecks:
         found: list[Check] = []
         if self._leads:  # the port stays open until this process ends
             self._listener, address = together.open_port(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])
-            self._store.set(f"door/{self._me.index}", address)
+            self._store.set(f"door/{self._own.index}", address)
             found = [check("clock", self._compare_clocks)]
         found.append(check("all_reduce", reduce))
         if self._nccl.exists():
@@ -113,14 +115,14 @@ class RankChecks:
     def _compare_clocks(self) -> str:
         self._store.set_timeout(timedelta(seconds=NEAR))
         try:
-            return together.clock(self._store, self._me == self._heads[0], len(self._heads))
+            return together.clock(self._store, self._own == self._heads[0], len(self._heads))
         except DistStoreError:  # the all_reduce will report the missing node
             raise Problem(f"not compared with the others, which did not respond in {NEAR:g} s", Level.WARNING) from None
         finally:
             self._store.set_timeout(timedelta(seconds=STORE))
 
     def _reach_others(self) -> str:
-        others = [head for head in self._heads if head is not self._me]
+        others = [head for head in self._heads if head is not self._own]
         keys = {head.index: f"door/{head.index}" for head in others}
         with contextlib.suppress(DistStoreError):
             self._store.wait([*keys.values()], timedelta(seconds=NEAR))
@@ -135,8 +137,8 @@ class RankChecks:
 
     def _see_others(self) -> str:
         """Looks for the files of the first node and of the next two, so that several nodes look for every file."""
-        at, count = self._heads.index(self._me), len(self._heads)
-        wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._me.index}
+        at, count = self._heads.index(self._own), len(self._heads)
+        wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._own.index}
         texts = {}
         for index in wanted:
             try:

@@ -70,6 +70,16 @@ class RemembersJobs(ABC):
         return plan.mem
 
 
+class OpensOutput(ABC):
+    """A scheduler that opens the output file of a job before its script starts.
+
+    Attributes:
+        output_signal: number of the signal by which it ends the job if it cannot open that file.
+    """
+
+    output_signal: int
+
+
 class WritesNotices(ABC):
     """A scheduler that writes a notice into the output of a job that it ends."""
 

@@ -429,7 +429,7 @@ def test_others_are_given_time_to_begin_a_round(make: Make, monkeypatch: pytest.
         nonlocal looks
         looks += 1
         if looks == 3 and begins:
-            assert agents[1]._rounds.claim(1, agents[1].me, 1, [])
+            assert agents[1]._rounds.claim(1, agents[1].own, 1, [])
         return real(number)
 
     monkeypatch.setattr(agents[0]._rounds, "begun", begun)

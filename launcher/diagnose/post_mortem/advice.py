@@ -12,6 +12,7 @@ from launcher.failures.kinds import Kind
 from launcher.formatting import format_hours, rough_size
 from launcher.runs.events import Fault
 from launcher.schedulers import registry
+from launcher.schedulers.diagnosis import OpensOutput
 from launcher.schedulers.scheduler import ExcludesNodes
 from launcher.spec.plan import JobPlan, keys_of
 
@@ -32,7 +33,7 @@ class Case:
         saved: whether there is a checkpoint.
         fault: the first failure that agents reported.
         log: the file with the standard error of the failed rank; empty: there is none.
-        detail: see `Evidence`.
+        signal: see `Evidence`.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Case:
     saved: bool = False
     fault: Fault = Fault()  # noqa: RUF009  it is frozen
     log: str = ""
-    detail: str = ""
+    signal: int | None = None
 
     @property
     def sign(self) -> str:
@@ -284,7 +285,8 @@ def _cancelled(case: Case) -> Steps:
 
 def _never(case: Case) -> Steps:
     lines: Steps = [Step("try again", case.resume())]
-    if "RaisedSignal:53" in case.detail:
+    scheduler = registry.scheduler(case.plan.cluster.scheduler)
+    if isinstance(scheduler, OpensOutput) and case.signal == scheduler.output_signal:
         lines.insert(
             0, f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?"
         )

@@ -128,7 +128,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     if attempt is None:
         evidence = known.of(seen)
         verdict = classify(evidence)
-        case = Case(name, program, seen.plan, verdict, detail=evidence.detail)
+        case = Case(name, program, seen.plan, verdict, signal=evidence.signal)
         by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.events()
@@ -147,7 +147,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
         saved=_has_saved(Path(seen.plan.checkpoint.dir)),
-        fault=fault, log=files.get("its errors", ""), detail=evidence.detail,
+        fault=fault, log=files.get("its errors", ""), signal=evidence.signal,
     )  # fmt: skip
     return Findings(
         attempt.number, verdict, time=(event.time if event else 0) or _ended(evidence, events), rank=rank, host=host,

@@ -9,7 +9,14 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, JobExecution, RemembersJobs, WritesNotices
+from launcher.schedulers.diagnosis import (
+    DescribesSite,
+    ExplainsPending,
+    JobExecution,
+    OpensOutput,
+    RemembersJobs,
+    WritesNotices,
+)
 from launcher.schedulers.slurm.commands import Slurm
 
 if TYPE_CHECKING:
@@ -20,10 +27,11 @@ if TYPE_CHECKING:
     from launcher.schedulers.slurm.site import SlurmSite
 
 
-class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite):
+class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, OpensOutput, DescribesSite):
     """Slurm."""
 
     command = "sbatch"
+    output_signal = 53  # RaisedSignal:53(Real-time_signal_19)
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         # Lazily: queries of job states do not need it

@@ -177,7 +177,7 @@ def test_paces_and_a_straggler(tmp_path: Path) -> None:
 
 def test_a_preflight(tmp_path: Path) -> None:
     told = SimpleNamespace(
-        _events=Events(attempt_of(tmp_path), "node-0"), _me=MEMBERS[0], _round=0, _nodes=MEMBERS
+        _events=Events(attempt_of(tmp_path), "node-0"), _own=MEMBERS[0], _round=0, _nodes=MEMBERS
     )  # fmt: skip
     found = [Check("disk", Level.WARNING, "/tmp has 1.0G free", ms=12.0)]
     bad = (Finding("node2 (node 2)", "node2", "device", "no GPU"),)

@@ -70,8 +70,8 @@ class Script:
 class FakeControl:
     """In place of the connection to the others."""
 
-    def __init__(self, script: Script, me: Member) -> None:
-        self._script, self.me, self.size, self.elastic = script, me, 3, True
+    def __init__(self, script: Script, own: Member) -> None:
+        self._script, self.own, self.size, self.elastic = script, own, 3, True
         self.closed = False
         self.sent: list[Mapping[str, Any]] = []
         self.coordinator: Any = None  # a member's
@@ -122,7 +122,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(module, "Signals", FakeSignals)
     monkeypatch.setattr(module.orphans, "adopt", lambda: None)
     monkeypatch.setattr(module.topology, "derive", lambda *_: place)
-    monkeypatch.setattr(module, "Control", lambda me, **_: FakeControl(script, me))
+    monkeypatch.setattr(module, "Control", lambda own, **_: FakeControl(script, own))
     monkeypatch.setattr(module, "WorkerGroup", lambda *_, **__: FakeWorkers(script))
     monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=lambda: script.call("supervise")))
     monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
@@ -289,8 +289,8 @@ def test_a_node_that_cannot_start_its_ranks_is_lost_to_the_others_and_speaks_for
     script.steps["start"] = [StartError(0, OSError(errno.EAGAIN, "Resource temporarily unavailable"))]
     made = FakeControl.__init__
 
-    def init(self: FakeControl, script: Script, me: Member) -> None:
-        made(self, script, me)
+    def init(self: FakeControl, script: Script, own: Member) -> None:
+        made(self, script, own)
         self.elastic = elastic
         self.coordinator = SimpleNamespace(verdict=SimpleNamespace(restarts=restarts)) if leads else None
 

@@ -550,9 +550,9 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
     assert "report it to the site" in steps(Kind.GPU_ERROR, fault=broken)
     assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, fault=raised("CUDA error: device-side assert triggered"))
     assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "our own words on Xid 79")
-    slurms = "FAILED (RaisedSignal:53(Real-time_signal_19))"
-    assert "could not be opened" in steps(Kind.NEVER_STARTED, detail=slurms)
-    assert "could not be opened" not in steps(Kind.NEVER_STARTED, f"our own words: {slurms}")
+    assert "could not be opened" in steps(Kind.NEVER_STARTED, signal=53)
+    assert "could not be opened" not in steps(Kind.NEVER_STARTED, signal=9)
+    assert "could not be opened" not in steps(Kind.NEVER_STARTED, signal=53, plan=plan_of(cluster={"scheduler": "pbs"}))
     assert "signal 9" in steps(Kind.EXITED, fault=exited(137))
 
 
