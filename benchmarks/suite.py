@@ -33,6 +33,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "pbs": {"repeats": 1, "batch": 2, "many": 5},
     "fabric": {"scale": 0},
     "sweep": {"points": 25, "elements": 4, "repeats": 1},
+    "pilots": {"points": 20, "seconds": 8, "listed": 200, "elements": 4, "repeats": 1},
     "logs": {"repeats": 1, "size": 1 << 22},
     "status": {"live": 3, "finished": 3, "repeats": 1},
 }

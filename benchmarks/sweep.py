@@ -152,8 +152,8 @@ def running(elements: int) -> list[Result]:
             f"#!/bin/bash\n#SBATCH --nodes=1 --ntasks-per-node=1 --cpus-per-task=1 --time=5 --output={scratch}/%a.log\n"
             f"srun {sys.executable} {ROOT}/benchmarks/sweep_point.py && touch {scratch}/bare-$SLURM_ARRAY_TASK_ID\n"
         )
-        bare = _to_the_end(cluster, ["sbatch", f"--array=0-{elements - 1}", str(script)], env)
-        ours = _to_the_end(
+        bare = to_the_end(cluster, ["sbatch", f"--array=0-{elements - 1}", str(script)], env)
+        ours = to_the_end(
             cluster,
             [
                 sys.executable, "-m", "launcher", "-m", "workload=collective", "cluster=slurm", "time=5",
@@ -169,7 +169,7 @@ def running(elements: int) -> list[Result]:
     return [Result(f"array of {elements} one-second points / bare array", ours / bare, 1.3, detail)]
 
 
-def _to_the_end(cluster: SlurmCluster, command: Sequence[str], env: Mapping[str, str]) -> float:
+def to_the_end(cluster: SlurmCluster, command: Sequence[str], env: Mapping[str, str]) -> float:
     """Seconds from the command that submits to the moment when no job is left."""
     begun = time.perf_counter()
     subprocess.run(command, env=env, cwd=ROOT, check=True, capture_output=True)

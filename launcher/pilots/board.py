@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from launcher.processes.groups import Process
+from launcher.processes.groups import Process, namespace
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, State
 from launcher.runs.event_json import known
@@ -163,13 +162,5 @@ class Board:
             ended = ended or isinstance(event, ManagerEnded)
         if began is None:
             return Other("?", ended=ended)
-        here = began.host == self._host and began.namespace == namespace()
-        return Other(began.host, Process(began.pid, began.start, began.host) if here else None, ended)
-
-
-def namespace() -> str:
-    """Identifies the namespace of this process's id, until the machine boots anew; empty: unknown."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
+        here = began.namespace and began.namespace == namespace()
+        return Other(began.host, Process(began.pid, began.start, socket.gethostname()) if here else None, ended)

@@ -29,18 +29,27 @@ from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.log_line import log_line
 from launcher.pilots import point as points
-from launcher.pilots.board import Board, namespace
+from launcher.pilots.board import Board
 from launcher.pilots.outcome import outcome
 from launcher.pilots.slots import Slot, slots_of_node
-from launcher.processes.groups import Process
+from launcher.processes.groups import Process, namespace
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import ManagerBegan, ManagerEnded, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Stop
+from launcher.runs.events import (
+    ManagerBegan,
+    ManagerEnded,
+    ManagerIdle,
+    NodeLeftOut,
+    PointBegan,
+    PointEnded,
+    Progress,
+    Stop,
+)
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep
-from launcher.worker import heartbeat, preload, process_group
+from launcher.worker import heartbeat, preload
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -106,7 +115,7 @@ class SlotManager:
 
     def __init__(
         self, sweep: Sweep, pilot: int, attempt: Attempt, environ: Mapping[str, str], signals: Signals,
-        start: Callable[[Run, Slot], int] = points.start,
+        start: Callable[[Run, Slot, str], int] = points.start,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -123,7 +132,8 @@ class SlotManager:
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, manifest.packing
         self._leads = environ.get("RANK", "0") == "0"
         node, round_ = int(environ.get("GROUP_RANK", 0)), int(environ.get("LAUNCHER_ROUND", 0))
-        self._mine, self._host = Manager(pilot, attempt.number, round_, node), socket.gethostname()
+        self._mine = Manager(pilot, attempt.number, round_, node)
+        self._host = _host(environ, node)
         self._claims = Claims(sweep.path, manifest.packing.retries)
         self._board = Board(self._claims, len(manifest.points), self._mine, self._host, manifest.packing.lease)
         self._search = _search_of(sweep)
@@ -135,7 +145,8 @@ class SlotManager:
         self._cancelled = self._left_out = False
         self._outcomes: list[tuple[int, Kind]] = []
         self._signals = signals
-        self._next_look = self._next_beat = self._told = 0.0
+        self._next_look = self._next_beat = 0.0
+        self._events, self._reported = Events(attempt, "rank-0"), -1
         self._beaten = time.monotonic()
         self._free: list[Slot] = []
 
@@ -254,7 +265,7 @@ class SlotManager:
             return
         slot = self._free.pop()
         try:
-            pid = self._starts(run, slot)
+            pid = self._starts(run, slot, self._host)
         except OSError as error:  # no process is left
             self._free.append(slot)
             log_line(f"point {point} cannot be started: {error}")
@@ -333,9 +344,7 @@ class SlotManager:
 
     def _look(self, now: float) -> None:
         """Looks for stop requests, and cancelled points."""
-        if self._leads and now - self._told >= LOOK:
-            self._told = now
-            process_group.progress(self._board.ended, 0 if self._search else self._board.count)
+        self._report(self._board.ended)
         if self._stopping is None and (reason := self._reason(now)) is not None:
             self._stopping = reason
             with contextlib.suppress(OSError):
@@ -350,6 +359,12 @@ class SlotManager:
                 os.kill(pid, signal.SIGTERM)
             elif each.kill_at is not None and now >= each.kill_at:
                 os.kill(pid, signal.SIGKILL)
+
+    def _report(self, ended: int) -> None:
+        """Reports the progress of the sweep as that of the pilot; points would inherit the reporter of a rank."""
+        if self._leads and ended != self._reported:
+            self._reported = ended
+            self._events(Progress(step=ended, total=0 if self._search else self._board.count))
 
     def _is_pruned(self, point: int) -> bool:
         """Whether the search prunes a point; if that cannot be told now, the next look tells."""
@@ -375,6 +390,12 @@ class SlotManager:
         """The journal is for statistics: one that cannot be written ends nothing."""
         with contextlib.suppress(OSError):
             self._claims.note(self._mine, event)
+
+
+def _host(environ: Mapping[str, str], node: int) -> str:
+    """The name that the scheduler has for this node, as far as it is known."""
+    hosts = environ.get("LAUNCHER_HOSTS", "").split(",")
+    return hosts[node] if node < len(hosts) and hosts[node] else socket.gethostname()
 
 
 def _search_of(sweep: Sweep) -> SearchPoints | None:

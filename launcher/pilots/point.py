@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Mapping
@@ -56,8 +55,13 @@ def environment(environ: Mapping[str, str], run: Run, attempt: int, slot: Slot, 
     }  # fmt: skip
 
 
-def start(run: Run, slot: Slot) -> int:
+def start(run: Run, slot: Slot, host: str) -> int:
     """Starts a point in a fork; its process id.
+
+    Args:
+        run: the point.
+        slot: where it runs.
+        host: of this node, as the scheduler names it.
 
     Raises:
         OSError: no process is left.
@@ -69,7 +73,7 @@ def start(run: Run, slot: Slot) -> int:
     with garbage_kept():
         pid = os.fork()
     if pid == 0:
-        _run(run, slot, manager)
+        _run(run, slot, host, manager)
     return pid
 
 
@@ -87,7 +91,7 @@ def _has_ended(attempt: Attempt) -> bool:
     return any(event["event"] == Ended.event for event in event_file.read(attempt.events_file("script")))
 
 
-def _run(run: Run, slot: Slot, manager: int) -> NoReturn:
+def _run(run: Run, slot: Slot, host: str, manager: int) -> NoReturn:
     """The forked process."""
     code = errors.FAILED
     try:
@@ -97,7 +101,7 @@ def _run(run: Run, slot: Slot, manager: int) -> NoReturn:
         job = os.environ.get("LAUNCHER_JOB_ID", "")
         output = run.path / f"output-{job}.log"
         _take_output(str(output))
-        code = _attempt(run, slot, job, os.fstat(1).st_size)
+        code = _attempt(run, slot, host, job, os.fstat(1).st_size)
     except UnavailableError as error:
         log_line(str(error))
         code = errors.RESUME
@@ -108,9 +112,9 @@ def _run(run: Run, slot: Slot, manager: int) -> NoReturn:
     raise AssertionError("it has ended")
 
 
-def _attempt(run: Run, slot: Slot, job: str, output: int) -> int:
+def _attempt(run: Run, slot: Slot, host: str, job: str, output: int) -> int:
     """An attempt of the point; its exit code."""
-    attempt, host = _next_attempt(run), socket.gethostname()
+    attempt = _next_attempt(run)
     run_files.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
     event_file.append(attempt.events_file("script"), Started(job=job, host=host, output=output))
     variables = environment(os.environ, run, attempt.number, slot, host)

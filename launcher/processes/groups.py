@@ -51,3 +51,11 @@ def _state(pid: int) -> tuple[str, int] | None:
     except OSError:
         return None
     return fields[0], int(fields[19])
+
+
+def namespace() -> str:
+    """Identifies this machine until it boots anew, and the namespace of process ids in it; empty: unknown."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

@@ -44,10 +44,13 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
         None: each point has a job of its own, for neither sweep.slots nor sweep.pack is set.
 
     Raises:
-        ConfigError: such points cannot share pilots.
+        ConfigError: such points cannot share pilots, or keys of pilots are set where there are none.
     """
     sweep = config.sweep
     if sweep.slots is None and sweep.pack is None:
+        if sweep.nodes > 1 or sweep.gpus is not None:
+            key = "sweep.gpus" if sweep.gpus is not None else "sweep.nodes"
+            raise ConfigError(f"{key} is of pilots, and this sweep has none: add sweep.slots or sweep.pack")
         return None
     for key, value in (("slots", sweep.slots), ("pack", sweep.pack), ("nodes", sweep.nodes)):
         if value is not None and value < 1:

@@ -30,11 +30,12 @@ def counts(launcher: Launcher) -> dict[str, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_200_points_survive_a_wall_time_a_preemption_and_a_killed_node(launcher: Launcher, slurm: Any) -> None:
     """And their results are those of an undisturbed sweep: the sum of all their steps."""
     submitted = launcher.submit(
         "-m", "workload=collective", "workload.entry=tests.chaos.steps:main", "procs_per_node=1",
-        f"seed=range({POINTS})", "sweep.id=many", "sweep.slots=2", "sweep.pack=2", "sweep.retries=0", "time=2m",
+        f"seed=range({POINTS})", "sweep.id=many", "sweep.slots=2", "sweep.pack=2", "sweep.retries=0", "time=3m",
         "resume.lead=95s", "wait=false", STEPS=str(STEPS), STEP_TIME="0.05",
     )  # fmt: skip
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
@@ -43,13 +44,13 @@ def test_200_points_survive_a_wall_time_a_preemption_and_a_killed_node(launcher:
     def attempts() -> int:
         return sum(len(sweep.pilot(number).attempts()) for number in range(2))
 
-    launcher.until(lambda: counts(launcher).get("done", 0) >= 10, "10 points are done", patience=120)
+    launcher.until(lambda: counts(launcher).get("done", 0) >= 10, "10 points are done", timeout=120)
     slurm.run("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--wrap=sleep 5", "--output=/dev/null")
-    launcher.until(lambda: attempts() >= 4, "both pilots are preempted, and go on", patience=180)
-    launcher.until(lambda: counts(launcher).get("running", 0) > 0, "points run", patience=120)
-    node = next(iter(event["host"] for event in sweep.pilot(0).attempts()[-1].events() if event["event"] == "started"))
-    slurm.fail_node(node)
-    waited = launcher("sweep", "wait", "many", timeout=550)
+    launcher.until(lambda: attempts() >= 4, "both pilots are preempted, and go on", timeout=180)
+    launcher.until(lambda: counts(launcher).get("running", 0) > 0, "points run", timeout=120)
+    node = slurm.run("squeue", "--noheader", "--states=running", "--format=%N").split()[0]
+    slurm.fail_node(node, told=True)
+    waited = launcher("sweep", "wait", "many", timeout=1000)
     slurm.restore_node(node)
     assert waited.returncode == 0, waited.stdout + waited.stderr
     assert counts(launcher) == {"done": POINTS}

@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.pilots.board import Board, namespace
+from launcher.pilots.board import Board
 from launcher.processes import orphans
-from launcher.processes.groups import Process
+from launcher.processes.groups import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.events import ManagerBegan
 

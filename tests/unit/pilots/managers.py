@@ -37,7 +37,7 @@ class Points:
     def __init__(self, codes: Mapping[int, int | None], before: Callable[[int], None] = lambda point: None) -> None:
         self.codes, self.started, self.before = codes, list[int](), before
 
-    def __call__(self, run: Run, slot: Slot) -> int:
+    def __call__(self, run: Run, slot: Slot, host: str) -> int:
         point = int(run.path.name)
         self.started.append(point)
         self.before(point)

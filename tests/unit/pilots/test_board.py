@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.pilots.board import Board, namespace
-from launcher.processes.groups import Process
+from launcher.pilots.board import Board
+from launcher.processes.groups import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.events import ManagerBegan, ManagerEnded
 

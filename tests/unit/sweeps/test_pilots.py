@@ -51,6 +51,8 @@ def test_the_keys_of_pilots(sweep: dict[str, Any], keys: dict[str, Any], expecte
         ({"pack": 0}, {}, "sweep.pack=0"),
         ({"slots": 2, "nodes": 0}, {}, "sweep.nodes=0"),
         ({"slots": 2, "parallelism": 4}, {}, "sweep.parallelism"),
+        ({"nodes": 2}, {}, "sweep.nodes is of pilots"),
+        ({"gpus": 2}, {"gpus_per_node": 2}, "sweep.gpus is of pilots"),
         ({"slots": 2}, {"nodes": 2}, "nodes=2"),
         ({"slots": 2}, {"launch": {"mode": LaunchMode.tasks}}, "launch=tasks"),
         ({"slots": 2}, {"debug": Debug(rank=0)}, "debug.rank"),

@@ -1,0 +1,196 @@
+"""Points in pilots: what a point costs, how busy slots are, how soon the first one runs, and against a job array.
+
+    python -m benchmarks.pilots [--points 1000] [--seconds 100] [--listed 10000] [--elements 100]
+
+Two pilots of two simulated nodes on this machine run points that do nothing, then points that take a second. What is
+counted is in the journals of the slot managers: the time from the first point's start to the last one's end, and the
+time in which slots ran points. `status` is measured on a sweep whose claims are there and whose points never ran.
+
+The array: points that do nothing, as a job array and in two pilots of one node, on a real Slurm with four nodes on this
+machine, from the command to the moment when squeue shows no job any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.measure import ROOT, Result, environment, report
+from benchmarks.sweep import to_the_end
+from launcher.runs.claims import Claims, Kind, Manager
+from launcher.runs.event_file import read
+from launcher.runs.event_json import Event, known
+from launcher.runs.events import ManagerBegan, PointBegan, PointEnded, Started, every
+from launcher.runs.sweep_directory import Manifest, Packing, Sweep
+from tests.cluster.slurm_cluster import SlurmCluster
+
+PILOTS, NODES = 2, 2
+
+
+def results(
+    points: int = 1000, seconds: int = 100, listed: int = 10_000, elements: int = 100, repeats: int = 5
+) -> list[Result]:
+    """Numbers of points that do nothing, that take a second, that are listed, and that run in an array; 0: none."""
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        if points:
+            found += costs(Path(scratch), points)
+        if seconds:
+            found.append(busy(Path(scratch), seconds))
+        if listed:
+            found.append(status(Path(scratch), listed, repeats))
+    if elements:
+        found += against_an_array(elements)
+    return found
+
+
+def costs(folder: Path, points: int) -> list[Result]:
+    sweep = _run(folder, "nothing", points)
+    journals = _journals(sweep)
+    begun, ended = _times(journals, PointBegan), _times(journals, PointEnded)
+    each = [end - begin for events in journals for begin, end in _lives(events)]
+    took = max(ended) - min(begun)
+    detail = (
+        f"{points} points in {took:.1f} s, {PILOTS} pilots of {NODES} simulated nodes, {os.cpu_count()} CPUs; a point "
+        f"takes {1000 * statistics.median(each):.0f} ms in its slot"
+    )
+    first = [
+        min(_times([events], PointBegan)) - _pilot_began(sweep, number)
+        for number in range(PILOTS) for events in _journals(sweep, number)
+    ]  # fmt: skip
+    return [
+        Result("time of a point that does nothing", 1000 * took / points, 50, detail, unit="ms"),
+        Result(
+            "first point after the pilot's start", max(first), 3, f"the last of {len(first)} nodes; torch included",
+            unit="s",
+        ),
+    ]  # fmt: skip
+
+
+def busy(folder: Path, points: int) -> Result:
+    journals = _journals(_run(folder, "second", points))
+    begun, ended = _times(journals, PointBegan), _times(journals, PointEnded)
+    slots = PILOTS * NODES
+    span = statistics.mean(max(_times([events], PointEnded)) - min(_times([events], PointBegan)) for events in journals)
+    detail = (
+        f"{points} points of 1 s in {slots} slots, from the first start to the last end {max(ended) - min(begun):.1f} s"
+    )
+    return Result("slot time that points compute in", 100 * points / (slots * span), 95, detail, "%", at_least=True)
+
+
+def status(folder: Path, points: int, repeats: int) -> Result:
+    """Seconds of `sweep status` on a sweep of many points, of which 9 of 10 are done."""
+    sweep = Sweep.create(folder / "runs" / "listed")
+    overrides = tuple((f"seed={number}",) for number in range(points))
+    packing = Packing(pilots=1, nodes=1, slots=4, gpus=0, gpus_per_point=0, cpus_per_point=1, retries=2, lease=90.0)
+    sweep.write(Manifest("listed", (), overrides, packing=packing))
+    Claims.create(sweep.path)
+    claims, manager = Claims(sweep.path, 2), Manager(0, 0, 0, 0)
+    claims.note(manager, ManagerBegan(host="node1", job="1", slots=4, pid=1, start=1, namespace=""))
+    for point in range(points):
+        claims.add(point, 0, Kind.CLAIMED, manager)
+        claims.note(manager, PointBegan(point=point, slot=point % 4))
+        if point < points * 9 // 10:
+            claims.add(point, 1, Kind.DONE, manager)
+            claims.note(manager, PointEnded(point=point, slot=point % 4, code=0, kind=Kind.DONE.value))
+    env = _environment(folder)
+    taken = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        _launcher(["sweep", "status", "listed"], env)
+        taken.append(time.perf_counter() - begun)
+    detail = f"median of {repeats}, the whole command"
+    return Result(f"status of {points} points", statistics.median(taken), 1, detail, unit="s")
+
+
+def against_an_array(elements: int) -> list[Result]:
+    if reason := SlurmCluster.missing():
+        print(f"note: no array was run: {reason}", file=sys.stderr)
+        return []
+    with SlurmCluster() as cluster, tempfile.TemporaryDirectory() as scratch:
+        own = {"LAUNCHER_RUNS_DIR": f"{scratch}/runs", "LAUNCHER_CONFIG_DIR": f"{scratch}/config"}
+        env = {**environment(**cluster.env()), **own}
+        command = [
+            sys.executable, "-m", "launcher", "-m", "workload=function", "workload.init=false", "cluster=slurm",
+            "workload.target=time:sleep", "workload.entry=benchmarks.pilot_point:nothing", "time=30",
+            f"seed=range({elements})",
+        ]  # fmt: skip
+        array = to_the_end(cluster, [*command, "sweep.id=array"], env)
+        pilots = to_the_end(cluster, [*command, "sweep.id=packed", "sweep.pack=2", "sweep.slots=2"], env)
+        done = [len(list(Path(scratch, "runs", name).glob("*/result.json"))) for name in ("array", "packed")]
+    if done != [elements, elements]:
+        raise RuntimeError(f"of {elements} points of the array and in pilots {done} are done")
+    detail = f"{elements} points: array {array:.1f} s, pilots {pilots:.1f} s; Slurm {SlurmCluster.version()}"
+    return [Result("points per minute in pilots / in an array", array / pilots, 5, detail, at_least=True)]
+
+
+# -- small
+
+
+def _run(folder: Path, function: str, points: int) -> Sweep:
+    """A packed sweep on this machine, from its command to its end."""
+    _launcher(
+        [
+            "-m", "workload=function", "workload.init=false", "workload.target=time:sleep",
+            f"workload.entry=benchmarks.pilot_point:{function}", f"seed=range({points})", f"sweep.id={function}",
+            f"sweep.pack={PILOTS}", f"sweep.nodes={NODES}", "sweep.slots=1", "wait=true",
+        ],
+        _environment(folder),
+    )  # fmt: skip
+    return Sweep(folder / "runs" / function)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    own = {"LAUNCHER_RUNS_DIR": f"{folder}/runs", "LAUNCHER_CONFIG_DIR": f"{folder}/config"}
+    return {**environment(), **own}
+
+
+def _launcher(arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    command = [sys.executable, "-m", "launcher", *arguments]
+    done = subprocess.run(command, env=dict(env), cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"launcher exited with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr}")
+
+
+def _journals(sweep: Sweep, pilot: int | None = None) -> list[list[Event]]:
+    """The events of each slot manager (of one pilot) that ran points."""
+    claims = Claims(sweep.path, 0)
+    found = [
+        list(known(read(claims.journal(each)))) for each in claims.managers() if pilot is None or each.pilot == pilot
+    ]
+    return [events for events in found if any(isinstance(event, PointEnded) for event in events)]
+
+
+def _times(journals: Iterable[Sequence[Event]], kind: type[Event]) -> list[float]:
+    return [event.time for events in journals for event in events if isinstance(event, kind)]
+
+
+def _lives(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """When each point began and ended."""
+    begun = {event.point: event.time for event in events if isinstance(event, PointBegan)}
+    return [(begun[event.point], event.time) for event in events if isinstance(event, PointEnded)]
+
+
+def _pilot_began(sweep: Sweep, number: int) -> float:
+    return every(sweep.pilot(number).attempts()[0].events(), Started)[0].time
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--points", type=int, default=1000, help="that do nothing; 0: none")
+    parser.add_argument("--seconds", type=int, default=100, help="points that take a second; 0: none")
+    parser.add_argument("--listed", type=int, default=10_000, help="of the sweep that status shows; 0: none")
+    parser.add_argument("--elements", type=int, default=100, help="of the array, and as many in pilots; 0: none")
+    options = parser.parse_args()
+    return report(results(options.points, options.seconds, options.listed, options.elements))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
