@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import is_dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from launcher import __version__
@@ -13,7 +13,6 @@ from launcher.config import schema
 from launcher.config.keys import WORKLOADS, Key, Section, keys_of, written
 from launcher.config.keys import sections as all_sections
 from launcher.config.profile_errors import file_of, in_yaml
-from launcher.config.profiles import find as find_profile
 from launcher.config.scheduler_table import cluster_class
 from launcher.errors import ConfigError, near
 from launcher.paths import choices
@@ -128,7 +127,7 @@ def next_steps() -> str:
 
 def overview() -> str:
     """Returns the general help: the keys that most runs need, the commands and the options."""
-    found = {key.name: key for _, keys in sections() for key in keys}
+    found = {key.name: key for _, keys in sections(others=False) for key in keys}
     return USAGE.format(
         program=program(), count=len(found),
         keys="\n".join(line for name in COMMON_KEYS for line in row(found[name])),
@@ -150,12 +149,16 @@ def everything() -> Iterator[str]:
     yield f"Keys for all your runs are in {_settings()}."
 
 
-@lru_cache(maxsize=1)
-def sections() -> list[tuple[str, list[Key]]]:
-    """Returns the title and the keys of each section. Keys that all workloads share are a section."""
+@cache
+def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
+    """Returns the title and the keys of each section. Keys that all workloads share are a section.
+
+    Args:
+        others: with the keys of schedulers of other packages, which are looked for in 20 ms.
+    """
     found = []
     common = list(keys_of(schema.Workload, "workload."))
-    for section in all_sections():
+    for section in all_sections(others=others):
         if section.kind is schema.P2P:
             found.append(("workload.KEY of every workload", common))
         keys = _keys(section)
@@ -240,6 +243,9 @@ def of_choice(group: str, name: str) -> Iterator[str]:
         yield from _wrapped((kind.__doc__ or "").strip(), "", "")
     yield f"{group}={name} is {file_of(f'{group}/{name}')}\n"
     if group == "cluster":
+        # Lazily: only this answer needs it
+        from launcher.config.profiles import find as find_profile
+
         kind = cluster_class(find_profile(name).scheduler) or kind
     within = [hint for hint in get_type_hints(kind).values() if is_dataclass(hint)]
     for section in [Section(f"{group}.", "", kind), *(each for each in all_sections() if each.kind in within)]:

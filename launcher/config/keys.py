@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
-from launcher.config.profiles import profiles
 from launcher.config.scheduler_table import (
+    OURS,
     cluster_class,
     names,
     scheduler_of,
@@ -109,9 +109,9 @@ class Section:
 
 
 @cache
-def sections() -> tuple[Section, ...]:
-    """Returns all groups of keys, in the order of the help."""
-    own = {name: settings_class(name) for name in names()}
+def sections(*, others: bool = True) -> tuple[Section, ...]:
+    """Returns all groups of keys, in the order of the help; with `others` also those of other packages."""
+    own = {name: settings_class(name) for name in (names() if others else OURS)}
     return (
         Section("", "Keys of every run (KEY=VALUE)", schema.Config),
         Section("cluster.", "cluster.KEY: where", schema.Cluster),
@@ -169,6 +169,9 @@ def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
 
 def _clusters(words: Iterable[str]) -> list[type]:
     """Returns the class of the chosen profile; if none is chosen, or its scheduler is not known, of all profiles."""
+    # Lazily: 6 ms, and help needs none of it
+    from launcher.config.profiles import profiles
+
     chosen = [word.partition("=")[2] for word in words if word.startswith("cluster=")]
     schedulers = {each.name: each.scheduler for each in profiles()} if chosen else {}
     found = cluster_class(schedulers.get(chosen[-1], "")) if chosen else None
