@@ -27,6 +27,11 @@ class PointLauncher(Launcher):
             raise ConfigError("hydra/launcher=launcher submits runs of the launcher's own command, and no other app's")
         self.multirun = task_function.multirun(hydra_context.config_loader, config)
 
+    def search(self, arguments: list[str]) -> Sequence[JobReturn]:
+        """Submits a search (sweep.search); the arguments have the values of each key."""
+        returns: list[JobReturn] = self.multirun.search(arguments)
+        return returns
+
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         returns: list[JobReturn] = self.multirun(job_overrides, initial_job_idx)
         return returns
@@ -37,6 +42,8 @@ class PointSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        if self.config.sweep.search is not None:  # points are chosen while the sweep runs
+            return self.launcher.search([*self._parse_config(), *arguments])  # type: ignore[attr-defined]
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         (points,) = self.split_arguments(overrides, None)

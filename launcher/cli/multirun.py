@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from launcher.cli.confirm import confirm
 from launcher.cli.text import program
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun
+from launcher.config.search_space import size
 from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
 from launcher.formatting import plural, ranges
 from launcher.monitoring.live import JobMonitor, read_history, status_of
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from launcher.config.schema import Config
+    from launcher.runs.search_record import SearchSettings
     from launcher.sweeps.submit import PreparedSweep, RequestedPoint, SubmittedSweep
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results of points
@@ -119,6 +122,41 @@ class Multirun:
         elif submitted.sweep.cancelled():
             raise LauncherError(f"{submitted.sweep.id} was cancelled")
         return self._returns(prepared, submitted)
+
+    def search(self, arguments: Sequence[str]) -> list[JobReturn]:
+        """Submits a search (sweep.search): pilots that choose points while they run.
+
+        Args:
+            arguments: overrides with the values that are searched.
+
+        Raises:
+            LauncherError: nothing, or not all pilots, were submitted; the text says which.
+        """
+        # Lazily: only a search that is submitted needs it
+        from launcher.config.space_overrides import require_space, space_of
+        from launcher.sweeps.searches import prepare_search, representatives, settled, submit_search
+
+        space, fixed = space_of(arguments)
+        require_space(space)
+        batch = representatives(space, fixed)
+        points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
+        points = [dataclasses.replace(each, config=settled(each.config)) for each in points]
+        prepared = prepare_search(points, space, self._command.words)
+        config = points[0].config
+        for note in prepared.sweep.notes:
+            print(f"note: {note}", file=sys.stderr)
+        if config.dry_run:
+            show(prepared.sweep)
+            return []
+        self._ask(prepared.sweep, config.confirm_above)
+        submitted = submit_search(prepared)
+        print_submitted(prepared.sweep, submitted, settings=prepared.settings)
+        if submitted.local if config.wait is None else config.wait:
+            # Lazily: only a sweep that is submitted needs it
+            from launcher.cli.sweep_follow import follow_to_end
+
+            self._command.codes.append(follow_to_end(submitted.sweep, foreground=bool(submitted.local)))
+        return []
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
         """Calls `confirm` with the resources of all points that have no job yet; for a search, of all trials."""
@@ -217,16 +255,21 @@ def show(prepared: PreparedSweep) -> None:
         print(job_script.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
 
 
-def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None) -> None:
+def print_submitted(
+    prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None,
+    settings: SearchSettings | None = None,
+) -> None:  # fmt: skip
     """Prints what was submitted, and the next commands.
 
     Args:
         prepared: the sweep.
         submitted: which of its points were submitted, and as which jobs.
         trials: the number of trials of a search, whose later points are not known yet; None: it is no search.
+        settings: of a search whose points are chosen while it runs; None: it is none.
     """
     sweep = submitted.sweep
-    print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.points), 'point')}")
+    what = plural(trials, "trial") if trials else plural(len(prepared.points), "point")
+    print(f"sweep      {sweep.id}: {searched(settings) if settings else what}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster.name
         print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")
@@ -253,6 +296,16 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
             "Repeat the command when some of the others are over: it submits the rest",
             file=sys.stderr,
         )
+
+
+def searched(settings: SearchSettings) -> str:
+    """Returns what a search does: `asha, maximize accuracy: at most 27 points`."""
+    count = size(settings.space)
+    points = min((each for each in (settings.points, count) if each is not None), default=None)
+    limits = [] if points is None else [f"at most {plural(points, 'point')}"]
+    if settings.gpu_hours is not None:
+        limits.append(f"{settings.gpu_hours:g} {'GPU' if settings.devices_are_gpus else 'node'}-hours")
+    return f"{settings.method.value}, {settings.goal.value} {settings.objective}: {', '.join(limits)}"
 
 
 def _at_once(prepared: PreparedSweep) -> str:

@@ -24,6 +24,7 @@ from launcher.monitoring.sweep import (
     summary,
 )
 from launcher.runs.directory import is_being_submitted
+from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep, differing, label
 from launcher.schedulers.query_cache import interval
 from launcher.sweeps import control, pilots
@@ -100,7 +101,8 @@ def scores(each: PointStatus, objective: Sequence[str]) -> str:
 
 def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
     manifest = sweep.manifest()
-    live, keys = SweepMonitor(share=True), differing(manifest.points)
+    live = SweepMonitor(share=True)
+    keys = list(SearchRecord(sweep.path).settings().space) if manifest.search else differing(manifest.points)
     before: dict[int, PointStatus] = {}
     numbers: dict[str, int] = {}
     polls, changed, starters = 0, time.monotonic(), 0
@@ -121,9 +123,13 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
             if counts(seen) != numbers:
                 numbers, polls, changed, starters = counts(seen), 0, time.monotonic(), 0
                 rate.add(time.monotonic(), over(numbers))
-            show.show(sweep.id, over(numbers), len(seen), of_sweep(summary(numbers), rate, len(seen)))
+            # Of a search it is not known how many points there will be.
+            text = summary(numbers) if manifest.search else of_sweep(summary(numbers), rate, len(seen))
+            show.show(sweep.id, over(numbers), len(seen), text)
             if all(each.over for each in seen):
-                return seen
+                if not manifest.search or not _chooses(sweep):
+                    return seen
+                changed = time.monotonic()
             if time.monotonic() - changed > IDLE_TIME and not any(each.live for each in seen):
                 if reason := _start_waiting(sweep, seen, starters):
                     show.print(reason)
@@ -133,6 +139,14 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
             # The interval grows with the time that reading the points takes.
             time.sleep(interval(0 if here else polls, took, MIN_POLL_INTERVAL, MAX_POLL_INTERVAL))
             polls += 1
+
+
+def _chooses(sweep: Sweep) -> bool:
+    """Returns whether pilots may choose more points; True also while that cannot be read."""
+    try:
+        return bool(pilots.live(sweep, SweepMonitor(share=True)))
+    except UnavailableError:
+        return True
 
 
 def _without_pilots(sweep: Sweep) -> str:

@@ -18,7 +18,9 @@ from launcher.errors import ConfigError, near
 from launcher.formatting import plural
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, counts, point_statuses, summary
+from launcher.runs.search_record import Journal, SearchRecord, SearchSettings
 from launcher.runs.sweep_directory import Manifest, Sweep, differing, label, values_of
+from launcher.search.progress import rung_lines, rungs_of
 
 FAILURES = 20  # failed points that are listed
 LONGEST = 24  # characters of a value in the table
@@ -48,6 +50,8 @@ def show(
         ConfigError: no point has the metric `sort`, or the file cannot be written.
     """
     seen, manifest = point_statuses(sweep), sweep.manifest()
+    record = SearchRecord(sweep.path)
+    search = (record.settings(), record.journal()) if manifest.search else None
     metrics = {each.point.index: flat(each.point.run.result() or {}) for each in seen if each.state == "done"}
     order = order_of(sort, reverse, manifest, names_of(metrics.values()))
     ranked = ranking(metrics, order)
@@ -56,7 +60,10 @@ def show(
     rest = [each for each in seen if each.point.index not in metrics]
     keys = differing(manifest.points)
     if as_json:
-        found = [{**row(each), "metrics": metrics.get(each.point.index, {})} for each in (*done, *rest)]
+        found = [
+            {**row(each), "metrics": metrics.get(each.point.index, {}), **_reported(search, each.point.index)}
+            for each in (*done, *rest)
+        ]
         best = ranked[0] if ranked and order.metric in metrics[ranked[0]] else None
         print(json.dumps({"sweep": sweep.id, "sorted_by": order.metric, "best": best, "points": found}, indent=1))
         return 0
@@ -65,9 +72,22 @@ def show(
         return 0
     if done:
         _print_table(done, keys, metrics, order, manifest)
+    if search is not None and (rungs := rung_lines(rungs_of(search[0], search[1]))):
+        print()
+        print_columns(rungs)
     _print_others(sweep, seen, keys)
     _print_best(seen, metrics, ranked, order, keys)
     return 0
+
+
+def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict[str, Any]:
+    """Returns what a point of a search has reported of the objective, for programs: by steps, and by rungs."""
+    if search is None or point >= len(search[1].trials):
+        return {}
+    settings, journal = search
+    trial, first = journal.trials[point], journal.min_steps or 1
+    rungs = {first * settings.reduction_factor**number: value for number, value in trial.rungs.items()}
+    return {"reports": trial.reports, "rungs": rungs}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar
 
+from launcher.config.search_space import Goal, Method
+
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
 
 
@@ -291,6 +293,22 @@ class Tracking:
 
 
 @dataclass
+class SearchBudget:
+    """When a search (sweep.search) chooses no more points."""
+
+    points: Nat | None = None  # most points
+    gpu_hours: float | None = None  # most GPU-hours (without GPUs: node-hours) of all points
+
+
+@dataclass
+class Asha:
+    """How points are pruned with sweep.search=asha: at rungs of min_steps, reduction_factor * min_steps, ... steps."""
+
+    min_steps: Nat | None = None  # steps before which no point is pruned; empty: such that the third rung is the last
+    reduction_factor: int = 3  # one of so many points goes on at each rung; 2 or more
+
+
+@dataclass
 class Sweep:
     """A multirun (-m): many runs, called points, that differ in some keys."""
 
@@ -299,6 +317,11 @@ class Sweep:
     parallelism: int | None = None  # points that may run at once; empty: no limit, on this machine one
     objective: Any = None  # metric (or a list) by which points are compared and searches are guided
     best_is: BestIs = BestIs.max  # which value of the (first) metric is the best: max or min
+    search: Method | None = None  # choose points while the pilots run: grid, random, tpe, or asha, which prunes
+    goal: Goal | None = None  # minimize or maximize the objective; empty: as best_is
+    budget: SearchBudget = field(default_factory=SearchBudget)  # when a search ends
+    asha: Asha = field(default_factory=Asha)  # when a search prunes
+    seed: int = 0  # seed of the points that a search chooses
     slots: Nat | None = None  # points that share a node of a pilot, a job that runs one point after the other
     pack: Nat | None = None  # number of pilots that share the points, instead of a job for each point
     nodes: Nat = 1  # nodes of each pilot

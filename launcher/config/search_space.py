@@ -1,10 +1,27 @@
-"""The values that a search may give to keys. Pure; `space_overrides.py` reads them from overrides."""
+"""How a sweep may be searched, and the values that keys may have. Pure; `space_overrides.py` reads the latter."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Method(Enum):
+    """How a search chooses points, and which of them it ends early."""
+
+    grid = "grid"  # all combinations, in order
+    random = "random"  # at random
+    tpe = "tpe"  # by the results so far: a tree-structured Parzen estimator
+    asha = "asha"  # at random; points that are behind are pruned: asynchronous successive halving
+
+
+class Goal(Enum):
+    """Which values of the objective are good."""
+
+    minimize = "minimize"
+    maximize = "maximize"
 
 
 @dataclass(frozen=True)

@@ -191,11 +191,7 @@ class Run:
         Without `sync`, for the points of a sweep, it does not wait for the disk and writes no indentation, which would
         take ten times as long.
         """
-        # Lazily: the schema takes 8 ms, and `logs` reads no plan
-        from launcher.spec.plan import as_dict
-
-        values = {"format": FORMAT, "plan": as_dict(plan), "config": config, **facts}
-        text = json.dumps(values, indent=1 if sync else None)
+        text = json.dumps(record_of(plan, config, facts), indent=1 if sync else None)
         run_files.write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
@@ -474,6 +470,20 @@ def require_private(folder: Path) -> None:
         raise RunError(f"{folder} belongs to user {status.st_uid}, not to you: it is not used")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RunError(f"others can write to {folder}: it is not used; `chmod 700 {folder}` after a look into it")
+
+
+def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of a run's record. Pure.
+
+    Args:
+        plan: the plan.
+        config: the resolved config.
+        facts: about the submitting machine, with the run's token and overrides.
+    """
+    # Lazily: the schema takes 8 ms, and `logs` reads no plan
+    from launcher.spec.plan import as_dict
+
+    return {"format": FORMAT, "plan": as_dict(plan), "config": config, **facts}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher.config.search_space import Dimension
+from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.json_types import as_json
@@ -33,22 +33,6 @@ FORMAT = 1
 OVERRIDES, SECONDS, STEPS, PRUNED_AT, CAUSE = "overrides", "seconds", "steps", "pruned_at", "cause"
 MIN_STEPS, STOPPED = "min_steps", "stopped"
 RUNG = "completed_rung_"  # system attributes of Optuna's successive halving
-
-
-class Method(Enum):
-    """How a search chooses points, and which of them it ends early."""
-
-    grid = "grid"  # all combinations, in order
-    random = "random"  # at random
-    tpe = "tpe"  # by the results so far: a tree-structured Parzen estimator
-    asha = "asha"  # at random; points that are behind are pruned: asynchronous successive halving
-
-
-class Goal(Enum):
-    """Which values of the objective are good."""
-
-    minimize = "minimize"
-    maximize = "maximize"
 
 
 class TrialState(Enum):
@@ -79,6 +63,7 @@ class SearchSettings:
         gpu_hours: most GPU-hours (without GPUs: node-hours) of all points; None: no limit.
         seed: seed of the choice of points.
         devices: GPUs of one point; without GPUs its nodes.
+        devices_are_gpus: which of them.
         min_steps: steps before which no point is pruned; None: a part of all steps, see `min_steps_of`.
         reduction_factor: one of so many points goes on at each rung.
     """
@@ -92,6 +77,7 @@ class SearchSettings:
     gpu_hours: float | None = None
     seed: int = 0
     devices: int = 1
+    devices_are_gpus: bool = False
     min_steps: int | None = None
     reduction_factor: int = 3
 

@@ -22,7 +22,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from launcher.runs import directory, event_file, event_json, live_index
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
 from launcher.runs.events import Refused, Submitted, Submitting, every
+from launcher.runs.search_record import SearchRecord
 from launcher.units import parse_ranges
 
 FORMAT = 1
@@ -83,6 +84,7 @@ class Manifest:
         objective: metrics by which points are compared.
         best_is: which value of the first metric is the best: max or min.
         parallelism: number of points that may run at once; None: as many as the site lets.
+        search: whether its points are chosen while it runs: `points` are those so far, which the search's journal has.
         packing: how points share pilots; None: each point has a job of its own.
     """
 
@@ -93,6 +95,7 @@ class Manifest:
     best_is: str = "max"
     parallelism: int | None = None
     packing: Packing | None = None
+    search: bool = False
 
 
 def element_id(array_id: str, index: int) -> str:
@@ -166,7 +169,8 @@ class Sweep:
         return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
-        """Writes the manifest atomically."""
+        """Writes the manifest atomically; of a search without the points."""
+        manifest = replace(manifest, points=()) if manifest.search else manifest
         run_files.write(self.path / RECORD, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1))
 
     def manifest(self) -> Manifest:
@@ -189,6 +193,8 @@ class Sweep:
         points = tuple(tuple(overrides) for overrides in values.pop("points"))
         sequences: dict[str, Any] = {key: tuple(values.pop(key)) for key in ("command", "objective") if key in values}
         packing = Packing(**found) if (found := values.pop("packing", None)) else None
+        if values.get("search"):
+            points = tuple(canonical(each.overrides) for each in SearchRecord(self.path).journal().trials)
         return Manifest(points=points, packing=packing, **sequences, **values)
 
     def points(self) -> list[Point]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from launcher.files import run_files
 from launcher.runs.directory import Run, token_of
+from launcher.runs.events import Pruned
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.reports import PointReports, missing, seconds_of, value_of
@@ -62,9 +63,15 @@ class SearchPoints:
         return run
 
     def to_prune(self, number: int) -> bool:
-        """Returns whether a point that runs is to be stopped, by what it has reported since the last call."""
+        """Returns whether a point that runs is to be stopped, by what it has reported since the last call.
+
+        The decision is written into the point's journal.
+        """
         reports = self._of(number)
-        return any(self._search.report(number, *report) for report in reports.new())
+        if not any(self._search.report(number, *report) for report in reports.new()):
+            return False
+        self._sweep.run(number).journal(Pruned(step=reports.steps), sync=False)
+        return True
 
     def ended(self, number: int, outcome: Outcome, cause: str | None = None) -> None:
         """Records the end of a point. One that is done without the objective ends the search: others would be as well.

@@ -26,6 +26,7 @@ from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from launcher.config import search_space
+from launcher.config.search_space import Method
 from launcher.runs.search_record import (
     CAUSE,
     MIN_STEPS,
@@ -35,7 +36,6 @@ from launcher.runs.search_record import (
     SECONDS,
     STEPS,
     STOPPED,
-    Method,
     SearchRecord,
 )
 from launcher.search import distributions

@@ -328,6 +328,8 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
     sweep = Sweep.create(prepared.path)
     with only_submitter(sweep.path):
         now = sweep.manifest() if sweep.recorded() else None
+        if now is not None and now.search:
+            raise ConfigError(f"{sweep.id} is a search (sweep.search): choose another sweep.id for a list of points")
         if now != prepared.existing:
             raise SubmissionError(f"{sweep.id} was changed by another command meanwhile: repeat this one")
         if now != prepared.manifest:
@@ -341,7 +343,7 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
             sweep.run(index).clear_marks()  # it may have been cancelled before it was submitted
         if prepared.pilots:
             done, point = set(prepared.plans) - made, prepared.order[0]
-            submitted = _submit_pilots(sweep, prepared.plans[point], prepared.points[point].resolved, prepared.order)
+            submitted = submit_pilots(sweep, prepared.plans[point], prepared.points[point].resolved, prepared.order)
         else:
             submitter = _ArraySubmitter(sweep, prepared.groups, prepared.plans, prepared.parallelism)
             submitted = submitter.submit(set(prepared.plans) - done)
@@ -350,7 +352,7 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
     return dataclasses.replace(submitted, already_submitted=tuple(sorted(done)))
 
 
-def _submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int]) -> SubmittedSweep:
+def submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int]) -> SubmittedSweep:
     """Submits the pilots that are not live; the lock is held."""
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
@@ -386,7 +388,7 @@ def resubmit(
             sweep.run(index).clear_marks()
         if sweep.manifest().packing is not None:
             pilots.start_again(sweep, points)
-            return _submit_pilots(sweep, plans[points[0]], sweep.run(points[0]).record()["config"], points)
+            return submit_pilots(sweep, plans[points[0]], sweep.run(points[0]).record()["config"], points)
         submitter = _ArraySubmitter(sweep, groups, plans, sweep.manifest().parallelism, restart=True)
         return submitter.submit(set(points))
 

@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: a search whose command is killed in the middle, and goes on where it was."""
+"""Searches: by a command that is killed in the middle and goes on, and by the pilots of a sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.lookup import all_sweeps
+from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep
+from tests.contract.test_sweeps import EACH, TINY, sweep
 from tests.launch import PYTHON, ROOT, Launcher, until
 
 pytest.importorskip("optuna", reason="pip install 'launcher[optuna]'")
@@ -18,6 +20,10 @@ SEARCH = (
     "-m", "workload=ddp_mnist", "workload.entry=tests.chaos.parabola:main", "hydra/sweeper=optuna",
     "workload.lr=interval(0,1)", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=2", "sweep.objective=height",
     "hydra.sweeper.sampler.seed=1",
+)  # fmt: skip
+SEARCHED = (
+    "workload.entry=tests.chaos.climb:main", "seed=range(40)", "sweep.search=asha", "sweep.objective=height",
+    "sweep.slots=2", "sweep.pack=2",
 )  # fmt: skip
 
 
@@ -42,3 +48,26 @@ def test_a_search_that_is_killed_goes_on_with_what_it_has(tmp_path: Path) -> Non
     assert sweep.manifest().best_is == "min"
     outside = {entry.name for entry in launcher.runs_dir.iterdir()} - {sweep.id, "latest", ".live"}
     assert not outside
+
+
+@EACH
+def test_a_search_chooses_points_while_its_pilots_run_and_prunes_those_that_are_behind(launcher: Launcher) -> None:
+    points, printed = sweep(launcher, *SEARCHED, "sweep.budget.points=10", STEP_TIME="0.3")
+    assert "asha, maximize height: at most 10 points" in printed
+    assert points.wait() == 0
+    found = points.sweep.manifest()
+    assert len(found.points) == len(set(found.points)) == 10
+    states = points.states()
+    assert set(states) == {"done", "pruned"}
+    assert [executed(points.sweep, index) for index in range(10)] == [1] * 10
+    trials = SearchRecord(points.sweep.path).journal().trials
+    assert [each.state.name for each in trials] == [{"done": "COMPLETE", "pruned": "PRUNED"}[each] for each in states]
+    heights = {index: (points.run(index).result() or {}).get("height") for index in range(10)}
+    assert {index: each.value for index, each in enumerate(trials) if each.state.name == "COMPLETE"} == {
+        index: height for index, height in heights.items() if height is not None
+    }
+    told = launcher("sweep", "results", points.sweep.id).stdout
+    assert "RUNG (STEPS)" in told
+    spent = launcher.submit("-m", *TINY, *SEARCHED, "sweep.budget.points=10", "wait=false")
+    assert spent.returncode == 2
+    assert "sweep.budget.points=10 is spent" in spent.stderr

@@ -25,6 +25,7 @@ from launcher.cli.commands import COMMANDS
 from launcher.cli.multirun import Multirun
 from launcher.cli.options import require_action
 from launcher.submission import configs
+from launcher.sweeps import searches
 from tests.launch import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -151,11 +152,16 @@ def checks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").touch()
     monkeypatch.setattr(submit, "_run", lambda *_, yes: 0)
     monkeypatch.setattr(Multirun, "__call__", first_point)
+    monkeypatch.setattr(searches, "prepare_search", accepted)
     monkeypatch.setattr(commands, "importlib", SimpleNamespace(import_module=parsed_only))
 
 
 def first_point(self: Multirun, batch: list[list[str]], first: int) -> None:
     self._requested(batch[0], first, batch)
+    raise AcceptedError
+
+
+def accepted(*_: object) -> None:
     raise AcceptedError
 
 

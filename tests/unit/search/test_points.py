@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
 from launcher.runs.events import Ended, Evaluated, Progress, Started
-from launcher.runs.search_record import Goal, Journal, Method, SearchRecord, SearchSettings, TrialState
+from launcher.runs.journal import journal_events
+from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, TrialState
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.reports import PointReports, Report, missing, number, reports_in, seconds_of
 from launcher.search.template import template_of
@@ -93,6 +95,7 @@ def test_a_point_that_is_behind_is_to_be_pruned(sweep: Sweep) -> None:
         told(points.made(point), Progress(step=0, total=27), Evaluated(step=1, values={"accuracy": values[0]}))
         assert points.to_prune(point) is (point == 1)
         told(points.made(point), Evaluated(step=27, values={"accuracy": values[1]}))
+    assert [each["step"] for each in journal_events(points.made(1))] == [1]
     points.ended(1, Outcome.PRUNED)
     points.made(0).write_result({"accuracy": 0.91})
     points.ended(0, Outcome.DONE)

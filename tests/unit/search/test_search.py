@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
 from launcher.files import run_files
-from launcher.runs.search_record import Goal, Method, SearchRecord, SearchSettings, TrialState
+from launcher.runs.search_record import SearchRecord, SearchSettings, TrialState
 from launcher.search import budget
 from launcher.search.budget import Cost
 

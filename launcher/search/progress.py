@@ -1,0 +1,138 @@
+"""How far a search is: its best point, what it has spent and saved, and its rungs. Pure; works without Optuna."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.config.search_space import Goal
+from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
+from launcher.search.budget import Cost, saved, spent
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung of a search that prunes.
+
+    Attributes:
+        steps: steps at which points are compared.
+        reached: points that were compared there.
+        pruned: points that were pruned there.
+        best: the best value there; None: nobody has reached it.
+    """
+
+    steps: int
+    reached: int
+    pruned: int
+    best: float | None
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """How far a search is.
+
+    Attributes:
+        chosen, running, done, pruned, failed: numbers of points.
+        best: the best point that is done; None: there is none.
+        hours: GPU-hours (without GPUs: node-hours) so far.
+        saved: those that pruning has saved; None: unknown yet, or nothing is pruned.
+        rungs: of a search that prunes.
+        stopped: why it has ended before its budget was spent.
+    """
+
+    chosen: int
+    running: int
+    done: int
+    pruned: int
+    failed: int
+    best: Trial | None
+    hours: float
+    saved: float | None
+    rungs: tuple[Rung, ...]
+    stopped: str | None
+
+
+def progress_of(settings: SearchSettings, journal: Journal, now: float) -> SearchProgress:
+    """Returns how far a search is.
+
+    Args:
+        settings, journal: of the search.
+        now: seconds since the epoch.
+    """
+    states = [each.state for each in journal.trials]
+    costs = [_cost(each, now) for each in journal.trials]
+    done = [each for each in journal.trials if each.state is TrialState.COMPLETE and each.value is not None]
+    return SearchProgress(
+        chosen=len(states), running=states.count(TrialState.RUNNING), done=states.count(TrialState.COMPLETE),
+        pruned=states.count(TrialState.PRUNED), failed=states.count(TrialState.FAIL),
+        best=min(done, key=lambda each: (_rank(each.value, settings.goal), each.number), default=None),
+        hours=spent(costs, settings.devices), saved=saved(costs, settings.devices), rungs=rungs_of(settings, journal),
+        stopped=journal.stopped,
+    )  # fmt: skip
+
+
+def hours_spent(journal: Journal, settings: SearchSettings, now: float) -> float:
+    """Returns the GPU-hours (without GPUs: node-hours) of all points so far."""
+    return spent((_cost(each, now) for each in journal.trials), settings.devices)
+
+
+def rungs_of(settings: SearchSettings, journal: Journal) -> tuple[Rung, ...]:
+    """Returns the rungs that points have reached; none if nothing is pruned."""
+    count = max((len(each.rungs) for each in journal.trials), default=0)
+    found = []
+    for number in range(count if journal.min_steps is not None else 0):
+        values = [each.rungs[number] for each in journal.trials if number in each.rungs]
+        ended = sum(each.pruned_at is not None and len(each.rungs) == number + 1 for each in journal.trials)
+        best = min(values, key=lambda value: _rank(value, settings.goal), default=None)
+        steps = (journal.min_steps or 1) * settings.reduction_factor**number
+        found.append(Rung(steps, len(values), ended, best))
+    return tuple(found)
+
+
+def last_value(trial: Trial) -> float | None:
+    """Returns the objective of a point: at its end, else as it was reported last."""
+    if trial.value is not None or not trial.reports:
+        return trial.value
+    return trial.reports[max(trial.reports)]
+
+
+def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
+    """Returns lines about a search, for people; the best point is told by its number alone."""
+    unit = "GPU-hours" if settings.devices_are_gpus else "node-hours"
+    most = f" of at most {settings.points}" if settings.points is not None else ""
+    counts = [f"{found.chosen} chosen{most}", f"{found.running} running", f"{found.pruned} pruned"]
+    lines = [f"search {settings.method.value}, {settings.goal.value} {settings.objective}: {', '.join(counts)}"]
+    limit = f" of {settings.gpu_hours:g}" if settings.gpu_hours is not None else ""
+    hours = f"{found.hours:.3g}{limit} {unit} spent"
+    if found.saved:
+        hours += f", about {found.saved:.3g} saved by pruning"
+    if found.best is not None:
+        lines.append(f"best so far: point {found.best.number}, {settings.objective} {found.best.value:.5g}; {hours}")
+    else:
+        lines.append(hours)
+    if found.stopped:
+        lines.append(f"the search has ended: {found.stopped}")
+    return lines
+
+
+def rung_lines(rungs: Sequence[Rung]) -> list[tuple[str, ...]]:
+    """Returns the rows of a table of rungs, with its head; empty without rungs."""
+    rows = [
+        (str(each.steps), str(each.reached), str(each.pruned), "-" if each.best is None else f"{each.best:.5g}")
+        for each in rungs
+    ]
+    return [("RUNG (STEPS)", "POINTS", "PRUNED", "BEST"), *rows] if rows else []
+
+
+def _rank(value: float | None, goal: Goal) -> float:
+    if value is None or math.isnan(value):
+        return math.inf
+    return -value if goal is Goal.maximize else value
+
+
+def _cost(trial: Trial, now: float) -> Cost:
+    seconds = trial.seconds
+    if seconds is None:
+        seconds = max(0.0, (trial.ended or now) - trial.began) if trial.began else 0.0
+    return Cost(seconds, trial.steps, pruned=trial.state is TrialState.PRUNED, done=trial.state is TrialState.COMPLETE)

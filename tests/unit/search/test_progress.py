@@ -1,0 +1,61 @@
+"""How far a search is: its best point, its rungs, what it has spent and saved."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.config.search_space import Dimension, Goal, Method
+from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
+from launcher.search.progress import Rung, described, last_value, progress_of, rung_lines
+
+SPACE = {"lr": Dimension(low=0, high=1)}
+
+
+def settings(goal: Goal = Goal.maximize, **changes: object) -> SearchSettings:
+    return SearchSettings(Method.asha, "accuracy", goal, SPACE, **{"points": 9, **changes})  # type: ignore[arg-type]
+
+
+JOURNAL = Journal(
+    [
+        Trial(0, state=TrialState.COMPLETE, value=0.8, rungs={0: 0.5, 1: 0.7}, seconds=3600, steps=27),
+        Trial(1, state=TrialState.PRUNED, value=0.2, rungs={0: 0.2}, pruned_at=3, seconds=360, steps=3),
+        Trial(2, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6, 1: 0.6}, seconds=3600, steps=27),
+        Trial(3, state=TrialState.FAIL, seconds=36),
+        Trial(4, began=1000.0, reports={3: 0.1, 9: 0.4}, rungs={0: 0.1}),
+    ],
+    min_steps=3,
+)
+
+
+def test_the_state_of_a_search() -> None:
+    found = progress_of(settings(), JOURNAL, now=1360.0)
+    assert (found.chosen, found.running, found.done, found.pruned, found.failed) == (5, 1, 2, 1, 1)
+    assert found.best is JOURNAL.trials[2]
+    assert found.hours == pytest.approx(2.21)
+    assert found.saved == pytest.approx(0.8)
+    assert found.rungs == (Rung(3, 4, 1, 0.6), Rung(9, 2, 0, 0.7))
+
+
+def test_where_less_is_better() -> None:
+    found = progress_of(settings(Goal.minimize), JOURNAL, now=1360.0)
+    assert found.best is JOURNAL.trials[0]
+    assert [each.best for each in found.rungs] == [0.1, 0.6]
+
+
+def test_what_is_said_of_it() -> None:
+    lines = described(settings(gpu_hours=5.0, devices_are_gpus=True), progress_of(settings(), JOURNAL, now=1360.0))
+    assert lines == [
+        "search asha, maximize accuracy: 5 chosen of at most 9, 1 running, 1 pruned",
+        "best so far: point 2, accuracy 0.9; 2.21 of 5 GPU-hours spent, about 0.8 saved by pruning",
+    ]
+    stopped = progress_of(settings(), Journal(stopped="no such metric"), now=0.0)
+    assert described(settings(), stopped)[1:] == ["0 node-hours spent", "the search has ended: no such metric"]
+
+
+def test_rungs_are_a_table() -> None:
+    assert rung_lines([Rung(3, 4, 1, 0.6)])[1:] == [("3", "4", "1", "0.6")]
+    assert rung_lines([]) == []
+
+
+def test_the_last_value_of_a_point() -> None:
+    assert [last_value(each) for each in JOURNAL.trials] == [0.8, 0.2, 0.9, None, 0.4]

@@ -1,0 +1,58 @@
+"""The submission of searches: which points stand for all, what is refused, and what the directory has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.config.schema import Asha, BestIs, Config, SearchBudget, Sweep
+from launcher.config.search_space import Goal, Method
+from launcher.config.space_overrides import space_of
+from launcher.errors import ConfigError
+from launcher.sweeps.searches import representatives, settled
+
+
+def config(**sweep: Any) -> Config:
+    return Config(sweep=Sweep(**{"search": Method.asha, "objective": "accuracy", **sweep}))
+
+
+def test_each_value_of_each_key_is_tried_by_itself() -> None:
+    space, fixed = space_of(["workload=ddp_mnist", "lr=interval(0,1)", "kind=a,b,c"])
+    assert representatives(space, fixed) == [
+        ("workload=ddp_mnist", "lr=0.0", "kind=a"),
+        ("workload=ddp_mnist", "lr=1.0", "kind=a"),
+        ("workload=ddp_mnist", "lr=0.0", "kind=b"),
+        ("workload=ddp_mnist", "lr=0.0", "kind=c"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "goal", "best_is", "pack"),
+    [
+        ({}, Goal.maximize, BestIs.max, 1),
+        ({"best_is": BestIs.min}, Goal.minimize, BestIs.min, 1),
+        ({"goal": Goal.minimize}, Goal.minimize, BestIs.min, 1),
+        ({"slots": 4}, Goal.maximize, BestIs.max, None),
+        ({"slots": 4, "pack": 2}, Goal.maximize, BestIs.max, 2),
+    ],
+)
+def test_what_is_not_given_follows(given: dict[str, Any], goal: Goal, best_is: BestIs, pack: int | None) -> None:
+    sweep = settled(config(**given)).sweep
+    assert (sweep.goal, sweep.best_is, sweep.pack) == (goal, best_is, pack)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"objective": None}, "sweep.objective=accuracy"),
+        ({"objective": ["a", "b"]}, "by a metric"),
+        ({"asha": Asha(reduction_factor=1)}, "sweep.asha.reduction_factor=1: it must be 2 or more"),
+        ({"asha": Asha(min_steps=0)}, "sweep.asha.min_steps=0"),
+        ({"budget": SearchBudget(points=0)}, "sweep.budget.points=0"),
+        ({"budget": SearchBudget(gpu_hours=0.0)}, "sweep.budget.gpu_hours=0.0: it must be more than 0"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settled(config(**given))
