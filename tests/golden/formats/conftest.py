@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass
 class Site:
-    """A folder for runs, and commands of schedulers in front of nothing else on PATH."""
+    """A folder for runs, with stand-ins for schedulers' commands on PATH."""
 
     folder: Path
     capture: pytest.CaptureFixture[str]
@@ -52,7 +52,7 @@ class Site:
         return self.folder / "runs"
 
     def call(self, *arguments: str) -> tuple[int, str]:
-        """The exit code and the standard output of a command line."""
+        """Runs a command line; returns its exit code and standard output."""
         self.now = NOW
         self.capture.readouterr()
         code = main(list(arguments))
@@ -60,19 +60,19 @@ class Site:
         return code, printed.out or printed.err
 
     def submit(self, *arguments: str) -> None:
-        """Hands a run or a sweep over."""
+        """Submits a run or a sweep."""
         code = main([*arguments, "wait=false", "env.snapshot=false"])
         printed = self.capture.readouterr()
         assert code == 0, printed.out + printed.err
 
-    def told(self, *arguments: str) -> str:
-        """The JSON that a command prints, without what differs from machine to machine."""
+    def json_output(self, *arguments: str) -> str:
+        """Runs a command; returns the JSON that it prints, without what differs between machines."""
         _, text = self.call(*arguments)
         json.loads(text)
         return self.neutral(text)
 
     def neutral(self, text: str) -> str:
-        """A text without the test's folder, this Python, the checkout, and tokens."""
+        """Returns a text without the test's folder, this Python, the checkout, and tokens."""
         for found, name in (
             (str(self.folder), SITE), (sys.executable, "/venv/bin/python"), (str(HERE.parents[2]), "/checkout"),
         ):  # fmt: skip
@@ -80,13 +80,13 @@ class Site:
         return re.sub(r"launcher-[0-9a-f]{20}", "launcher-" + "0" * 20, text)
 
     def answer(self, scheduler: str, name: str | None = None, **values: str) -> None:
-        """Puts the commands of a scheduler on PATH, which answer as recorded; what is not recorded fails.
+        """Puts stand-ins for a scheduler's commands on PATH. They print recorded answers, and fail without one.
 
         Args:
             scheduler: slurm or pbs.
-            name: of a file in answers/. A text there that begins with the command's own name is an error message; a
-                line `@A|B|C` of squeue is put into its columns.
-            values: what stands for {NAME} there.
+            name: a file in answers/. An answer that begins with the command's name is an error message; a line
+                `@A|B|C` of squeue is put into its columns.
+            values: replacements for {NAME} in the file.
         """
         recorded = sections(f"answers/{name}.txt", "$") if name else []
         for command in COMMANDS[scheduler]:

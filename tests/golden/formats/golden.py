@@ -1,9 +1,9 @@
 """Golden files of the JSON formats: compared as text, and rewritten with GOLDEN_UPDATE=1.
 
-written/    what the product writes: records, journals, events, as its own writers wrote them
-runs/       run directories, one file each; what commands are asked about
-answers/    what schedulers answered: a command with wildcards, and below it what it printed
-told/       what commands print with --json about the runs, under those answers
+written/      records, journals and events, as the launcher writes them
+runs/         run directories, each as one file
+answers/      recorded output of schedulers' commands: a command with wildcards, and below it its output
+json_output/  what commands print with --json about these runs, with these answers
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def test_the_codes_of_ranks_that_fail_are_in_golden_files(code: FaultCode) -> No
 
 
 def values(command: str, key: str) -> set[str]:
-    """What a key says anywhere in what a command told."""
-    texts = [path.read_text() for path in (HERE / "told" / command).glob("*.json")]
+    """What a key says anywhere in the output of a command."""
+    texts = [path.read_text() for path in (HERE / "json_output" / command).glob("*.json")]
     return {value for text in texts for value in re.findall(rf'"{key}": "([^"]*)"', text)}
 
 

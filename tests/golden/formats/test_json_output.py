@@ -27,7 +27,7 @@ OVER = [
 
 
 def events_are_whole(run: Path) -> None:
-    """What runs/ says is what a writer may write: nothing of it is skipped."""
+    """Checks that readers skip no event of a recorded run."""
     for path in run.rglob("*.jsonl"):
         assert event_file.problems(path) == []
 
@@ -37,15 +37,15 @@ def test_a_run_that_is_over(site: Site, name: str) -> None:
     site.answer("slurm", "never-started" if name == "never-started" else "forgotten")
     run = site.unpack(name)
     events_are_whole(run)
-    check(f"told/post-mortem/{name}.json", site.told("post-mortem", name, "--json"))
-    check(f"told/status/{name}.json", site.told("status", name, "--json"))
-    check(f"told/why/{name}.json", site.told("why", name, "--json"))
+    check(f"json_output/post-mortem/{name}.json", site.json_output("post-mortem", name, "--json"))
+    check(f"json_output/status/{name}.json", site.json_output("status", name, "--json"))
+    check(f"json_output/why/{name}.json", site.json_output("why", name, "--json"))
 
 
-def told(site: Site, name: str, run: str) -> None:
-    """What the three commands on one run say."""
+def check_all(site: Site, name: str, run: str) -> None:
+    """Checks the output of three commands about a run."""
     for command in ("status", "why", "post-mortem"):
-        check(f"told/{command}/{name}.json", site.told(command, run, "--json"))
+        check(f"json_output/{command}/{name}.json", site.json_output(command, run, "--json"))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_run_that_is_not_over(site: Site, name: str, state: str, reason: str) 
     else:
         site.answer("slurm", "queue", STATE=state, REASON=reason, LEFT="30:00")
     events_are_whole(site.unpack(name))
-    told(site, name, name)
+    check_all(site, name, name)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_run_that_is_not_over(site: Site, name: str, state: str, reason: str) 
 def test_what_accounting_adds(site: Site, name: str, run: str, state: str, reason: str) -> None:
     site.answer("slurm", "accounting", STATE=state, REASON=reason)
     site.unpack(run)
-    told(site, name, run)
+    check_all(site, name, run)
 
 
 def test_a_scheduler_that_does_not_answer(site: Site) -> None:
     site.answer("slurm", "down")
     site.unpack("lost")
-    told(site, "unanswered", "lost")
+    check_all(site, "unanswered", "lost")
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -91,28 +91,28 @@ def test_one_of_several_attempts(site: Site, number: int) -> None:
     site.answer("slurm", "forgotten")
     site.unpack("preempted")
     check(
-        f"told/post-mortem/attempt-{number}.json",
-        site.told("post-mortem", "preempted", "--json", "--attempt", str(number)),
+        f"json_output/post-mortem/attempt-{number}.json",
+        site.json_output("post-mortem", "preempted", "--json", "--attempt", str(number)),
     )
 
 
 def test_a_run_of_this_machine_that_is_gone(site: Site) -> None:
     site.unpack("local-lost")
-    told(site, "local-lost", "local-lost")
+    check_all(site, "local-lost", "local-lost")
 
 
 def test_a_job_of_pbs_that_is_over(site: Site) -> None:
     site.answer("pbs", "pbs-history")
     site.unpack("pbs-time-limit")
-    told(site, "pbs-time-limit", "pbs-time-limit")
+    check_all(site, "pbs-time-limit", "pbs-time-limit")
 
 
 def test_all_runs(site: Site) -> None:
     site.answer("slurm", "orphan", TOKEN=token_of(str(site.runs / "gone")))
     for name in ("done", "exception", "damaged"):
         site.unpack(name)
-    check("told/status/all.json", site.told("status", "--all", "--json"))
-    check("told/status/failed.json", site.told("status", "--failed", "--json"))
+    check("json_output/status/all.json", site.json_output("status", "--all", "--json"))
+    check("json_output/status/failed.json", site.json_output("status", "--failed", "--json"))
 
 
 # -- why a job waits
@@ -129,7 +129,7 @@ def test_all_runs(site: Site) -> None:
 def test_why_a_job_of_slurm_waits(site: Site, reason: str) -> None:
     site.answer("slurm", "pending", REASON=reason)
     site.unpack("queued")
-    check(f"told/why/slurm-{reason.partition(',')[0]}.json", site.told("why", "queued", "--json"))
+    check(f"json_output/why/slurm-{reason.partition(',')[0]}.json", site.json_output("why", "queued", "--json"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_why_a_job_of_slurm_waits(site: Site, reason: str) -> None:
 def test_why_a_job_of_pbs_waits(site: Site, name: str, letter: str, hold: str, comment: str) -> None:
     site.answer("pbs", "pbs-waits", LETTER=letter, HOLD=hold, COMMENT=comment)
     site.unpack("pbs-queued")
-    check(f"told/why/pbs-{name}.json", site.told("why", "pbs-queued", "--json"))
+    check(f"json_output/why/pbs-{name}.json", site.json_output("why", "pbs-queued", "--json"))
 
 
 # -- sweeps
@@ -156,11 +156,11 @@ def test_why_a_job_of_pbs_waits(site: Site, name: str, letter: str, hold: str, c
 def test_a_sweep(site: Site, name: str, answer: str) -> None:
     site.answer("slurm", answer)
     events_are_whole(site.unpack(name))
-    check(f"told/sweep/{name}-status.json", site.told("sweep", "status", name, "--json"))
-    check(f"told/sweep/{name}-results.json", site.told("sweep", "results", name, "--json"))
-    check(f"told/sweep/{name}-in-status.json", site.told("status", name, "--json"))
-    check(f"told/sweep/{name}-overview.json", site.told("sweep", "status", "--json"))
-    check(f"told/sweep/{name}-point.json", site.told("why", f"{name}/1", "--json"))
+    check(f"json_output/sweep/{name}-status.json", site.json_output("sweep", "status", name, "--json"))
+    check(f"json_output/sweep/{name}-results.json", site.json_output("sweep", "results", name, "--json"))
+    check(f"json_output/sweep/{name}-in-status.json", site.json_output("status", name, "--json"))
+    check(f"json_output/sweep/{name}-overview.json", site.json_output("sweep", "status", "--json"))
+    check(f"json_output/sweep/{name}-point.json", site.json_output("why", f"{name}/1", "--json"))
 
 
 # -- checkpoints, and this machine
@@ -177,8 +177,8 @@ def test_checkpoints(site: Site) -> None:
     one.close()
     (run / "checkpoints/step-000000200/manifest.json").write_text("{")
     check("written/checkpoint/manifest.json", _steady((run / "checkpoints/step-000000300/manifest.json").read_text()))
-    check("told/checkpoint/list.json", _steady(site.told("checkpoint", "list", "exited", "--json")))
-    check("told/checkpoint/inspect.json", _steady(site.told("checkpoint", "inspect", "exited", "--json")))
+    check("json_output/checkpoint/list.json", _steady(site.json_output("checkpoint", "list", "exited", "--json")))
+    check("json_output/checkpoint/inspect.json", _steady(site.json_output("checkpoint", "inspect", "exited", "--json")))
 
 
 def _steady(text: str) -> str:
@@ -196,8 +196,8 @@ def test_doctor(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         findings.problem("runs_dir", "full", "y"),
     ]
     monkeypatch.setattr(doctor, "_all", lambda _: iter(found))
-    values = json.loads(site.told("doctor", "--json"))
-    check("told/doctor.json", json.dumps(values | {"launcher": "<launcher>", "python": "<python>"}, indent=1))
+    values = json.loads(site.json_output("doctor", "--json"))
+    check("json_output/doctor.json", json.dumps(values | {"launcher": "<launcher>", "python": "<python>"}, indent=1))
 
 
 # -- what commands write
