@@ -16,7 +16,9 @@ from launcher.reports.fabric import finite
 from launcher.reports.figures import Figure, legend, training_figures
 from launcher.reports.parts import Code, Page, Section, Table
 from launcher.reports.sections import PROGRAM, made
+from launcher.runs.search_record import SearchSettings
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
+from launcher.search.progress import SearchProgress, described, rung_lines
 
 MOST_CURVES = 40  # points with curves: the best ones
 IN_COLOUR = 8  # points with coloured curves
@@ -37,12 +39,14 @@ class SweepPoint:
         overrides: its overrides.
         state: its state, as in `status`.
         run: its data; None: it has not started.
+        reported: the objective that a point which its search has pruned reported last.
     """
 
     name: str
     overrides: tuple[str, ...]
     state: str
     run: RunData | None = None
+    reported: float | None = None
 
     def metric(self, name: str) -> float | None:
         """Returns a metric of the point's result; None: there is no such number."""
@@ -51,7 +55,7 @@ class SweepPoint:
 
 def sweep_page(
     name: str, points: Sequence[SweepPoint], objective: Sequence[str] = (), best_is: str = "max", path: str = "",
-    seen: float = 0.0,
+    seen: float = 0.0, search: tuple[SearchSettings, SearchProgress] | None = None,
 ) -> Page:  # fmt: skip
     """Returns the page about a sweep.
 
@@ -62,6 +66,7 @@ def sweep_page(
         best_is: `max` or `min`.
         path: the sweep's directory.
         seen: when the points were read, in seconds since the epoch.
+        search: of a search (sweep.search): its settings, and how far it is.
     """
     goal = objective[0] if objective else None
     keys = differing([point.overrides for point in points])
@@ -77,6 +82,8 @@ def sweep_page(
     sections = [_points_section(ranked, keys, objective, best)]
     if figure := parallel_coordinates(ranked, keys, goal):
         sections.insert(0, Section("Points and their results", figures=[figure]))
+    if search is not None:
+        sections.insert(0, search_section(*search))
     named: list[tuple[str, Sequence[Curve]]] = [
         (label(point.overrides, keys) or point.name, point.run.curves) for point in ranked if point.run is not None
     ]
@@ -85,6 +92,15 @@ def sweep_page(
         sections.append(Section("Training", _left_out(len(named)), legend=names, figures=figures))
     first = RunData(name, path, "", None, {}, seen=seen)
     return Page(name, "Sweep", "", counted, facts, codes, sections, made(first))
+
+
+def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
+    """Returns the section about a search: how far it is, what it has cost, and its rungs."""
+    head, *rungs = rung_lines(found.rungs) or [()]
+    tables = [Table(tuple(map(str.lower, head)), rungs)] if rungs else []
+    return Section(
+        "Search", " ".join(f"{line[0].upper()}{line[1:]}." for line in described(settings, found)), tables=tables
+    )
 
 
 def by_rank(points: Sequence[SweepPoint], goal: str | None, best_is: str) -> list[SweepPoint]:
@@ -188,7 +204,9 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
     """
     if goal is None or not keys:
         return None
-    done = [point for point in ranked if point.metric(goal) is not None][:MOST_LINES]
+    done = [point for point in ranked if point.metric(goal) is not None]
+    done = [*done, *(point for point in ranked if point.metric(goal) is None and point.reported is not None)]
+    done = done[:MOST_LINES]
     if len(done) < 2:
         return None
     columns = [*keys, goal]
@@ -226,7 +244,8 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
             for place in range(len(axes))
         ],
     }  # fmt: skip
-    caption = "A line is a point; green is the best, grey are the worst."
+    pruned = ", and those that were pruned" if any(point.metric(goal) is None for point in done) else ""
+    caption = f"A line is a point; green is the best, grey are the worst{pruned}."
     return Figure("", traces, layout, caption, height=380, wide=True)
 
 
@@ -248,7 +267,7 @@ def _lines(
 
 
 def _goal(point: SweepPoint, goal: str) -> str:
-    value = point.metric(goal)
+    value = point.reported if point.metric(goal) is None else point.metric(goal)
     return "" if value is None else f"{value:.6g}"
 
 

@@ -126,8 +126,10 @@ class Search:
             return False
         with self._operation() as study:
             trial = self._trial(study, number)
-            if trial is None or trial.state.is_finished() or PRUNED_AT in trial.user_attrs:
-                return trial is not None and (trial.state is TrialState.PRUNED or PRUNED_AT in trial.user_attrs)
+            if trial is None or trial.state.is_finished():  # once its end is recorded, it was started again by the user
+                return False
+            if PRUNED_AT in trial.user_attrs:
+                return True
             minimum = self._min_steps(study, total)
             if minimum is None:
                 return False

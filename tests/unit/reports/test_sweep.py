@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any
 
 import pytest
 
+from launcher.config.search_space import Dimension, Goal, Method
 from launcher.reports import page
 from launcher.reports.collect import RunData
 from launcher.reports.curves import Curve
 from launcher.reports.parts import Page
 from launcher.reports.sweep import SweepPoint, axis_of, by_rank, parallel_coordinates, sweep_page
+from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
+from launcher.search.progress import progress_of
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -115,3 +119,27 @@ def test_all_figures_of_a_sweep_have_one_legend() -> None:
     assert {figure.height for figure in training.figures} == {300}
     assert all(f'<span style="background: var({colour})"></span>{name}' in page.render(shown(points))
                for colour, name in training.legend)  # fmt: skip
+
+
+def test_a_search_has_its_rungs_and_lines_for_points_that_were_pruned() -> None:
+    pruned = dataclasses.replace(point(2, "0.3", None, "pruned"), reported=0.2)
+    settings = SearchSettings(
+        Method.asha, "accuracy", Goal.maximize, {"workload.lr": Dimension(low=0, high=1)}, points=9
+    )
+    trials = [
+        Trial(0, state=TrialState.COMPLETE, value=0.7, rungs={0: 0.5}),
+        Trial(1, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6}),
+        Trial(2, state=TrialState.PRUNED, rungs={0: 0.2}, pruned_at=3),
+    ]
+    found = progress_of(settings, Journal(trials, min_steps=3), now=0.0)
+    points = [point(0, "0.01", 0.7), point(1, "0.1", 0.9), pruned]
+    page = sweep_page("lr", points, ("accuracy",), "max", search=(settings, found))
+    first = page.sections[0]
+    assert first.title == "Search"
+    assert "Search asha, maximize accuracy: 3 chosen of at most 9" in first.note
+    assert first.tables[0].rows == [("3", "3", "1", "0.6")]
+    lines = page.sections[1].figures[0]
+    assert "those that were pruned" in lines.caption
+    assert any("lr 0.3, accuracy 0.2" in str(trace["customdata"]) for trace in lines.traces)
+    best = [trace for trace in lines.traces if trace["line"]["color"] == "--good"]
+    assert "accuracy 0.9" in str(best[0]["customdata"])

@@ -224,6 +224,13 @@ def test_a_decision_to_prune_outlives_the_process_that_made_it(tmp_path: Path) -
     assert [each.rungs for each in SearchRecord(tmp_path).journal().trials][1] == {0: 1.0}
 
 
+def test_a_pruned_point_that_is_started_again_runs_to_its_end(tmp_path: Path) -> None:
+    search = made(tmp_path, "asha", FLOATS)
+    run(search, search.ask(), [2.0] * 27)  # type: ignore[arg-type]
+    assert run(search, search.ask(), [1.0] * 27) == 1  # type: ignore[arg-type]
+    assert not any(Search(tmp_path).report(1, step, 1.0, 27) for step in range(1, 28))
+
+
 def test_a_point_that_is_continued_is_not_compared_at_a_rung_twice(tmp_path: Path) -> None:
     search = made(tmp_path, "asha", FLOATS)
     assert search.ask() is not None
