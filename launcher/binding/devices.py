@@ -75,6 +75,7 @@ def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda
 def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[Gpu]:
     found: list[Gpu] = []
     entries: list[str] = []
+    names: dict[Gpu, str] = {}  # of whole GPUs; several entries may name parts of one
     for entry in map(str.strip, text.split(",")):
         if entry in _NONE:
             break
@@ -82,6 +83,9 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
             raise DeviceError(f"{mask}={text} names {entry} twice")
         entries.append(entry)
         found += _of_entry(shown, mask, entry, parent)
+        whole = not entry.startswith("MIG-") and "." not in entry
+        if whole and (before := names.setdefault(found[-1], entry)) != entry:
+            raise DeviceError(f"{mask}={text} names one GPU as {before} and as {entry}")
     return found
 
 

@@ -91,6 +91,7 @@ def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
     ("environ", "words"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, "names 0 twice"),
+        ({"CUDA_VISIBLE_DEVICES": "1,GPU-00000001-"}, "names one GPU as 1 and as GPU-00000001-"),
         ({"CUDA_VISIBLE_DEVICES": "0,4"}, "names GPU 4, and this process may use 4 GPUs here"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-dead"}, "names GPU-dead, and no GPU here is that: it is gone"),
         ({"CUDA_VISIBLE_DEVICES": ""}, "no accelerator"),
