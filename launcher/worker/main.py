@@ -128,7 +128,7 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
 
 
 def nccl_log(plan: JobPlan, rank: int) -> Path:
-    """Where NCCL writes its log for a rank that tells what it says."""
+    """Returns the file with the NCCL log of a rank."""
     return Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs", nccl_report.log_name(rank))
 
 

@@ -73,7 +73,7 @@ class Verdict:
     save: bool = False
 
 
-GO_ON = Verdict()
+CONTINUE = Verdict()
 
 
 def interval(step_time: float) -> int:
@@ -121,7 +121,7 @@ class _ThroughAgents:
             if shown is not None:
                 proposal, committed = shown
                 then = decide(self._state.boundary, self._state.acted, proposal, committed)
-                if proposal is None or then is Then.GO_ON:
+                if proposal is None or then is Then.CONTINUE:
                     return Want()
                 if then is Then.ACT:
                     self._update(acted=proposal.number, cause=Cause.NONE, save=False)
@@ -254,12 +254,12 @@ class Stop:
         return self._combined(flags)
 
     def _agree_in_background(self, now: float, save_due: bool) -> Verdict:
-        verdict = GO_ON
+        verdict = CONTINUE
         if self._work is not None:
             self._work.wait()
             self._work = None
             verdict = self._combined(self._flags)
-            if verdict is not GO_ON or self._interval == 0:
+            if verdict is not CONTINUE or self._interval == 0:
                 return verdict
         self._countdown -= 1
         if self._countdown <= 0:
@@ -269,7 +269,7 @@ class Stop:
         return verdict
 
     def _wanted(self, now: float, save_due: bool) -> Want:
-        """What this rank wants."""
+        """Returns what this rank requests: a stop or a save."""
         cause = self._cause
         ahead = 0.0 if self._agents is None else self._step_time  # agents agree on a later boundary
         if self._ends is not None and now + ahead >= self._ends - self._lead:
@@ -301,7 +301,7 @@ class Stop:
             with contextlib.suppress(OSError):
                 self._file("save").unlink()
         if not agreed:
-            return GO_ON
+            return CONTINUE
         if agreed.cause:
             self._agreed = agreed
             return Verdict(text.of_stop(self._stop_event()), agreed.save)

@@ -135,9 +135,9 @@ class RankState:
 class Then(Enum):
     """What a rank does at a boundary."""
 
-    GO_ON = "go on"
-    REFUSE = "refuse"  # and go on
-    ACCEPT = "accept"  # and go on
+    CONTINUE = "continue"
+    REFUSE = "refuse"  # and continue
+    ACCEPT = "accept"  # and continue
     WAIT = "wait"  # having accepted, until the proposal is committed or replaced
     ACT = "act"
 
@@ -147,7 +147,7 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
 
     | proposal | its boundary | result |
     |---|---|---|
-    | none, or the rank has carried it out | | go on |
+    | none, or the rank has carried it out | | continue |
     | any other | passed | refuse |
     | any other | not reached yet | accept |
     | any other | this one | wait; act once it is committed |
@@ -159,7 +159,7 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
         committed: number of the last committed proposal.
     """
     if proposal is None or proposal.number == acted:
-        return Then.GO_ON
+        return Then.CONTINUE
     if proposal.at < boundary:
         return Then.REFUSE
     if proposal.at > boundary:

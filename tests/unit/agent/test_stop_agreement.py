@@ -47,8 +47,8 @@ def test_how_far_ahead_a_boundary_is_proposed(step_time: float, boundaries: int)
 @pytest.mark.parametrize(
     ("boundary", "acted", "proposal", "committed", "then"),
     [
-        (7, 0, None, 0, Then.GO_ON),
-        (7, 1, Proposal(1, 6, TERM), 1, Then.GO_ON),
+        (7, 0, None, 0, Then.CONTINUE),
+        (7, 1, Proposal(1, 6, TERM), 1, Then.CONTINUE),
         (7, 0, Proposal(1, 6, TERM), 0, Then.REFUSE),
         (7, 1, Proposal(2, 6, TERM), 1, Then.REFUSE),
         (7, 0, Proposal(1, 8, TERM), 0, Then.ACCEPT),
@@ -307,7 +307,7 @@ class _Simulation:
         rank = self.ranks[place]
         proposal, committed = self.shown[rank.agent]
         then = decide(rank.state.boundary, rank.state.acted, proposal, committed)
-        if proposal is None or then is Then.GO_ON:
+        if proposal is None or then is Then.CONTINUE:
             self.step(place)
             return
         if then is Then.ACT:

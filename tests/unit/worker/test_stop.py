@@ -13,7 +13,7 @@ import torch.distributed as dist
 from launcher.worker import heartbeat, stop
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.settings import Settings
-from launcher.worker.stop import GO_ON, Stop, Verdict, interval
+from launcher.worker.stop import CONTINUE, Stop, Verdict, interval
 from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
 from tests.unit.clock import Clock
 from tests.unit.workloads.test_training import env_of
@@ -47,7 +47,7 @@ def test_agreements_are_as_rare_as_they_may_be(step_time: float, steps: int) -> 
 )
 def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> None:
     flag = Stop(env_of(), Settings())
-    assert flag.boundary(1) == GO_ON
+    assert flag.boundary(1) == CONTINUE
     for number in numbers:
         os.kill(os.getpid(), number)
     assert flag.boundary(2) == Verdict(words)
@@ -58,12 +58,12 @@ def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pyte
     clock = Clock(monkeypatch, stop)
     flag = Stop(env_of(), Settings(deadline=clock.now + 100, lead=10))
     clock.now += 85
-    assert flag.boundary(1) == GO_ON
+    assert flag.boundary(1) == CONTINUE
     flag.save_took(20)
     flag.save_took(1)
     assert flag.boundary(2) == Verdict("its time is nearly up")  # 2 x 20 s + 5 s
     clock.now -= 30.5
-    assert flag.boundary(3) == GO_ON
+    assert flag.boundary(3) == CONTINUE
 
 
 def test_saves_that_are_too_long_for_the_attempt_are_told_once(
@@ -77,7 +77,7 @@ def test_saves_that_are_too_long_for_the_attempt_are_told_once(
         "launcher: a save takes 40 s, too long for an attempt of 60 s: the last one may be cut off; raise `time`"
     ]
     clock.now += 25
-    assert flag.boundary(1) == GO_ON  # half of the attempt is for work
+    assert flag.boundary(1) == CONTINUE  # half of the attempt is for work
     clock.now += 10
     assert flag.boundary(2).stop == "its time is nearly up"
 
@@ -86,7 +86,7 @@ def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     clock = Clock(monkeypatch, stop)
     flag = Stop(env_of(), Settings(deadline=clock.now + 100, lead=10))
     monkeypatch.setattr(stop.time, "time", lambda: 5e9)
-    assert flag.boundary(1) == GO_ON
+    assert flag.boundary(1) == CONTINUE
 
 
 def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "save").touch()
     assert flag.boundary(2) == Verdict(save=True)
     assert not (tmp_path / "save").exists()
-    assert flag.boundary(3) == GO_ON
+    assert flag.boundary(3) == CONTINUE
     (tmp_path / "stop").touch()
     assert flag.boundary(4) == Verdict("its stop file")
     assert (tmp_path / "stop").exists()  # the job script must know as well
@@ -125,7 +125,7 @@ def with_agent(monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> Pulse:
 def test_with_an_agent_no_group_is_made_and_the_agent_sees_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = with_agent(monkeypatch)
     flag = Stop(env_of(2, (0, 0), 2), Settings())  # a group could not be made here
-    assert flag.boundary(1, save_due=True) == GO_ON
+    assert flag.boundary(1, save_due=True) == CONTINUE
     os.kill(os.getpid(), signal.SIGTERM)  # seen in the middle of a step
     assert shared.stops()[0] == RankState(1, cause=Cause.TERM, save=True)
     shared.show(Proposal(1, 2, Want(Cause.TERM, 1, save=True)), 1)
