@@ -24,11 +24,11 @@ import torch
 from launcher import errors
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
-from launcher.agent.failures import fault_of_end, fault_of_start
+from launcher.agent.failures import failed_by, fault_of_end, fault_of_start, preflight_fault, stopped_early
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.rank_status import Means
 from launcher.agent.restart_policy import History, Kind
-from launcher.agent.round_watch import Limits
+from launcher.agent.settings import limits, place_of, places_of, set_network
 from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.verdicts import RoundFailure
@@ -41,7 +41,6 @@ from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
 from launcher.log_line import log_line
 from launcher.preflight.attempt import Preflight
-from launcher.preflight.bad_nodes import Verdict
 from launcher.processes import orphans
 from launcher.rendezvous import store
 from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
@@ -122,35 +121,6 @@ def _can_enter(folder: str) -> bool:
         if is_transient(error):
             raise
         return False
-
-
-def failed_by(error: Exception, host: str) -> AttemptFailed:
-    """Returns how the attempt ends after an error that an agent cannot continue after. Pure.
-
-    | error | the attempt |
-    |---|---|
-    | transient: the file server does not answer, no file descriptor or memory is left | can be resumed |
-    | the leader was lost, or the others have continued, at an unexpected moment | can be resumed |
-    | the run is damaged | fails, and would fail again |
-    | any other: no permission, a full disk | fails |
-
-    Args:
-        error: an OSError, a RunError, LeaderLost or Overtaken.
-        host: host of the agent.
-    """
-    lost = isinstance(error, (LeaderLost, Overtaken))
-    unreadable = isinstance(error, errors.RunError)
-    exit_code = errors.NO_RETRY if unreadable else errors.FAILED
-    if is_transient(error) or lost:
-        exit_code = errors.RESUME
-    code = FaultCode.UNREADABLE if unreadable else FaultCode.LEADER_LOST if lost else FaultCode.AGENT
-    fault = Fault(code=code, host=host, error=str(error), ends_with=exit_code)
-    return AttemptFailed(fault, exit_code, decides=True)
-
-
-def stopped_early(host: str, request: StopRequested, during: AgentPhase) -> Fault:
-    """Returns the fault of an agent that was asked to stop while it waited for others. Pure."""
-    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
 
 
 class _LeftOut(Exception):
@@ -451,72 +421,3 @@ class _Agent:
     def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
         """Returns where these members run."""
         return tuple(place_of(self._plan, members[index]) for index in sorted(indices))
-
-
-def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Fault:
-    """Returns the event of a preflight that ends the attempt. Pure.
-
-    Args:
-        verdict: the verdict on all nodes.
-        rendezvous: the agents that took part.
-        host: host of the agent that writes it.
-    """
-    hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
-    return Fault(
-        code=FaultCode.PREFLIGHT, host=host, error=verdict.cause, accused=tuple(map(Accused, hosts)),
-        ends_with=verdict.exit_code,
-    )  # fmt: skip
-
-
-def limits(plan: JobPlan, logs: Path) -> Limits:
-    """Returns the settings that the leading agent needs. Pure."""
-    # MPI's ranks, and programs, need not use our store to meet. A rank at a breakpoint is silent, as are the others.
-    elsewhere = (
-        plan.workload.backend == Backend.mpi.value
-        or plan.workload.kind == "Program"
-        or not plan.workload.params.get("init", True)
-    )
-    watched = not plan.debugs
-    return Limits(
-        least=plan.min_nodes * plan.tasks_per_node,
-        rendezvous_timeout=None if elsewhere or not watched else plan.launch.rendezvous_timeout,
-        start_timeout=plan.launch.start_timeout if watched else None,
-        idle_timeout=plan.launch.idle_timeout if watched else None,
-        hang_timeout=plan.launch.hang_timeout if watched else None,
-        heartbeat=plan.launch.heartbeat,
-        max_restarts=plan.launch.max_restarts,
-        stacks_in=str(logs),
-    )
-
-
-def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
-    """Returns where each member of the job runs, by index. Pure."""
-    if plan.launch.mode != LaunchMode.tasks.value:
-        return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
-    per_node = plan.procs_per_node
-    return [
-        Place(host=place.hosts[task // per_node], node=task // per_node, task=task) for task in range(place.world_size)
-    ]
-
-
-def place_of(plan: JobPlan, member: Member) -> Place:
-    """Returns where a member runs. Pure."""
-    task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
-    return Place(host=member.host, node=member.node_rank, task=task)
-
-
-def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
-    """Sets the interface of gloo and NCCL: cluster.interface, else, for gloo, that of the connection to the leader.
-
-    Raises:
-        RendezvousError: this host has no interface of that name.
-    """
-    if plan.cluster.interface:
-        known = [name for _, name in socket.if_nameindex()]
-        if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
-            problem = f"no network interface {', '.join(missing)} (cluster.interface); there are {', '.join(known)}"
-            raise RendezvousError(Fault(code=FaultCode.REFUSED, host=host, error=problem))
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, plan.cluster.interface)
-    elif rendezvous.interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.interface)

@@ -1,4 +1,4 @@
-"""Makes failures, with codes (launcher/failures/codes.py), of the exits of processes. Pure."""
+"""Makes faults, with codes (launcher/failures/codes.py), of the exits of processes and of errors of an agent. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher import errors
+from launcher.agent.control import Overtaken
+from launcher.agent.outcome import AttemptFailed
+from launcher.agent.signals import StopRequested
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
-from launcher.failures.codes import FaultCode
-from launcher.runs.events import Fault
+from launcher.failures.codes import AgentPhase, FaultCode
+from launcher.files.shared_files import is_transient
+from launcher.preflight.bad_nodes import Verdict
+from launcher.rendezvous.members import LeaderLost, Rendezvous
+from launcher.runs.events import Accused, Fault
 
 
 @dataclass(frozen=True)
@@ -111,3 +117,50 @@ _BLAME = {
 def to_blame(failures: Sequence[Failure]) -> Failure:
     """Returns the failure that caused the others: the first by kind, then by time, then by rank."""
     return min(failures, key=lambda each: (_BLAME[each.code], each.time, each.rank))
+
+
+# -- errors of an agent
+
+
+def failed_by(error: Exception, host: str) -> AttemptFailed:
+    """Returns how the attempt ends after an error that an agent cannot continue after. Pure.
+
+    | error | the attempt |
+    |---|---|
+    | transient: the file server does not answer, no file descriptor or memory is left | can be resumed |
+    | the leader was lost, or the others have continued, at an unexpected moment | can be resumed |
+    | the run is damaged | fails, and would fail again |
+    | any other: no permission, a full disk | fails |
+
+    Args:
+        error: an OSError, a RunError, LeaderLost or Overtaken.
+        host: host of the agent.
+    """
+    lost = isinstance(error, (LeaderLost, Overtaken))
+    unreadable = isinstance(error, errors.RunError)
+    exit_code = errors.NO_RETRY if unreadable else errors.FAILED
+    if is_transient(error) or lost:
+        exit_code = errors.RESUME
+    code = FaultCode.UNREADABLE if unreadable else FaultCode.LEADER_LOST if lost else FaultCode.AGENT
+    fault = Fault(code=code, host=host, error=str(error), ends_with=exit_code)
+    return AttemptFailed(fault, exit_code, decides=True)
+
+
+def stopped_early(host: str, request: StopRequested, during: AgentPhase) -> Fault:
+    """Returns the fault of an agent that was asked to stop while it waited for others. Pure."""
+    return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
+
+
+def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Fault:
+    """Returns the event of a preflight that ends the attempt. Pure.
+
+    Args:
+        verdict: the verdict on all nodes.
+        rendezvous: the agents that took part.
+        host: host of the agent that writes it.
+    """
+    hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
+    return Fault(
+        code=FaultCode.PREFLIGHT, host=host, error=verdict.cause, accused=tuple(map(Accused, hosts)),
+        ends_with=verdict.exit_code,
+    )  # fmt: skip

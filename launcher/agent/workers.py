@@ -16,20 +16,17 @@ import resource
 import signal
 import sys
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from launcher import errors
-from launcher.agent.forks import garbage_kept
+from launcher.agent.child import Fresh, Run, run_child
+from launcher.agent.forks import fork, garbage_kept, unsafe_to_fork
 from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.files import memory_file, run_files
-from launcher.formatting import ranges
 from launcher.log_line import log_line
 from launcher.processes import orphans
 from launcher.rendezvous.rank_environment import (
@@ -47,13 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 START_TIMEOUT = 5.0  # seconds for which fork, open and pipe are retried
-LONE = 0.5  # seconds to wait for other threads of the agent that are ending
 _SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # what may be better in a moment
-# Signals that an agent ignores at times. What it was itself started with ignored (nohup) stays so, as do those that
-# Python ignores.
-_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
-
-Run = Callable[[Placement], "Mapping[str, Any] | None"]
 
 
 @dataclass(frozen=True)
@@ -100,19 +91,6 @@ class LeftOver:
     def __str__(self) -> str:
         why = "waits for a device or a file server" if self.state == "D" else "does not end"
         return f"rank {self.rank} (process {self.pid}, state {self.state or '?'}: it {why})"
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """How to start a rank in a new interpreter; see `launcher.worker.main.fresh_command`.
-
-    Attributes:
-        command: program and arguments.
-        descriptors: file descriptors that it inherits.
-    """
-
-    command: Sequence[str]
-    descriptors: Sequence[int]
 
 
 class StartError(Exception):
@@ -242,9 +220,9 @@ class WorkerGroup:
             report = _retry_shortage(lambda: memory_file.make(f"report-{placement.rank}"))
             opened.callback(os.close, report)
             agent = os.getpid()
-            pid = _retry_shortage(_fork)
+            pid = _retry_shortage(fork)
             if pid == 0:
-                _run_rank(
+                run_child(
                     placement, run, fresh and fresh(placement), agent,
                     keep=(out, err, report, self._gate[0], names[2]), mask=mask, ignore=ignore,
                     close=[
@@ -368,123 +346,6 @@ class WorkerGroup:
             if end >= 0:
                 os.close(end)
         self._gate, self._workers = None, []
-
-
-# -- whether a fork is safe
-
-
-def unsafe_to_fork() -> str:
-    """Returns why a fork of this process is unsafe, as text; empty: it is safe."""
-    if _uses_gpu():
-        return "has initialised a GPU"
-    if _threads() > 1:
-        # Libraries with fork handlers (OpenBLAS in numpy) end their threads before a fork, and restart them on demand.
-        # This trial fork leaves the threads of all other libraries.
-        with contextlib.suppress(OSError):
-            if (pid := _fork()) == 0:
-                os._exit(0)
-            os.waitpid(pid, 0)
-    give_up = time.monotonic() + LONE
-    while (threads := _threads()) > 1 and time.monotonic() < give_up:
-        time.sleep(0.005)
-    return f"has {threads} threads" if threads > 1 else ""
-
-
-def _threads() -> int:
-    """Returns the number of threads of this process, with those of native libraries."""
-    with os.scandir("/proc/self/task") as threads:
-        return sum(1 for _ in threads)
-
-
-def _uses_gpu() -> bool:
-    """Returns whether CUDA or ROCm has opened its devices. NVML, which only queries GPUs, does not open these."""
-    with os.scandir("/proc/self/fd") as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):  # the one that reads this folder
-                if os.readlink(entry.path) in ("/dev/nvidia-uvm", "/dev/kfd"):
-                    return True
-    return False
-
-
-# -- in the child
-
-
-def _run_rank(
-    placement: Placement, run: Run, fresh: Fresh | None, agent: int, *,
-    keep: tuple[int, int, int, int, Path], mask: set[Any], ignore: Collection[signal.Signals],
-    close: Sequence[int],
-) -> NoReturn:  # fmt: skip
-    """Runs a rank in the forked child: resets what it inherited from the agent, runs its work and exits."""
-    code = errors.FAILED
-    try:
-        orphans.die_with_parent(agent)
-        _reset_signals(ignore)
-        out, err, report, gate, error_file = keep
-        _take_streams(out, err)
-        for descriptor in {*close, out, err} - {0, 1, 2}:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-        _take_cpus(placement)
-        os.environ.update(placement.environment)
-        os.environ.update({
-            "TORCHELASTIC_ERROR_FILE": str(error_file), handover.GATE: str(gate), handover.REPORT: str(report)
-        })  # fmt: skip
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if fresh is not None:
-            for descriptor in (gate, report, *fresh.descriptors):
-                os.set_inheritable(descriptor, True)
-            os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  a list of words needs no shell
-        handover.begin_process()
-        code = handover.run_and_report(partial(run, placement), report)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        handover.end_process(code)
-    raise AssertionError("it has ended")
-
-
-def _reset_signals(ignore: Collection[signal.Signals]) -> None:
-    """Replaces the agent's signal handlers by the defaults."""
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if number in ignore:
-            signal.signal(number, signal.SIG_IGN)
-        elif callable(signal.getsignal(number)) or number in _AGENTS:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _take_cpus(placement: Placement) -> None:
-    """Binds this process to the rank's CPUs. If the job has lost them in the meantime, the rank runs unbound."""
-    try:
-        if placement.cpus:
-            os.sched_setaffinity(0, placement.cpus)
-    except OSError as error:
-        told = f"rank {placement.rank} cannot be bound to the CPUs {ranges(placement.cpus)}, and runs unbound: {error}"
-        print(f"launcher: {told}", file=sys.stderr, flush=True)
-
-
-def _take_streams(out: int, err: int) -> None:
-    """Redirects standard input to /dev/null, and the outputs to the rank's files."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, number in ((nothing, 0), (out, 1), (err, 2)):
-        os.dup2(descriptor, number)  # which is inherited by what it starts
-    if nothing > 2:
-        os.close(nothing)
-    # Line buffering keeps the output of a rank that is killed.
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-
-
-# -- small
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python warns where there are threads; see `unsafe_to_fork`
-        return os.fork()
 
 
 def _retry_shortage(call: Callable[[], Any]) -> Any:

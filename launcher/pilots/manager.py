@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import errors
+from launcher.agent.forks import unsafe_to_fork
 from launcher.agent.program_stop import StopChecker
 from launcher.agent.signals import Signals
-from launcher.agent.workers import unsafe_to_fork
 from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient

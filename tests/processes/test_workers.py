@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import workers
+from launcher.agent import forks, workers
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
 from launcher.processes import orphans
 from launcher.worker import handover, hangs
@@ -275,7 +275,7 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
 def test_a_fork_is_tried_again(group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    real, left = workers._fork, [2]
+    real, left = workers.fork, [2]
 
     def fork() -> int:
         left[0] -= 1
@@ -283,14 +283,14 @@ def test_a_fork_is_tried_again(group: WorkerGroup, monkeypatch: pytest.MonkeyPat
             raise OSError(number, os.strerror(number))
         return real()
 
-    monkeypatch.setattr(workers, "_fork", fork)
+    monkeypatch.setattr(workers, "fork", fork)
     assert [each.code for each in ends(group, lambda me: None, 2)] == [0, 0]
 
 
 def test_where_no_process_is_left_those_that_were_started_are_killed(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, forked, before = workers._fork, [0], children()
+    real, forked, before = workers.fork, [0], children()
 
     def fork() -> int:
         forked[0] += 1
@@ -298,7 +298,7 @@ def test_where_no_process_is_left_those_that_were_started_are_killed(
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return real()
 
-    monkeypatch.setattr(workers, "_fork", fork)
+    monkeypatch.setattr(workers, "fork", fork)
     monkeypatch.setattr(workers, "START_TIMEOUT", 0.03)
     with pytest.raises(StartError) as failed:
         group.start(ranks(4, first=4), lambda me: time.sleep(60))
@@ -346,7 +346,7 @@ def test_a_round_leaves_no_descriptor(group: WorkerGroup) -> None:
 def test_beside_a_thread_ranks_get_an_interpreter_of_their_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "LONE", 0.0)
+    monkeypatch.setattr(forks, "LONE", 0.0)
 
     def fresh(me: Placement) -> Fresh:
         return Fresh(["bash", "-c", f"echo rank $RANK; read line <&$LAUNCHER_GATE; exit {me.place + 3}"], ())
@@ -370,13 +370,13 @@ def test_beside_a_thread_ranks_get_an_interpreter_of_their_own(
 
 ALONE = """
 import os, sys
-from launcher.agent import workers
-print(repr(workers.unsafe_to_fork()))
+from launcher.agent import forks
+print(repr(forks.unsafe_to_fork()))
 import numpy  # whose OpenBLAS has threads from now on, and ends them before a fork
-print(repr(workers.unsafe_to_fork()))
+print(repr(forks.unsafe_to_fork()))
 import threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-print(repr(workers.unsafe_to_fork()))
+print(repr(forks.unsafe_to_fork()))
 print(sorted({"torch", "omegaconf", "submitit"} & set(sys.modules)))
 """
 

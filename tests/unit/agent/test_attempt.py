@@ -16,9 +16,9 @@ import pytest
 
 from launcher import errors
 from launcher.agent import attempt as module
-from launcher.agent.attempt import failed_by
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Overtaken
+from launcher.agent.failures import failed_by
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested

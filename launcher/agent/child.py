@@ -1,0 +1,106 @@
+"""Runs a rank in the forked child: resets what it inherited from its agent, runs its work, and exits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher import errors
+from launcher.formatting import ranges
+from launcher.processes import orphans
+from launcher.rendezvous.rank_environment import Placement
+from launcher.worker import handover
+
+# Signals that an agent ignores at times. What it was itself started with ignored (nohup) stays so, as do those that
+# Python ignores.
+_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
+
+Run = Callable[[Placement], "Mapping[str, Any] | None"]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """How to start a rank in a new interpreter; see `launcher.worker.main.fresh_command`.
+
+    Attributes:
+        command: program and arguments.
+        descriptors: file descriptors that it inherits.
+    """
+
+    command: Sequence[str]
+    descriptors: Sequence[int]
+
+
+def run_child(
+    placement: Placement, run: Run, fresh: Fresh | None, agent: int, *,
+    keep: tuple[int, int, int, int, Path], mask: set[Any], ignore: Collection[signal.Signals],
+    close: Sequence[int],
+) -> NoReturn:  # fmt: skip
+    """Runs a rank in the forked child: resets what it inherited from the agent, runs its work and exits."""
+    code = errors.FAILED
+    try:
+        orphans.die_with_parent(agent)
+        _reset_signals(ignore)
+        out, err, report, gate, error_file = keep
+        _take_streams(out, err)
+        for descriptor in {*close, out, err} - {0, 1, 2}:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        _take_cpus(placement)
+        os.environ.update(placement.environment)
+        os.environ.update({
+            "TORCHELASTIC_ERROR_FILE": str(error_file), handover.GATE: str(gate), handover.REPORT: str(report)
+        })  # fmt: skip
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if fresh is not None:
+            for descriptor in (gate, report, *fresh.descriptors):
+                os.set_inheritable(descriptor, True)
+            os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  a list of words needs no shell
+        handover.begin_process()
+        code = handover.run_and_report(partial(run, placement), report)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        handover.end_process(code)
+    raise AssertionError("it has ended")
+
+
+def _reset_signals(ignore: Collection[signal.Signals]) -> None:
+    """Replaces the agent's signal handlers by the defaults."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if number in ignore:
+            signal.signal(number, signal.SIG_IGN)
+        elif callable(signal.getsignal(number)) or number in _AGENTS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _take_cpus(placement: Placement) -> None:
+    """Binds this process to the rank's CPUs. If the job has lost them in the meantime, the rank runs unbound."""
+    try:
+        if placement.cpus:
+            os.sched_setaffinity(0, placement.cpus)
+    except OSError as error:
+        told = f"rank {placement.rank} cannot be bound to the CPUs {ranges(placement.cpus)}, and runs unbound: {error}"
+        print(f"launcher: {told}", file=sys.stderr, flush=True)
+
+
+def _take_streams(out: int, err: int) -> None:
+    """Redirects standard input to /dev/null, and the outputs to the rank's files."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, number in ((nothing, 0), (out, 1), (err, 2)):
+        os.dup2(descriptor, number)  # which is inherited by what it starts
+    if nothing > 2:
+        os.close(nothing)
+    # Line buffering keeps the output of a rank that is killed.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

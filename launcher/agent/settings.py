@@ -1,0 +1,69 @@
+"""What an agent derives from the plan and its place in the job: limits, the places of all members, the network."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from launcher.agent.round_watch import Limits
+from launcher.config.schema import Backend, LaunchMode
+from launcher.failures.codes import FaultCode
+from launcher.rendezvous.members import Member, Rendezvous, RendezvousError
+from launcher.runs.events import Fault, Place
+from launcher.schedulers import topology
+from launcher.spec.plan import JobPlan
+
+
+def limits(plan: JobPlan, logs: Path) -> Limits:
+    """Returns the settings that the leading agent needs. Pure."""
+    # MPI's ranks, and programs, need not use our store to meet. A rank at a breakpoint is silent, as are the others.
+    elsewhere = (
+        plan.workload.backend == Backend.mpi.value
+        or plan.workload.kind == "Program"
+        or not plan.workload.params.get("init", True)
+    )
+    watched = not plan.debugs
+    return Limits(
+        least=plan.min_nodes * plan.tasks_per_node,
+        rendezvous_timeout=None if elsewhere or not watched else plan.launch.rendezvous_timeout,
+        start_timeout=plan.launch.start_timeout if watched else None,
+        idle_timeout=plan.launch.idle_timeout if watched else None,
+        hang_timeout=plan.launch.hang_timeout if watched else None,
+        heartbeat=plan.launch.heartbeat,
+        max_restarts=plan.launch.max_restarts,
+        stacks_in=str(logs),
+    )
+
+
+def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
+    """Returns where each member of the job runs, by index. Pure."""
+    if plan.launch.mode != LaunchMode.tasks.value:
+        return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
+    per_node = plan.procs_per_node
+    return [
+        Place(host=place.hosts[task // per_node], node=task // per_node, task=task) for task in range(place.world_size)
+    ]
+
+
+def place_of(plan: JobPlan, member: Member) -> Place:
+    """Returns where a member runs. Pure."""
+    task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
+    return Place(host=member.host, node=member.node_rank, task=task)
+
+
+def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
+    """Sets the interface of gloo and NCCL: cluster.interface, else, for gloo, that of the connection to the leader.
+
+    Raises:
+        RendezvousError: this host has no interface of that name.
+    """
+    if plan.cluster.interface:
+        known = [name for _, name in socket.if_nameindex()]
+        if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
+            problem = f"no network interface {', '.join(missing)} (cluster.interface); there are {', '.join(known)}"
+            raise RendezvousError(Fault(code=FaultCode.REFUSED, host=host, error=problem))
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, plan.cluster.interface)
+    elif rendezvous.interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", rendezvous.interface)
