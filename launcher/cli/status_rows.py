@@ -330,8 +330,8 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state(seen: RunStatus) -> str:
+    if seen.state.value == "unconfirmed" and seen.run.is_point and (state := not_begun(seen.run)):
+        return state
     if seen.history.cancelled and not seen.state.over:
         return "cancelling"
-    if seen.state.value != "unconfirmed" or not seen.run.is_point:
-        return seen.state.value
-    return not_begun(seen.run) or seen.state.value
+    return seen.state.value

@@ -27,7 +27,7 @@ from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
 from launcher.files.shared_files import is_transient
-from launcher.monitoring.packed import Boards, is_packed, of_point
+from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
 from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed, Cancelled, Ended, Progress, every
@@ -328,6 +328,10 @@ class JobMonitor:
         """
         ownership.require_own(run.path, "cancel it")
         plan, history = run.plan(), read_history(run)
+        if is_packed(run):  # its job is that of other points, too
+            run.journal(cancelled())
+            cancel_point(run)
+            return
         try:
             run.journal(cancelled())
             run.mark("cancelled")  # otherwise another attempt would be submitted

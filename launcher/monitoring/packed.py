@@ -19,7 +19,7 @@ from pathlib import Path
 from launcher.files.shared_files import exists, retry_read, unwrap
 from launcher.processes.groups import Process, namespace
 from launcher.runs import claims, event_file
-from launcher.runs.claims import Claims, Manager, PointLog, State
+from launcher.runs.claims import Claims, Kind, Manager, PointLog, State
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event, known
 from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEnded
@@ -105,6 +105,19 @@ def is_packed(run: Run) -> bool:
         UnavailableError: the sweep's directory cannot be read now.
     """
     return run.path.name.isdecimal() and unwrap(exists(run.path.parent / claims.CLAIMS))
+
+
+def cancel_point(run: Run) -> None:
+    """Cancels a point that pilots run. One that runs is stopped by its slot manager, which looks for the mark.
+
+    Raises:
+        UnavailableError: its log cannot be read now.
+        OSError: nothing can be written there.
+    """
+    reads, point = Claims(run.path.parent, 0), int(run.path.name)
+    log = reads.log(point)
+    if log.state is not State.FREE or not reads.add(point, log.next, Kind.CANCELLED, None):
+        run.mark("cancelled")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableE
 from launcher.files import trusted_folders
 from launcher.files.os_errors import explain
 from launcher.monitoring.live import JobMonitor, read_history, status_of
+from launcher.monitoring.packed import is_packed
 from launcher.monitoring.state import RunState
 from launcher.paths import code_root, default_runs_dir
 from launcher.runs import events, live_index
@@ -373,6 +374,9 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
 
 def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
     plan = prepared.plan
+    if is_packed(run):
+        sweep, _, point = run.id.rpartition("/")
+        raise RunError(f"{run.id} runs in pilots of its sweep: `launcher sweep rerun {sweep} {point}` starts it again")
     require_commands(plan)
     with run.only_submitter():
         before = run.plan()

@@ -18,11 +18,12 @@ from launcher.config.schema import Config, LaunchMode
 from launcher.environment import snapshot
 from launcher.errors import ConfigError
 from launcher.monitoring.live import JobMonitor, RunStatus, cancelled, read_history, status_of
+from launcher.monitoring.packed import cancel_point
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.runs import claims, event_file
-from launcher.runs.claims import Claims, Kind, State
+from launcher.runs.claims import Claims, Kind
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.journal import journal_events
@@ -232,15 +233,11 @@ def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, ki
     """
     monitor = SweepMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
-    folder = Claims(sweep.path, packing.retries)
+    board = monitor.boards.of(sweep, packing)
     for each in seen:
-        index, run = each.point.index, each.point.run
-        log = folder.log(index)
-        if points is not None and log.state is State.FREE and folder.add(index, log.next, Kind.CANCELLED, None):
-            run.journal(cancelled(), sync=False)
-        elif log.begun:
-            run.journal(cancelled(), sync=False)
-            run.mark("cancelled")
+        if points is not None or board.log(each.point.index).begun:  # of others the sweep's mark is enough
+            each.point.run.journal(cancelled(), sync=False)
+            cancel_point(each.point.run)
     if points is None:
         for _, pilot in live(sweep, monitor):
             monitor.cancel(pilot.run, kill=kill)

@@ -249,11 +249,17 @@ def test_points_of_a_stopped_pilot_go_on_in_its_next_attempt(launcher: Launcher)
 
 @EACH
 def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: Launcher) -> None:
-    points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(3)", "sweep.slots=1")
-    until(launcher, lambda: any("asleep" in printed(points.run(index)) for index in range(3)), points)
+    """Or one of its points, and no other point of that pilot."""
+    points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(4)", "sweep.slots=1")
+    until(launcher, lambda: "asleep" in printed(points.run(0)), points)
+    for index in (0, 3):
+        assert launcher("cancel", f"{points.sweep.id}/{index}").returncode == 0
+    until(launcher, lambda: "asleep" in printed(points.run(1)), points)
+    assert points.states() == ["cancelled", "running", "waiting", "cancelled"]
+    assert "sweep rerun" in launcher("resume", f"{points.sweep.id}/0").stderr
     done = launcher("sweep", "cancel", points.sweep.id)
     assert done.returncode == 0, done.stdout + done.stderr
     assert points.wait() == 1
     told = json.loads(launcher("sweep", "status", points.sweep.id, "--json").stdout)
-    assert told["counts"] == {"cancelled": 3}
+    assert told["counts"] == {"cancelled": 4}
     assert launcher("wait", points.sweep.pilot(0).id, "-q").returncode != 0
