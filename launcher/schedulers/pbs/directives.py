@@ -1,4 +1,4 @@
-"""From a plan, or from an executor's parameters, to #PBS lines. Pure; options are those of qsub(1B) of OpenPBS."""
+"""Makes the #PBS lines of a plan, or of an executor's parameters. Pure. Options are those of qsub(1B) of OpenPBS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.spec.plan import JobPlan, settings_of
 
 LONGEST_NAME = 230
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
-# What a chunk's resource may be: no separators of a select statement, no quotes.
+# Names and values of resources of a chunk: no separators of a select statement, no quotes.
 RESOURCE = re.compile(r"[A-Za-z][\w-]*")
 VALUE = re.compile(r"""[^\s:+='",\\]+""")
 # qsub(1B): -l place=[arrangement][:sharing][:grouping], in any order.
@@ -26,7 +26,7 @@ SELECT = re.compile(r"""[^\s'",\\]+""")  # a comma would begin another resource 
 
 VARIABLE = re.compile(r"""[A-Za-z_]\w*=[^\s,'"\\]*""", re.ASCII)
 
-# Options that make the job what it is, and what to do instead of setting them behind our back.
+# Options that cluster.directives cannot set, and what to use instead.
 TAKEN = {
     "N": "use name",
     "J": "the array is the launcher's",
@@ -41,7 +41,7 @@ TAKEN = {
 }
 
 
-# What is within the value of an option that may stand more than once.
+# Parts of the values of options that can occur several times, which cannot be set either.
 TAKEN_WITHIN = {
     "l": {"select": "use nodes and cluster.chunk", "place": "use cluster.place", "walltime": "use time"},
     "W": {
@@ -53,19 +53,19 @@ TAKEN_WITHIN = {
 
 @dataclass(frozen=True)
 class Request:
-    """What qsub is asked for.
+    """The options of a job, for qsub.
 
     Attributes:
         name: the job's name.
-        select: the select statement; None: `resources` has what is asked for on all nodes together.
-        output: folder that gets the job's own output as `JOBID.OU`; may contain `^array_index^`.
-        token: what the job is found by later.
+        select: the select statement; None: `resources` has the amounts of all nodes together.
+        output: folder of the job's output file `JOBID.OU`; may contain `^array_index^`.
+        token: by which the job is found later.
         place: the place statement.
         walltime: seconds; None leaves it to the site.
         resources: more resources of the whole job (`-l`), such as filesystems.
         array: indices and throttle (`0-14%4`).
         rerunnable: PBS may start the job again after it was preempted or lost its node.
-        shrinks: a lost node, other than the first, does not end the job.
+        shrinks: the job continues when it loses a node other than the first.
         directives: more options by their letter; a list gives one line for each of its values, True none.
     """
 
@@ -86,10 +86,10 @@ class Request:
 
 
 def options(request: Request) -> list[tuple[str, str | None]]:
-    """Options in the order of the script, each with its value.
+    """Returns the options in the order of the script, each with its value.
 
     Raises:
-        ConfigError: a value is none for PBS, or would be more than one; or an extra option collides with ours.
+        ConfigError: PBS does not accept a value, or would read it as several; or an extra option collides with ours.
     """
     if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
         raise ConfigError(
@@ -114,7 +114,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         *(("l", f"{name}={value}") for name, value in request.resources.items() if value is not None),
         ("J", request.array),
         ("r", "y" if request.rerunnable else "n"),
-        # One file, written where it is read, and only by its owner.
+        # One output file, in the run directory, private.
         ("o", request.output),
         ("j", "oe"),
         ("k", "oed"),
@@ -140,7 +140,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
                 f"{name}={value!r} cannot be a resource of a job: names are letters, digits, _ and -; values have no "
                 "blanks, quotes, commas or backslashes"
             )
-    # Options that may stand more than once are added to ours, the others replace them.
+    # Options that can occur several times are added to ours, others replace ours.
     replaced = set(request.directives) - {"l", "W", "v"}
     extra: list[tuple[str, str | None]] = []
     for option, value in request.directives.items():
@@ -154,10 +154,10 @@ def options(request: Request) -> list[tuple[str, str | None]]:
 
 
 def _variables(directives: Mapping[str, Any]) -> list[str]:
-    """What a site's own programs look for among a job's variables (`USE_SSH=1`).
+    """Returns variables for -v, which programs of the site read from the job (`USE_SSH=1`).
 
     Raises:
-        ConfigError: qsub would not take it as it is.
+        ConfigError: qsub would change one.
     """
     given = [str(each) for each in _values(directives.get("v")) if each is not None]
     for each in given:
@@ -176,23 +176,23 @@ def _values(value: Any) -> Sequence[Any]:
 
 
 def check_folder(path: str) -> None:
-    """Refuses a folder that cannot be that of a job's output.
+    """Checks that a folder can be the one of a job's output.
 
     Raises:
-        ConfigError: qsub would not take it.
+        ConfigError: qsub does not accept it.
     """
     if not path.isascii():
         raise ConfigError(f"{path}: qsub takes only ASCII characters in this path; use another folder")
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """The request of a run.
+    """Returns the options of a run.
 
     Args:
         plan: the run.
-        token: what the job is found by later.
+        token: by which the job is found later.
         array: indices and throttle of an array.
-        folder: where what it prints goes; None: the run's directory.
+        folder: of the output; None: the run directory.
 
     Raises:
         ConfigError: a resource cannot be written into a select statement.
@@ -216,24 +216,24 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
         account=plan.cluster.account,
         resources={**(totals(plan.nodes, ours) if settings.totals else {}), **settings.resources},
         array=array,
-        rerunnable=plan.resume.how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
+        rerunnable=plan.resume.how != ResumeHow.never.value or array is not None,  # arrays must be rerunnable
         shrinks=plan.min_nodes < plan.nodes,
         directives=plan.cluster.directives,
     )
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """The options of a run as they stand behind #PBS; see `of_plan`."""
+    """Returns the options of a run for #PBS lines; see `of_plan`."""
     return [line(letter, value) for letter, value in options(of_plan(plan, token, array, folder))]
 
 
 def line(letter: str, value: Any) -> str:
-    """An option as qsub reads it in a #PBS line: like a shell (make_argv in OpenPBS's qsub.c)."""
+    """Returns an option for a #PBS line, which qsub parses like a shell (make_argv in OpenPBS's qsub.c)."""
     return f"-{letter} {quote(value)}" if value != "" else f"-{letter}"
 
 
 def letters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Extra options of a profile, which have one letter; some may be given several times.
+    """Checks and returns the extra options of a profile by their letters; a list gives an option several times.
 
     Raises:
         ConfigError: one cannot be an option, or its value is neither text nor a number.
@@ -262,22 +262,22 @@ def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | 
 
 
 def totals(nodes: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
-    """CPUs, GPUs and memory of all nodes together, of as many equal chunks."""
+    """Returns CPUs, GPUs and memory of all nodes together, from the chunk of one node."""
     numbers = {name: nodes * chunk[name] for name in ("ncpus", "ngpus") if chunk[name]}
     mem = chunk["mem"]
     return numbers if mem is None else {**numbers, "mem": f"{nodes * int(mem.removesuffix('kb'))}kb"}
 
 
 def place(nodes: int) -> str | None:
-    """Without it several chunks may end up on one node."""
+    """Returns the default place statement: scatter, without which PBS may put several chunks on one node."""
     return "scatter" if nodes > 1 else None
 
 
 def select(nodes: int, chunk: Mapping[str, Any]) -> str:
-    """The select statement for `nodes` equal chunks; a resource that is None is left out.
+    """Returns the select statement of equal chunks; resources with None are left out.
 
     Raises:
-        ConfigError: a name or a value cannot stand in one.
+        ConfigError: a name or a value has characters that a select statement cannot have.
     """
     words = [str(nodes)]
     for name, value in chunk.items():
@@ -294,10 +294,10 @@ def select(nodes: int, chunk: Mapping[str, Any]) -> str:
 
 
 def chunks(statement: str) -> int:
-    """How many chunks a select statement asks for (`2:ncpus=4+ncpus=1` -> 3).
+    """Returns the number of chunks of a select statement (`2:ncpus=4+ncpus=1` -> 3).
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no select statement.
     """
     counts = [re.match(r"(\d+)(?::|$)|[A-Za-z]", part) for part in statement.split("+")]
     if not all(counts):
@@ -306,5 +306,5 @@ def chunks(statement: str) -> int:
 
 
 def size(octets: int) -> str:
-    """A size in PBS's units, rounded up to KiB."""
+    """Returns a size in KiB, rounded up, as PBS reads it."""
     return f"{-(-octets // 1024)}kb"

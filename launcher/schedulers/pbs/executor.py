@@ -29,7 +29,7 @@ class PBSRunExecutor(RunExecutor):
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
-            # PBS itself mangles values, and puts them where everybody can read them.
+            # qsub -v damages some values, and makes all of them public.
             environment = job_environment(os.environ, self.plan).environment
             hidden = redaction.secrets_in(environment, self.plan.env.secrets)
             public = secrets.without(environment, self.plan.env.secrets)
@@ -40,7 +40,7 @@ class PBSRunExecutor(RunExecutor):
             self._submitting()
             own = secrets.without(os.environ, self.plan.env.secrets)  # a site's qsub may have -V
             job = self._pbs.submit(str(script), own, "-f", *options)
-            # A job that waits for one of which PBS has forgotten by now is deleted at once.
+            # PBS deletes a job at once if it depends on a job that PBS no longer knows.
             if options and not self._pbs.holds(job) and not self._blocking_jobs():
                 return self._pbs.submit(str(script), own, "-f")
             return job

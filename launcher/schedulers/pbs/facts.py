@@ -1,4 +1,4 @@
-"""What PBS tells about one job that waits and about where it could run: one command each, and pure parsers."""
+"""Queries about a pending job of PBS and the nodes that it could use: one command each, and pure parsers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Node:
-    """A vnode: what it has and what of it is not assigned (memory in bytes), and why it takes no jobs.
+    """A vnode.
 
-    `others` are resources that are no amounts: what a chunk may ask for by name (`gpu_model=a100`).
+    Attributes:
+        name, state, comment: as PBS prints them; the comment may say why it takes no jobs.
+        has: all amounts of its resources; memory in bytes.
+        free: the amounts that are not assigned.
+        queue: the queue to which it belongs; empty: any.
+        others: resources with texts as values, which a chunk may require (`gpu_model=a100`).
     """
 
     name: str
@@ -45,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class QueueFacts:
-    """A queue's or the server's attributes that hold jobs back, as PBS writes them."""
+    """Attributes of a queue or the server that can keep jobs pending, as PBS prints them."""
 
     name: str
     started: bool
@@ -56,7 +61,7 @@ class QueueFacts:
 
 @dataclass
 class Facts:
-    """Asks one PBS; QueryError when it does not answer."""
+    """Queries PBS. Methods raise QueryError if it does not answer."""
 
     pbs: PBS
 
@@ -64,7 +69,7 @@ class Facts:
         return parse_nodes(self.pbs.run("pbsnodes", "-a"))
 
     def queue(self, name: str) -> QueueFacts | None:
-        """The queue; None: there is none of this name."""
+        """Returns the queue; None: there is no such queue."""
         text = self.pbs.run("qstat", "-Q", "-f", "-F", "json", name, good=(0, UNKNOWN_QUEUE))
         found = section(text, "Queue")
         return next((queue_facts(each, values) for each, values in found.items()), None)
@@ -76,7 +81,7 @@ class Facts:
 
 
 def queue_facts(name: str, values: Mapping[str, Any]) -> QueueFacts:
-    """What `qstat -Qf` or `qstat -Bf` says of a queue or server; a limit of several parts is one text."""
+    """Parses a queue or server of `qstat -Qf` or `qstat -Bf`. A limit of several parts becomes one text."""
     limits = {key: _flat(values[key]) for key in LIMITS if key in values}
     for key, value in values.items():  # max_run_res.ncpus as a key of its own in some versions
         if key.partition(".")[0] in LIMITS and key not in limits:
@@ -98,7 +103,7 @@ def _flat(value: Any) -> str:
 
 
 def parse_nodes(text: str) -> list[Node]:
-    """The output of `pbsnodes -a`: a name at the margin, and its attributes indented below it."""
+    """Parses `pbsnodes -a`: each name is followed by its attributes, which are indented."""
     found: list[tuple[str, dict[str, str]]] = []
     for line in text.splitlines():
         if line and not line[0].isspace():
@@ -127,20 +132,20 @@ def _node(name: str, values: Mapping[str, str]) -> Node:
 
 
 def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
-    """What each host has that a job may get, whatever runs there now. Pure.
+    """Returns the total resources of each host that a job may use, whatever runs there now. Pure.
 
-    | a resource | the host has |
+    | a resource | amount of the host |
     |---|---|
-    | the plan names it in `cluster.chunk` | enough: that counts instead of the plan's own key |
-    | is told by the host's vnodes | their sum, for a chunk may be on several vnodes of a host |
-    | is told as a text (`@host`: another vnode's) | enough: it cannot be added up |
-    | is not told, nor any other (the host was never up) | enough: it may tell when it is |
-    | is not told | none of it |
+    | the plan sets it in `cluster.chunk` | unlimited: the plan's own key does not apply |
+    | vnodes of the host report amounts | their sum: a chunk may use several vnodes of a host |
+    | vnodes report a text (`@host`: shared with another vnode) | unlimited: texts cannot be added |
+    | vnodes report no resource at all (the host was never up) | unlimited: not known yet |
+    | vnodes do not report it | 0 |
 
     Args:
         nodes: of the site.
-        plan: what is asked for.
-        queue: of the job; None: not known, or it hands jobs on to others. Nodes of other queues are left out.
+        plan: the run.
+        queue: of the job; None: unknown, or a routing queue. Nodes of other queues are left out.
     """
     settings = settings_of(plan, PBSSettings)
     hosts: dict[str, list[Node]] = {}
@@ -162,7 +167,7 @@ def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[No
 
 
 def amount(resource: str, value: str) -> int | None:
-    """A resource's value: a count, or a size in bytes; None: it is a text."""
+    """Parses the value of a resource: a count, or a size in bytes; None: it is a text."""
     if value.isdecimal():
         return int(value)
     if re.fullmatch(r"0+[kmgtp]?[bw]?", value):
@@ -173,9 +178,9 @@ def amount(resource: str, value: str) -> int | None:
 
 
 def estimate(record: Mapping[str, Any]) -> float | None:
-    """`estimated.start_time` of a job, where the site's scheduler makes one: seconds since the epoch.
+    """Returns `estimated.start_time` of a job in seconds since the epoch; None: the scheduler makes no estimates.
 
-    qstat prints it as a number in JSON and as `Sat Nov 21 22:00:00 2026` else.
+    qstat prints it as a number in JSON, and as `Sat Nov 21 22:00:00 2026` elsewhere.
     """
     estimated = record.get("estimated")
     text = str(estimated.get("start_time", "") if isinstance(estimated, Mapping) else "")

@@ -1,4 +1,4 @@
-"""What a job of `PBSExecutor` runs for each task: `python -m launcher.schedulers.pbs.function FOLDER
+"""Runs the function of a `PBSExecutor` job in each task: `python -m launcher.schedulers.pbs.function FOLDER
 [--merge-output]`."""
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def main(folder: str, *options: str) -> int:
-    """Calls the submitted function, with its output in submitit's log files, and keeps its result."""
+    """Calls the submitted function, with its output in submitit's log files, and writes its result."""
     guard.start()
-    os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # what starts several tasks has one of its own
+    os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # the starter of several tasks has another umask
     # Lazily: submitit takes 45 ms, and the guard comes first
     from submitit.core import plugins
     from submitit.core.submission import process_job
     from submitit.core.utils import JobPaths
 
     environment = PBSJobEnvironment()
-    plugins.get_job_environments()["pbs"] = environment  # type: ignore[index]  # also where we are not installed
+    plugins.get_job_environments()["pbs"] = environment  # type: ignore[index]  # entry points exist only if the launcher is installed
     os.environ["SUBMITIT_FOLDER"] = folder
     paths = environment.paths
     try:
@@ -56,20 +56,20 @@ def _redirect(paths: JobPaths, *, merged: bool) -> None:
 
 
 def _name_payload(paths: JobPaths) -> None:
-    """Gives the payload the name that submitit looks for, in case its submitter has not come to that."""
+    """Links the payload under the name that submitit reads, if the submitter was killed before it did so."""
     payload = Path(os.environ["LAUNCHER_PAYLOAD"])
-    if unwrap(exists(payload)):  # then the submitter may not even have heard our id, and PBS may soon have forgotten it
-        told = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")
-        told.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
+    if unwrap(exists(payload)):  # the submitter may not know the job's id, and PBS may forget it soon
+        file = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")
+        file.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
     if not unwrap(exists(paths.submitted_pickle)):
-        with contextlib.suppress(FileNotFoundError):  # the submitter is just doing it
+        with contextlib.suppress(FileNotFoundError):  # the submitter does it at the same time
             link_as(payload, paths.submitted_pickle)
 
 
 def _clear_up(paths: JobPaths, *, first: bool) -> None:
-    """What this task left half-written when it was killed; with it there, submitit would refuse to write again.
+    """Removes files that this task had not written completely when it was killed: submitit would refuse to write again.
 
-    submitit removes a file before it moves the new one into its place: alone, the new one is all that there is.
+    submitit removes a file before it renames the new one: if only the new one exists, it is complete.
     """
     Path(f"{paths.result_pickle}.save_tmp").unlink(missing_ok=True)
     left = Path(f"{paths.submitted_pickle}.save_tmp")

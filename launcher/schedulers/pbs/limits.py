@@ -1,4 +1,4 @@
-"""A plan against PBS's queues and nodes, before PBS sees it. Pure."""
+"""Checks a plan against PBS's queues and nodes before submission. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Queue:
-    """A live PBS queue and what one job may get of it in all (None: no limit; time in seconds, memory in bytes).
+    """A live queue, with the limits of one job on all nodes together (None: no limit; seconds, bytes).
 
-    A job has to ask for `least_time`, `least_nodes` and `least_gpus`. `destinations` are the queues that one that
-    `routes` hands jobs on to, `inner` ones take no others. `only` are the kinds of
-    access lists that it has (`users`, `groups`, `hosts`): who is not on them is refused.
+    Attributes:
+        least_time, least_nodes, least_gpus: the least that a job must request.
+        routes: a routing queue, which moves jobs to its `destinations`, whose limits apply.
+        inner: it accepts jobs from routing queues only.
+        started: jobs in it can start.
+        only: its access lists (`users`, `groups`, `hosts`): others cannot submit to it.
     """
 
     name: str
     default: bool
     accepts: bool
-    routes: bool  # it hands jobs on to other queues, whose limits count
+    routes: bool
     time: int | None
     nodes: int | None
     cpus: int | None
@@ -36,23 +39,23 @@ class Queue:
     least_gpus: int = 0
     destinations: tuple[str, ...] = ()
     inner: bool = False
-    started: bool = True  # else what it takes waits
+    started: bool = True
     only: tuple[str, ...] = ()
 
     @property
     def open(self) -> bool:
-        """Whether anybody's job may be submitted to it, and may start there."""
+        """Whether any user can submit to it, and jobs can start there."""
         return self.accepts and self.started and not self.routes and not self.inner and not self.only
 
 
 def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
-    """A plan against the live PBS queue it asks for (the default one if it names none).
+    """Checks a plan against its live queue (default: that of the server).
 
     Returns:
-        The queue that the job stays in; None: that is not known, for the server or the queue hands jobs on to others.
+        The queue in which the job will run; None: unknown, because the server or a routing queue chooses it.
 
     Raises:
-        ConfigError: the queue is unknown, or takes no such job.
+        ConfigError: the queue is unknown, or does not accept such a job.
     """
     known = {queue.name: queue for queue in queues}
     asked = settings_of(plan, PBSSettings).queue or ""
@@ -63,7 +66,7 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
             f"cluster.queue={asked}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
         )
     if queue is None:
-        return None  # the server has rules of its own for jobs that name no queue
+        return None  # rules of the server choose a queue
     if queue.inner:
         routes = [each.name for each in queues if queue.name in each.destinations]
         raise ConfigError(
@@ -78,17 +81,17 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
 
 
 def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
-    """A plan against the live nodes of a PBS that a job of its queue may get.
+    """Checks a plan against the live nodes that a job of its queue may use.
 
     Raises:
-        ConfigError: they could never hold it. PBS would accept the job, and it would wait for ever.
+        ConfigError: it could never start there. PBS would accept the job, and leave it pending for ever.
     """
     if problem := never(plan, groups):
         raise ConfigError(problem)
 
 
 def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
-    """Why the nodes of a PBS can never hold a plan, with the fix; None when they can, or it tells of none. Pure."""
+    """Returns why a plan could never start on these nodes, with the fix; None: it could, or none are known. Pure."""
     settings = settings_of(plan, PBSSettings)
     where = f"queue {settings.queue}" if settings.queue else "this PBS"
     total = sum(group.nodes for group in groups)
@@ -104,9 +107,10 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
 
 
 def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> str | None:
-    """Why no queue that this one hands jobs on to would take the plan; None when one would, or that is not known.
+    """Returns why no destination of a routing queue accepts the plan; None: one does, or not all of them are known.
 
-    The reason is that of the queue that has least against it. For one that takes no jobs now, PBS lets a job wait.
+    The reason is that of the destination with the fewest problems. Destinations that accept no jobs now do not
+    count: PBS keeps the job until they do.
     """
     queues = [known[name] for name in queue.destinations if name in known and known[name].accepts]
     if not queues or len(queues) < len(queue.destinations):

@@ -1,6 +1,6 @@
-"""Runs a command on the nodes of the job that we are in by the site's mpiexec, which tells every task its rank.
+"""Runs a command on the nodes of the current job with the site's mpiexec, which sets the rank of every task.
 
-Not every mpiexec hands the environment on, so tasks read it from a file.
+Not every mpiexec passes the environment to the tasks, so they read it from a file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ exec {command}
 
 
 def run(request: task_group.TaskRequest) -> int:
-    """Runs `WORDS bash SCRIPT` and stays until it has ended; WORDS are mpiexec and its arguments.
+    """Runs `MPIEXEC bash SCRIPT`, where MPIEXEC is the command with its arguments, and waits for its end.
 
     Returns:
         The exit status of mpiexec.
@@ -49,4 +49,4 @@ def run(request: task_group.TaskRequest) -> int:
     try:
         return task_group.watch([process], request.signals, request.grace, pause=0.1)
     finally:
-        environment.remove()  # it may hold secrets, and nobody needs it any more
+        environment.remove()  # it may have secrets

@@ -1,4 +1,4 @@
-"""What PBS's MoM writes into the output of a job that it ends (mom_main.c, its cgroups hook)."""
+"""The notices that PBS's MoM writes into the output of a job that it ends (mom_main.c, its cgroups hook)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a function may ask PBS for, and the script that comes of it. Pure."""
+"""Parameters of functions that `PBSExecutor` submits, and their job script. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST = {
     **{"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1, "ngpus": 0},
     **{"array_parallelism": 1, "signal_delay_s": 0},
 }
-GRACE = 8  # seconds between SIGTERM and SIGKILL of a job's tasks; PBS itself gives ten
+GRACE = 8  # seconds between SIGTERM and SIGKILL of a job's tasks; PBS itself waits ten
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Parameters:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Parameters:
-        """The parameters in a user's words.
+        """Parses the parameters that a user has given.
 
         Raises:
             ValueError: there is no such parameter, or its value cannot be used.
@@ -124,16 +124,16 @@ class Parameters:
     def script(
         self, *, folder: Path, payload: Path, environment: Path, python: str, token: str, indices: range, umask: int
     ) -> str:
-        """The script of a job, or of an array of jobs.
+        """Returns the script of a job or of an array.
 
         Args:
             folder: submitit's folder; may contain %j.
-            payload: where the payloads are, without `_INDEX.pkl`.
-            environment: the file with the variables that the job takes over.
+            payload: path of the payloads, without `_INDEX.pkl`.
+            environment: the file with the environment of the job.
             python: shell command that starts Python.
-            token: what the job is found by later.
-            indices: of the elements; one alone makes a plain job.
-            umask: for what the function writes.
+            token: by which the job is found later.
+            indices: of the elements; with a single one it is a plain job.
+            umask: for files that the function writes.
         """
         whole = folder_of(folder)
         array = None
@@ -183,13 +183,13 @@ class Parameters:
             account=self.account,
             resources={"filesystems": self.filesystems, **self.resources},
             array=array,
-            rerunnable=self.rerunnable or array is not None,  # PBS takes no array that is not
+            rerunnable=self.rerunnable or array is not None,  # PBS requires it for arrays
             directives=self.directives,
         )
 
 
 def folder_of(folder: Path) -> Path:
-    """The part of submitit's folder that is the same for all jobs."""
+    """Returns the part of submitit's folder that is the same for all jobs."""
     # Lazily: submitit takes 45 ms
     from submitit.core.utils import JobPaths
 

@@ -1,6 +1,6 @@
-"""Runs a command on the nodes of the PBS job that we are in: a task per node, or per rank, each through a pbsdsh.
+"""Runs a command on the nodes of the current PBS job: one task per node or per rank, each started by a pbsdsh.
 
-Tasks outlive a pbsdsh that is killed, so a guard process kills them when we are gone.
+Tasks outlive a pbsdsh that is killed, so a guard process kills them when this process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.schedulers.pbs import task as pbs_task
 
 @contextlib.contextmanager
 def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.TaskEnvironment) -> Iterator[None]:
-    """A process that kills the tasks and clears up when this one comes to a sudden end (Ctrl-C twice kills it)."""
+    """Starts a process that kills the tasks and removes files if this process is killed (a second Ctrl-C kills it)."""
     reading, writing = os.pipe()
     guard = os.fork()
     if guard == 0:
@@ -39,11 +39,11 @@ def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.TaskEnviro
     finally:
         os.close(writing)
         os.waitpid(guard, 0)
-        environment.remove()  # it may hold secrets, and nobody needs it any more
+        environment.remove()  # it may have secrets
 
 
 def find(command: str = "pbsdsh") -> str | None:
-    """A command of PBS: on PATH, else where PBS says that it is installed (a job's PATH may be without it)."""
+    """Returns the path of a PBS command: on PATH, else in PBS_EXEC of pbs.conf (PATH of a job may lack it)."""
     folders = [os.environ.get("PATH", os.defpath)]
     with contextlib.suppress(OSError):
         text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
@@ -52,7 +52,7 @@ def find(command: str = "pbsdsh") -> str | None:
 
 
 def run(request: task_group.TaskRequest) -> int:
-    """Runs the command on the first hosts of the job and stays until it has ended on all of them (see `task`).
+    """Runs the command on the first hosts of the job, and waits until it has ended on all of them (see `task`).
 
     Returns:
         The exit status of the task that failed first, else 0.

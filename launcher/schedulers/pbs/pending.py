@@ -29,11 +29,11 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     plan, job_id = waiting.plan, waiting.job
     record = facts.pbs.record(job_id) or {}
     text = str(record.get("comment", ""))
-    comment, now, notes = state_in_words(record, text), time.time(), []
+    comment, now, notes = explain_state(record, text), time.time(), []
     if not text and (array_id := array_of(job_id)) != pbs_id(job_id):  # a subjob that waits has none of its own
         array = facts.pbs.record(array_id) or {}
         text = str(array.get("comment", ""))
-        comment = array_in_words(array, text)
+        comment = explain_array(array, text)
         record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
     comment = not_startable(record, plan) or comment
     nodes: list[Node] = []
@@ -74,16 +74,16 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     )
 
 
-def state_in_words(record: Mapping[str, Any], comment: str) -> Comment:
-    """The reason in a job's record. Pure.
+def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
+    """Explains why a job is pending, from its record. Pure.
 
     | state | reason |
     |---|---|
-    | H, and it depends on others | the dependency |
-    | H | whose hold it is |
-    | W | the time that it was asked to begin at |
-    | T | it is on its way to another queue |
-    | else | the scheduler's comment |
+    | H, with dependencies | the dependency |
+    | H | the kind of the hold |
+    | W | its start time |
+    | T | it moves to another queue |
+    | any other | the scheduler's comment |
     """
     letter = str(record.get("job_state", ""))
     if letter == "H":
@@ -101,7 +101,7 @@ def state_in_words(record: Mapping[str, Any], comment: str) -> Comment:
 
 
 def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
-    """Why PBS tries in vain to start a job: MoM cannot open its output. None: it does not. Pure."""
+    """Explains why all attempts of PBS to start a job fail: MoM cannot open its output. None: they do not. Pure."""
     if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
         return None
     return Comment(
@@ -113,24 +113,25 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
 
 
 def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
-    """The same comment, unless the job can never start, which PBS says only of what all nodes together lack. Pure."""
+    """Returns the comment, with the reason if the job can never start. PBS itself reports this only if the nodes of the
+    whole system have too little. Pure."""
     problem = limits.never(plan, pbs_facts.hosts_of(nodes, plan, queue))
     if problem is None:
         return comment
     return Comment(comment.kind, f"it can never start: {problem}", CHANGE, never=True)
 
 
-def array_in_words(array: Mapping[str, Any], comment: str) -> Comment:
-    """Why an element waits, from the record of its array. Pure.
+def explain_array(array: Mapping[str, Any], comment: str) -> Comment:
+    """Explains why an element is pending, from the record of its array. Pure.
 
-    | the array | why |
+    | the array | reason |
     |---|---|
-    | has begun, and as many run as may run at once (max_run_subjobs) | that |
-    | has begun | too little is free |
-    | else | the array's own reason |
+    | has started, and the limit of concurrent elements (max_run_subjobs) is reached | the limit |
+    | has started | too little is free |
+    | any other | the reason of the array |
     """
     if array.get("job_state") != "B":
-        return state_in_words(array, comment)
+        return explain_state(array, comment)
     running = re.search(r"Running:(\d+)", str(array.get("array_state_count", "")))
     most = str(array.get("max_run_subjobs", ""))
     if running and most.isdecimal() and int(running[1]) >= int(most):
@@ -148,7 +149,7 @@ def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
 
 
 def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
-    """Limits that may hold it back, with their values and where they are set. Pure."""
+    """Returns the limits that may keep the job pending, with values and where they are set. Pure."""
     found = []
     if queue is not None and not queue.started:
         found.append(f"queue {queue.name}: started = False")
@@ -161,14 +162,14 @@ def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | N
 
 
 def node_lines(nodes: Sequence[Node], plan: JobPlan) -> tuple[str, ...]:
-    """`4 nodes: 1 has room for it now, 1 is down`, and a line for each that takes no jobs. Pure."""
+    """Returns the line `4 nodes: 1 has room for it now, 1 is down`, and one for each node that takes no jobs. Pure."""
     if not nodes:
         return ()
     broken = [node for node in nodes if node.broken]
     room = len(suggestions.fitting(nodes, suggestions.chunk_of(plan)))
-    told = [f"{room} {'has' if room == 1 else 'have'} room for a chunk of it now"]
-    told += [f"{len(broken)} {'takes' if len(broken) == 1 else 'take'} no jobs"] if broken else []
-    lines = [f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {', '.join(told)}"]
+    parts = [f"{room} {'has' if room == 1 else 'have'} room for a chunk of it now"]
+    parts += [f"{len(broken)} {'takes' if len(broken) == 1 else 'take'} no jobs"] if broken else []
+    lines = [f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {', '.join(parts)}"]
     lines += [f"{node.name} is {node.state}" + (f": {node.comment}" if node.comment else "") for node in broken[:10]]
     if len(broken) > 10:
         lines.append(f"... and {len(broken) - 10} more; `pbsnodes -l` lists them")

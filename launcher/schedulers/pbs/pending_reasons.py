@@ -1,4 +1,4 @@
-"""PBS's comments on a job that waits, in words. Pure.
+"""Explains PBS's comments on pending jobs. Pure.
 
 The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds); older PBS Pro has
 the same or fewer. They follow `Not Running: ` or `Can Never Run: `.
@@ -12,26 +12,26 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What else is to be looked at, and whether a change of the run could help."""
+    """The kind of a reason. It decides what else is queried, and whether a change of the run could help."""
 
     ROOM = "room"  # too little is free
     LIMIT = "limit"  # of the queue or of the server
     WAITS = "waits"
-    THROTTLED = "throttled"  # as many elements of its array run as may
+    THROTTLED = "throttled"  # the limit of concurrent elements of its array is reached
     HELD = "held"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Comment:
-    """A comment in words.
+    """An explained comment.
 
     Attributes:
-        kind: of comment.
-        words: what it means.
-        do: what can be done; `{job}` stands for the job's id.
-        until: what it waits for, after which it starts by itself (`others end`).
-        never: it cannot start as it is.
+        kind: of the reason.
+        words: the meaning, as text.
+        do: what the user can do; `{job}` stands for the job's id.
+        until: the event after which the job starts (`others end`).
+        never: it can never start as it is.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ class Comment:
 
 
 CHANGE = "cancel it, and resume it with less"
-# Patterns of whole comments behind the prefix, from the special to the general; names are put into the words.
+# Patterns of whole comments without the prefix, from the special to the general. Their groups are put into the text.
 TABLE: tuple[tuple[str, Comment], ...] = (
     (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Comment(Kind.LIMIT,
      "too little of {what} is left of what the {of} may give{more}", until="enough is given back")),
@@ -122,14 +122,14 @@ HOLDS = {
 
 
 def in_words(text: str) -> Comment:
-    """What a comment means; one that is not known is shown as it is."""
+    """Explains a comment of the scheduler; an unknown one is quoted."""
     plain = " ".join(text.split())
     never = plain.startswith("Can Never Run")
-    said = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
-    if not said:
+    reason = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
+    if not reason:
         return Comment(Kind.ROOM, "PBS has not looked at it yet", "ask again in a minute")
     for pattern, comment in TABLE:
-        if match := re.fullmatch(pattern, said):
+        if match := re.fullmatch(pattern, reason):
             names = {key: (value or "").strip() for key, value in match.groupdict().items()}
             names["where"] = f"queue {names['queue']}" if names.get("queue") else "the server"
             names["more"] = _amounts(names.get("more", ""))
@@ -139,17 +139,17 @@ def in_words(text: str) -> Comment:
                 return Comment(comment.kind, f"it can never start: {words}", do, never=True)
             starts = f"it starts when {comment.until}" if comment.until else ""
             return replace(comment, words=words, do="; ".join(part for part in (starts, comment.do) if part))
-    words = f"PBS says: {said}"
+    words = f"PBS says: {reason}"
     return Comment(Kind.UNKNOWN, f"it can never start; {words}" if never else words, never=never)
 
 
 def _amounts(text: str) -> str:
-    """` (asked 500, free 16, of 16)` for PBS's `(R: 500 A: 16 T: 16)`; other words in brackets."""
+    """Explains the amounts of a comment, `(R: 500 A: 16 T: 16)`: requested, available, total. Other text is kept."""
     if match := re.fullmatch(r"\(R: (\S+) A: (\S+) T: (\S+)\)", text):
         return f" (it asks for {match[1]}, {match[2]} is free, {match[3]} is there)"
     return f" {text}" if text else ""
 
 
 def held(types: str) -> tuple[str, str] | None:
-    """What the letters of Hold_Types mean, and what to do; None: it is not held."""
+    """Explains the letters of Hold_Types: the meaning, and what to do. None: the job is not held."""
     return next((words for letter, words in HOLDS.items() if letter in types), None)

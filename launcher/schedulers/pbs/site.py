@@ -68,15 +68,15 @@ class PBSSite(Site):
         settings = own_settings(cluster, PBSSettings)
         gpus = max((node.has.get("ngpus", 0) for node in self.nodes), default=0)
         if self.nodes and settings.gpu_directive is GpuDirective.ngpus and not gpus:
-            told = "cluster.gpu_directive=ngpus, and no node has the resource ngpus"
+            text = "cluster.gpu_directive=ngpus, and no node has the resource ngpus"
             do = "set cluster.gpu_directive=none, and name the site's own resource in cluster.chunk"
-            yield warning("GPUs", told, do)
+            yield warning("GPUs", text, do)
         known = {key for node in self.nodes for key in (*node.has, *node.others)}
         ours = {"ncpus", "mpiprocs", "ompthreads", "mem"}
         for key, value in settings.chunk.items():
             if self.nodes and value is not None and key not in known | ours:
-                told = f"cluster.chunk.{key}: no node has such a resource"
-                yield warning("nodes", told, f"they have {', '.join(sorted(known))}")
+                text = f"cluster.chunk.{key}: no node has such a resource"
+                yield warning("nodes", text, f"they have {', '.join(sorted(known))}")
         most = {"cpus_per_node": "ncpus", "gpus_per_node": "ngpus"}
         for limit, resource in most.items():
             stated = getattr(cluster.limits, limit)
@@ -86,10 +86,10 @@ class PBSSite(Site):
 
 
 def survey(pbs: PBS, version: str) -> PBSSite:
-    """Four commands.
+    """Collects the facts of a site, with four commands.
 
     Raises:
-        QueryError: qstat does not answer; without the others there is less to tell.
+        QueryError: qstat does not answer. Facts of other failed queries are left out.
     """
     ask = ErrorCollector()
     queues = tuple(pbs.queues())

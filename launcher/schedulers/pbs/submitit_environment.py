@@ -1,9 +1,9 @@
-"""The inside of a job of `PBSExecutor`: who this task is, and what it does when its time is up.
+"""submitit's environment of a task of a `PBSExecutor` job: its rank, and what happens at the end of the wall time.
 
-PBS sends no signal before the end of a job's wall time, and a SIGUSR2 would kill the login shell that runs the job. So
-the first task of a job sets a timer. When it rings, a function that can checkpoint is checkpointed and submitted again,
-under the id of the first job. On SIGTERM (qdel, preemption, wall time) it is checkpointed only: if PBS preempted the
-job, PBS itself starts it again.
+PBS sends no signal before the end of the wall time, and SIGUSR2 would kill the login shell that runs the job. So the
+first task of a job sets a timer. When it fires, a function with a `checkpoint` method is checkpointed and resubmitted,
+under the id of the first job. On SIGTERM (qdel, preemption, wall time) it is only checkpointed: after a preemption PBS
+itself starts the job again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from launcher.schedulers.idempotent_submit import submit_once
 from launcher.schedulers.pbs.commands import PBS, TOKEN
 from launcher.schedulers.pbs.pbsdsh import find
 
-TIMEOUT = 45.0  # seconds until a resubmission is given up; the job itself ends then
-FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a job that goes on with another one: that one's id
+TIMEOUT = 45.0  # seconds after which a resubmission fails; the job itself ends then
+FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a resubmitted job: the id of the first one
 
 
 def resubmissions(paths: utils.JobPaths) -> Path:
-    """The file with the ids of the PBS jobs that went on with a job, one a line."""
+    """Returns the file with the ids of the PBS jobs that continued a job, one per line."""
     return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
 
 
 def link_as(file: Path, name: Path) -> None:
-    """Gives a file another name as well, unless a file of that name is there."""
+    """Links a file under another name, unless that exists. Copies it where there are no hard links."""
     run_files.make_folder(name.parent)
     try:
         os.link(file, name)
@@ -52,7 +52,7 @@ def link_as(file: Path, name: Path) -> None:
 
 
 class PBSJobEnvironment(job_environment.JobEnvironment):
-    """submitit's view of the task that this process is."""
+    """The rank and the nodes of this process, as submitit reads them."""
 
     _env = {"job_id": "LAUNCHER_JOB_ID"}  # noqa: RUF012  submitit's
 
@@ -106,11 +106,11 @@ class PBSJobEnvironment(job_environment.JobEnvironment):
             alarm.start()
 
     def _requeue(self, countdown: int) -> None:
-        """Submits the job's own script again, to go on under the same id."""
+        """Submits the script of the job again; the new job continues under the same submitit id."""
         if qsub := find("qsub"):
             os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
         first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
-        # An element of an array goes on alone.
+        # An element of an array is resubmitted as a plain job.
         text = re.sub(r"^#PBS -J .*\n", "", Path(os.environ["LAUNCHER_SCRIPT"]).read_text(), flags=re.MULTILINE)
         pbs, arguments = PBS(timeout=15), ("-f", "-v", f"{FIRST_JOB}={first},{TOKEN}={token}")
         try:
@@ -125,7 +125,7 @@ class PBSJobEnvironment(job_environment.JobEnvironment):
         logger.get_logger().info(f"{first} goes on as {job_id} ({countdown} remaining timeouts)")
 
     def tell_resubmission(self, job_id: str) -> None:
-        """Notes, once, that the PBS job with this id goes on with ours."""
+        """Records, once, that the PBS job with this id continues this one."""
         file = resubmissions(self.paths)
         known = ""
         with contextlib.suppress(FileNotFoundError):
@@ -136,11 +136,11 @@ class PBSJobEnvironment(job_environment.JobEnvironment):
 
 
 class _Handler(job_environment.SignalHandler):
-    """submitit's, with a deadline that is known instead of guessed."""
+    """submitit's handler, with the job's deadline, which submitit would estimate."""
 
     @functools.cached_property
     def deadline(self) -> float:
-        """When to stop, in seconds since the epoch."""
+        """The time to stop, in seconds since the epoch."""
         return float(os.environ["LAUNCHER_DEADLINE"])
 
     def has_timed_out(self) -> bool:
@@ -157,7 +157,7 @@ class _Handler(job_environment.SignalHandler):
         super().checkpoint_and_try_requeue(signum, frame)
 
     def _only_this_one(self) -> None:
-        """Another signal must not interrupt the checkpoint, or begin a second one inside of it."""
+        """Ignores further signals, which would interrupt the checkpoint or begin a second one."""
         for number in (signal.SIGTERM, self.env._usr_sig()):
             signal.signal(number, signal.SIG_IGN)
 

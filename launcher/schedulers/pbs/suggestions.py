@@ -1,6 +1,6 @@
-"""Sizes at which a waiting PBS run would fit into what is free now. Pure: PBS has no trial like Slurm's.
+"""Smaller sizes at which a pending run would fit on the nodes that are free now. Pure. PBS has no `sbatch --test-only`.
 
-It is an answer about now: jobs in front of it may take what is free, and the scheduler may keep it for them.
+This is the state of this moment: other jobs may start first, or the scheduler may reserve the nodes for them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one node must have free: amounts (memory in bytes), and resources that are texts."""
+    """What one node must have free: amounts (memory in bytes), and resources with texts as values."""
 
     amounts: Mapping[str, int]
     others: Mapping[str, str]
 
 
 def chunk_of(plan: JobPlan) -> Chunk:
-    """What a plan asks of each of its nodes."""
+    """Returns what a plan requests on each of its nodes."""
     amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
     settings = settings_of(plan, PBSSettings)
     if plan.gpus_per_node and settings.gpu_directive is GpuDirective.ngpus:
@@ -46,7 +46,7 @@ def chunk_of(plan: JobPlan) -> Chunk:
 
 
 def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
-    """Nodes that have the chunk free. What a node does not tell of, it has none of."""
+    """Returns the nodes on which the chunk is free. A resource that a node does not report counts as 0."""
     return [
         node for node in nodes
         if not node.broken
@@ -56,20 +56,20 @@ def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
 
 
 def most_on_each(nodes: Sequence[Node], chunk: Chunk, wanted: int, resource: str) -> int:
-    """The largest amount of one resource that `wanted` nodes have free, with the rest of the chunk as it is."""
+    """Returns the largest amount of a resource that `wanted` nodes have free together with the rest of the chunk."""
     rest = Chunk({key: value for key, value in chunk.amounts.items() if key != resource}, chunk.others)
     free = sorted((node.free.get(resource, 0) for node in fitting(nodes, rest)), reverse=True)
     return free[wanted - 1] if len(free) >= wanted else 0
 
 
 def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bool = False) -> tuple[Option, ...]:
-    """The run as it is, and smaller ones that would fit into what is free now, the smallest change first.
+    """Returns the run as it is, and smaller ones that would fit now, the smallest change first.
 
-    | the run | is offered |
+    | the run | suggested |
     |---|---|
-    | fits now | nothing: something else holds it back |
-    | fits on fewer nodes | that many, if min_nodes and the workload allow it |
-    | fits with fewer CPUs, GPUs or less memory on each node | the most that its nodes have free |
+    | fits now | nothing: it is pending for another reason |
+    | fits on fewer nodes | as many nodes, if min_nodes and the workload allow it |
+    | fits with fewer CPUs, GPUs or less memory on each node | the most that is free |
 
     Args:
         plan: the run's plan.

@@ -1,14 +1,14 @@
-"""One task on a node of the PBS job that we are in, started by pbsdsh.
+"""One task on a node of the current PBS job, started by pbsdsh.
 
-What pbsdsh does not do, files in the attempt's folder `tasks/` do:
+Files in the folder `tasks/` of the attempt replace what pbsdsh does not do:
 
-- a task gets PBS's own variables and nothing exported: it reads ours from `environment.sh`
-- pbsdsh exits 0 whatever the task did: the task writes its exit status to `N.exit`
-- a task's output goes to the terminal or the job's file, past any pipe or file of ours: it writes to `N.out`, and we
-  copy that to our own stdout. One writer per file, because over NFS appending to a common one loses lines.
-- pbsdsh hands SIGTERM on, but leaves at once and sees no more of the task, so it is kept out of the way of signals
-- PBS signals the first node of a job only, and starts nothing in one that it deletes: all tasks look at the file
-  `signal`, and send themselves the one that is named there
+- A task gets no exported variables, only those of PBS: it reads the environment from `environment.sh`.
+- pbsdsh exits with 0, whatever the task did: the task writes its exit status to `N.exit`.
+- The output of a task goes to the terminal or the job's file, even if stdout of pbsdsh is a pipe: the task writes to
+  `N.out`, which is copied to stdout here. Each file has one writer: appending to a shared one loses lines on NFS.
+- pbsdsh forwards SIGTERM, but exits at once and no longer sees the task: it runs in its own session, without signals.
+- PBS sends signals to the first node of a job only, and starts no task in a job that it deletes: all tasks poll the
+  file `signal`, and send the signal that it names to themselves.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
 from launcher.schedulers.exports import exports as all_exports
 
-SETTLE_TIME = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
-LOOK = 1.0  # seconds between a task's looks at the file `signal`
-SIGNAL, NO_SIGNAL = "signal", "NONE"  # names are as long, and can be written over it on a full disk
-UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
+SETTLE_TIME = 5.0  # longest time in seconds between the end of pbsdsh and the exit status of its task
+LOOK = 1.0  # seconds between two reads of the file `signal` by a task
+SIGNAL, NO_SIGNAL = "signal", "NONE"  # names have the same length: one overwrites another even on a full disk
+UNREACHABLE = 10.0  # seconds after SIGKILL after which a task counts as ended: its node does not answer
 
-# PBS's own variables of the shell that starts the tasks: each task has its own.
+# Variables of PBS that each task has with values of its own.
 OF_PBS = re.compile(r"PBS_(?!(CONF_FILE|EXEC|SERVER|DEFAULT)$)\w+")
 
 SCRIPT = """\
@@ -94,18 +94,18 @@ kill -KILL "$launcher_watch"
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Shell text that makes a task's environment this one, but for what PBS and its node tell it; see there. Pure."""
+    """Returns shell text that sets this environment in a task, but for the variables of PBS and of the node. Pure."""
     return all_exports({name: value for name, value in environ.items() if not OF_PBS.fullmatch(name)})
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskEnvironment:
-    """What tasks read their environment from: shell text that does it, and the files, which are to be removed.
+    """The files from which tasks read their environment; they are removed afterwards.
 
     Attributes:
-        shell: the text.
-        shared: in the run.
-        private: with its secrets, in a folder of its own; None: there is none.
+        shell: shell text that reads them.
+        shared: the file in the run directory.
+        private: the file with the secrets, in a private folder; None: there is none.
     """
 
     shell: str
@@ -119,9 +119,9 @@ class TaskEnvironment:
 
 
 def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironment:
-    """Writes the environment of tasks into their folder, and what is secret of it into one of the user's own.
+    """Writes the environment of tasks into their folder, and its secrets into a private folder of the user.
 
-    Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
+    If this node cannot write to the private folder, tasks get the secrets of the submission only.
     """
     patterns = os.environ.get(secrets.PATTERNS, ",".join(SECRETS)).split(",")
     hidden = redaction.secrets_in(environ, patterns)
@@ -142,13 +142,13 @@ def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironme
 
 
 def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: Sequence[str]) -> None:
-    """What all tasks of the folder run, and the file by which they are signalled.
+    """Writes the script that all tasks of a folder run, and the file `signal`.
 
     Args:
-        folder: of the tasks' files.
-        environment: what they are to read.
-        cwd: where they run the command.
-        command: the same for all.
+        folder: of the files of the tasks.
+        environment: the environment of the tasks.
+        cwd: the working folder of the command.
+        command: what each task runs.
     """
     (folder / SIGNAL).write_text(f"{NO_SIGNAL}\n")
     (folder / "task.sh").write_text(
@@ -160,7 +160,7 @@ def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: 
 
 
 class PbsTask:
-    """One task. Its files are opened anew at each look, which is what makes NFS show the newest."""
+    """One task. Its files are opened again for each read: only then does NFS show their newest content."""
 
     def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
         self._start = [pbsdsh, "-n", str(line), "--", "/bin/bash"]
@@ -176,12 +176,16 @@ class PbsTask:
         self._task = [str(folder / "task.sh"), str(number), str(node)]
 
     def start(self) -> None:
-        for suffix in ("pid", "out", "exit"):  # NFS may hide a file for half a minute that was not there at first
+        for suffix in (
+            "pid",
+            "out",
+            "exit",
+        ):  # NFS may not show a new file for half a minute if it was missing at the first look
             self._file(suffix).touch()
-        with open(self._file("pbsdsh"), "wb") as words:
+        with open(self._file("pbsdsh"), "wb") as output:
             self._process = subprocess.Popen(
                 [*self._start, *self._task],
-                stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
     def poll(self) -> int | None:
@@ -194,33 +198,33 @@ class PbsTask:
             else:
                 self._code = self._judge(_line(found), gone)
             if self._code is not None:
-                self._process.kill()  # it may wait for a node that is gone
+                self._process.kill()  # it may wait for a lost node
                 self._process.wait()
         return self._code
 
     def terminate(self) -> None:
-        """Asks this task and all others of the folder to end; those that are only about to start will not."""
+        """Sends SIGTERM to all tasks of the folder; those that are not started yet will not start."""
         self._wanted = self._wanted or signal.SIGTERM
         self._signal()
 
     def kill(self) -> None:
-        """The same, at once."""
+        """Sends SIGKILL to all tasks of the folder."""
         self._wanted, self._killed = signal.SIGKILL, self._killed or time.monotonic()
         self._signal()
-        if self._process is not None and not self._read("pid"):  # not started in all that time
+        if self._process is not None and not self._read("pid"):  # the task has not started
             self._process.kill()
 
     def _unread(self, found: Unavailable) -> int | None:
-        """How a task ended whose exit status cannot be read: nobody can tell, and after a while it can be resumed."""
+        """Returns the exit status of a task whose own one cannot be read: RESUME after a while, and None before."""
         self._unread_since = self._unread_since or time.monotonic()
-        self._half_over = None  # it may be there, so nothing is concluded from its absence
+        self._half_over = None  # the exit status may exist, so its absence is no evidence
         if time.monotonic() < self._unread_since + IN_A_JOB:
             return None
         self._blame(FaultCode.TASK_UNKNOWN, why=found.reason)
         return errors.RESUME
 
     def _judge(self, written: str, gone: bool) -> int | None:
-        """How it ended, or None when that is still open."""
+        """Returns the exit status of the task; None: it is not known yet."""
         self._unread_since = None
         if not (written or gone):
             if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
@@ -230,7 +234,7 @@ class PbsTask:
         self._half_over = self._half_over or time.monotonic()
         status = self._pbs_status()
         over = (gone and (written or status)) or self._wanted is signal.SIGKILL
-        # In a job that is being deleted PBS starts no task, and tells no pbsdsh any more that its task has ended.
+        # In a job that is being deleted PBS starts no task, and pbsdsh is not notified of the end of one.
         over = over or (self._wanted is not None and bool(written or not self._read("pid")))
         if not over and time.monotonic() < self._half_over + SETTLE_TIME:
             return None
@@ -249,24 +253,27 @@ class PbsTask:
         return errors.FAILED
 
     def _pbs_status(self) -> int:
-        """What pbsdsh says of a task that has failed; our script never fails if it comes to its end."""
+        """Returns the exit status that pbsdsh prints for a failed task; 0: none. SCRIPT fails only if it is killed."""
         match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
         return int(match[1]) if match else 0
 
     def _blame(self, code: FaultCode, signal_name: str | None = None, why: str = "") -> None:
-        words = " ".join(self._read("pbsdsh", whole=False).split())
-        hint = f"; is {self._folder} on a file system that all nodes share?" if words.endswith(" 127") else ""
-        error = f"{why + '; ' if why else ''}pbsdsh says {words or 'nothing'!r}{hint}"
+        printed = " ".join(self._read("pbsdsh", whole=False).split())
+        hint = f"; is {self._folder} on a file system that all nodes share?" if printed.endswith(" 127") else ""
+        error = f"{why + '; ' if why else ''}pbsdsh says {printed or 'nothing'!r}{hint}"
         fault = Fault(code=code, host=self._host, signal=signal_name, error=error)
         print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
         if attempt := current_attempt():
             event_file.append(attempt.events_file("pbsdsh"), fault)
 
     def _signal(self) -> None:
-        """Has the tasks of the folder send themselves what is wanted, if that was not done yet."""
+        """Writes the signal into the file `signal`, once."""
         if self._wanted is None or self._wanted is self._sent:
             return
-        with contextlib.suppress(OSError), open(self._folder / SIGNAL, "r+") as file:  # else there is a next look
+        with (
+            contextlib.suppress(OSError),
+            open(self._folder / SIGNAL, "r+") as file,
+        ):  # then it is written at the next poll
             file.write(f"{self._wanted.name.removeprefix('SIG')}\n")
             file.flush()
             self._sent = self._wanted
@@ -280,10 +287,10 @@ class PbsTask:
             sys.stdout.buffer.flush()
 
     def _read(self, suffix: str, *, whole: bool = True) -> str:
-        """The first line of a file of the task once it is whole (or all of the file), else an empty text."""
+        """Returns the first line of a file of the task if it is complete (whole=False: all), else an empty text."""
         try:
             text = self._file(suffix).read_text(errors="replace")
-        except OSError:  # not there yet, or a file server's moment of weakness: there is a next look
+        except OSError:  # it does not exist yet, or the file server does not answer: it is read again at the next poll
             return ""
         if not whole:
             return text
@@ -294,6 +301,6 @@ class PbsTask:
 
 
 def _line(found: Outcome[str | None]) -> str:
-    """The first line of what was read, once it is whole."""
+    """Returns the first line of a text if it is complete, else an empty text."""
     line, end, _ = ((found.value if isinstance(found, Ok) else None) or "").partition("\n")
     return line if end else ""

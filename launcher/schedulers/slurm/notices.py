@@ -1,6 +1,6 @@
-"""What Slurm writes into the output of a job that it ends.
+"""The notices that Slurm writes into the output of a job that it ends.
 
-The words are slurmstepd's and srun's (20.11 to 26.05: slurmstepd/req.c, jobacct_gather.c, task_cgroup_memory.c,
+They are printed by slurmstepd and srun (20.11 to 26.05: slurmstepd/req.c, jobacct_gather.c, task_cgroup_memory.c,
 srun/launch.c).
 """
 
@@ -23,7 +23,7 @@ _WORDS = (
     ("OUT_OF_MEMORY", _STEPD + r"([Dd]etected \d+ oom[-_]kill event|\S+ exceeded memory limit"
                       r"|Exceeded (job|step) memory limit)"
                       r"|srun: error: .*tasks? [\d,-]+: Out Of Memory"),
-    # That of a step alone is printed for srun --kill-on-bad-exit as well (DUE TO TASK FAILURE since 25.05).
+    # The notice about a step alone is printed for srun --kill-on-bad-exit, too (DUE TO TASK FAILURE since 25.05).
     ("CANCELLED", _STEPD + r"\*\*\* JOB \S+ ON \S+ " + _AT + r"(DUE to SIGNAL .+ )?\*\*\*"),
 )  # fmt: skip
 FORMS: tuple[Form, ...] = tuple((word, re.compile(pattern)) for word, pattern in _WORDS)

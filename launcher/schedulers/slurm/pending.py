@@ -1,4 +1,4 @@
-"""Why a job of Slurm waits: asks what its reason makes worth asking, at most nine commands."""
+"""Explains why a job of Slurm is pending. Which queries are made depends on its reason; they are nine at most."""
 
 from __future__ import annotations
 
@@ -19,69 +19,69 @@ from launcher.schedulers.slurm.facts import Facts, Nodes, PartitionFacts, Pendin
 from launcher.schedulers.slurm.pending_reasons import Kind, Reason, in_words
 from launcher.spec.plan import JobPlan
 
-TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons that a change of the run may end
-OVERLOOKED = 300.0  # seconds without a reason: Slurm looks at its queue every minute
-TRIALS = 16.0  # seconds since the first question after which no other trial is begun
+TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons for which changes of the run are tried
+OVERLOOKED = 300.0  # seconds without a reason after which it is reported: Slurm schedules every minute
+TRIALS = 16.0  # seconds since the first query after which no further trial is started
 
 T = TypeVar("T")
 
 
 @dataclass
-class _Answers:
-    """Asks, and keeps what could not be asked. After a question that hung, no other one is asked."""
+class _Queries:
+    """Makes queries, and notes those that fail. After a timeout it makes no further ones."""
 
     notes: list[str] = field(default_factory=list)
-    hung: bool = False
+    timed_out: bool = False
 
     def get(self, what: Callable[[], T], other: T) -> T:
-        if self.hung:
+        if self.timed_out:
             return other
         try:
             return what()
         except QueryError as error:
             self.notes.append(f"not answered: {error}")
-            self.hung = isinstance(error, QueryTimeout)
+            self.timed_out = isinstance(error, QueryTimeout)
             return other
 
 
 def explain(waiting: Waiting, facts: Facts) -> Explanation:
-    """Why a job waits that Slurm calls pending.
+    """Explains why a pending job does not start.
 
     Raises:
-        QueryError: not even the job could be asked for.
+        QueryError: the query of the job itself failed.
     """
-    began, answers = time.monotonic(), _Answers()
+    began, queries = time.monotonic(), _Queries()
     plan, job_id = waiting.plan, waiting.job
     job = facts.pending(job_id)
     now = time.time()
     reason = reason_of(job, now)
-    if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # that one has its nodes
+    if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # it has its nodes already
         return Explanation(waiting.run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
     partitions: list[PartitionFacts] = []
     nodes: list[Nodes] = []
     windows: list[Reservation] = []
     if reason.kind not in (Kind.WAITS, Kind.THROTTLED):
-        partitions = answers.get(facts.partitions, partitions)
+        partitions = queries.get(facts.partitions, partitions)
     if reason.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) or reason.of_nodes:
-        nodes = answers.get(facts.nodes, nodes)
+        nodes = queries.get(facts.nodes, nodes)
     if reason.kind in (Kind.NODES, Kind.RESERVATION):
-        windows = answers.get(facts.reservations, [])
+        windows = queries.get(facts.reservations, [])
     limits = limits_of(job, plan, reason, partitions, windows, now)
     if reason.column:
-        value = _value(job, reason, partitions, facts, answers)
+        value = _value(job, reason, partitions, facts, queries)
         limits += (value,) if value else ()
     tried: tuple[Option, ...] = ()
     if reason.kind in TRIED and job.state == "PENDING":
         changes = suggestions.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
-        if reason.kind is Kind.RESERVATION:  # nothing else helps
+        if reason.kind is Kind.RESERVATION:  # no other change helps
             changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
-        tried = _trials(plan, changes, facts, answers, began + TRIALS)
+        tried = _trials(plan, changes, facts, queries, began + TRIALS)
         tried = corrected(tried, job, partitions, windows, now)
         if reason.never and tried:
             tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
     better = sooner(tried, now)
     if tried:
-        answers.notes.append("estimates of changes are trials (sbatch --test-only), which know the queue only roughly")
+        queries.notes.append("estimates of changes are trials (sbatch --test-only), which know the queue only roughly")
     return Explanation(
         run=waiting.run,
         state="queued",
@@ -95,13 +95,13 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         options=better,
         tried=tried,
         commands=commands(waiting, better),
-        notes=tuple(answers.notes),
+        notes=tuple(queries.notes),
         throttled=reason.kind is Kind.THROTTLED,
     )
 
 
 def reason_of(job: Pending, now: float) -> Reason:
-    """Why the job waits, as Slurm says; or that it has said nothing for a long time. Pure."""
+    """Explains the reason that Slurm reports, or that it has reported none for a long time. Pure."""
     since = max(job.submitted or now, job.eligible or 0.0)
     if job.reason or now - since < OVERLOOKED:
         return in_words(job.reason)
@@ -114,21 +114,21 @@ def reason_of(job: Pending, now: float) -> Reason:
     )
 
 
-def _value(job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], facts: Facts, answers: _Answers) -> str:
-    """The limit of accounting that binds: of the job's QOS, else of its partition's; or of its account."""
+def _value(job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], facts: Facts, queries: _Queries) -> str:
+    """Returns the accounting limit that applies: of the job's QOS, else of the partition's QOS; or of the account."""
     owners = [job.account]
     if reason.scope == "qos":
         owners = [job.qos, *(each.qos for each in partitions if each.name in job.partition.split(","))]
     for owner in dict.fromkeys(filter(None, owners)):
-        value = answers.get(functools.partial(facts.limit, reason.scope, owner, reason.column), "")
+        value = queries.get(functools.partial(facts.limit, reason.scope, owner, reason.column), "")
         if value:
             return value
-    answers.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
+    queries.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
     return ""
 
 
 def _mine(job: Pending, nodes: Sequence[Nodes]) -> list[Nodes]:
-    """Nodes of the job's partitions with its features; those of several partitions once."""
+    """Returns the nodes of the job's partitions with its features. Nodes of several partitions are listed once."""
     found: dict[tuple[str, str], Nodes] = {}
     for each in suggestions.usable(nodes, job.partition.split(","), job.features):
         found.setdefault((each.names, each.state), each)
@@ -143,8 +143,7 @@ def limits_of(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[str, ...]:
-    """The limits that bind, each with its value and where it is set, as far as they are known without another question.
-    Pure."""
+    """Returns the limits that apply, with value and origin, as far as they are known without another query. Pure."""
     found = []
     mine = [each for each in partitions if each.name in job.partition.split(",")]
     wanted = job.time if job.time is not None else plan.time
@@ -190,10 +189,11 @@ def corrected(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[Option, ...]:
-    """Trials without the waiting job itself; as it is, the run starts when Slurm's plan says, if that has it. Pure.
+    """Corrects the estimates of trials, which count the pending job itself among the jobs before. Pure.
 
-    For jobs in front of it, a trial adds what they would take of the whole partition: CPUs x minutes / all CPUs
-    (job_scheduler.c, _delayed_job_start_time). The job that a change would replace is one of them.
+    For each job before, a trial adds its share of the whole partition: CPUs x time / all CPUs (job_scheduler.c,
+    _delayed_job_start_time). The pending job would be replaced, so its share is subtracted. For the run as it is, the
+    start that Slurm itself plans is used, if there is one.
     """
     mine = next((each for each in partitions if each.name == job.partition), None)
     own = 0.0
@@ -204,7 +204,7 @@ def corrected(
     for each in tried:
         starts, elsewhere = each.starts, any("partition=" in word for word in each.overrides)
         if starts is not None and starts > now + CLEARLY and not elsewhere:
-            # Not into a window that the trial has waited for.
+            # Not into a reservation whose end the trial has waited for.
             ends = [each.ends for each in windows if each.ends is not None and starts - own < each.ends <= starts]
             starts = max(starts - own, now, *ends)
         if not each.overrides and job.starts is not None and job.starts > now - CLEARLY:
@@ -219,21 +219,21 @@ def clock(moment: float | None) -> str:
 
 
 def _trials(
-    plan: JobPlan, changes: Sequence[suggestions.Change], facts: Facts, answers: _Answers, until: float
+    plan: JobPlan, changes: Sequence[suggestions.Change], facts: Facts, queries: _Queries, until: float
 ) -> tuple[Option, ...]:
-    """When the run would start as it is, and with each change; a question each."""
+    """Returns when the run would start as it is, and with each change; one query each."""
     found: list[Option] = []
     environment = job_environment(os.environ, plan).environment
     for change in (suggestions.Change((), plan), *changes):
-        if answers.hung:
+        if queries.timed_out:
             break
         if time.monotonic() > until:
-            answers.notes.append("Slurm is slow: not all changes were tried")
+            queries.notes.append("Slurm is slow: not all changes were tried")
             break
         try:
             trial = facts.trial(suggestions.arguments(change.plan), environment)
         except QueryError as error:
-            answers.notes.append(f"not answered: {error}")
+            queries.notes.append(f"not answered: {error}")
             break
         found.append(Option(change.overrides, trial.starts, change.note if trial.starts else trial.words))
     return tuple(found)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
 
-# Defaults of a site, with the equivalent key of `cluster`. sbatch puts these above the script's own lines (man
-# sbatch, INPUT ENVIRONMENT VARIABLES).
+# Variables with defaults of a site, and the key of `cluster` for each. sbatch prefers them to the lines of the script
+# (man sbatch, INPUT ENVIRONMENT VARIABLES), so they are removed if the plan has a value.
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_PARTITION": "partition",
@@ -93,7 +93,7 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
             return None
         try:
             state, reason = Slurm(JOB_TIMEOUT).state_and_reason(os.environ["LAUNCHER_JOB_ID"])
-        except QueryError:  # then the answer to a requeue will tell
+        except QueryError:  # the attempt to requeue decides then
             return None
         if state == "RUNNING" or reason == "TimeLimit":
             return None
@@ -125,7 +125,7 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         environment = dict(self.job_environment(os.environ, plan).environment)
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of this job
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of the current job
         return environment
 
     def requeue(self, job_id: str) -> None:

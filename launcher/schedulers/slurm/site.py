@@ -116,26 +116,26 @@ class SlurmSite(Site):
         features = {feature for partition in used for feature in self.features.get(partition.name, ())}
         plain = settings.constraint and re.fullmatch(r"[\w.-]+", settings.constraint)
         if plain and features and settings.constraint not in features:
-            told = f"cluster.constraint={settings.constraint}: no node of the partition has this feature"
-            yield problem("features", told, f"they have {', '.join(sorted(features))}")
+            text = f"cluster.constraint={settings.constraint}: no node of the partition has this feature"
+            yield problem("features", text, f"they have {', '.join(sorted(features))}")
 
 
 def survey(slurm: Slurm) -> SlurmSite:
-    """Six commands.
+    """Collects the facts of a site, with six commands.
 
     Raises:
-        QueryError: sinfo does not answer; without the others there is less to tell.
+        QueryError: sinfo does not answer. Facts of other failed queries are left out.
     """
     ask = ErrorCollector()
     partitions = tuple(slurm.partitions())
     settings: dict[str, str] = {}
-    told: list[PartitionFacts] = []
+    facts: list[PartitionFacts] = []
     nodes: list[Nodes] = []
     accounts: tuple[Account, ...] = ()
     features: dict[str, dict[str, None]] = {}
     settings = ask(lambda: parse_settings(slurm.run("scontrol", "show", "config")), settings, "scontrol show config")
     show = ("scontrol", "--all", "--oneliner", "show", "partition")
-    told = ask(lambda: parse_partitions(slurm.run(*show)), told, "scontrol show partition")
+    facts = ask(lambda: parse_partitions(slurm.run(*show)), facts, "scontrol show partition")
     nodes = ask(lambda: parse_nodes(slurm.run(*NODES)), nodes, "features of nodes")
     for each in nodes:
         features.setdefault(each.partition, {}).update(dict.fromkeys(each.features))
@@ -147,16 +147,16 @@ def survey(slurm: Slurm) -> SlurmSite:
         accounts = ask(lambda: parse_accounts(slurm.run(*command)), accounts, "accounts")
     return SlurmSite(
         settings.get("ClusterName", ""), ask(lambda: slurm_version(slurm), "", "version"), partitions,
-        {each.name: each for each in told}, {name: tuple(found) for name, found in features.items()}, accounts,
+        {each.name: each for each in facts}, {name: tuple(found) for name, found in features.items()}, accounts,
         settings, tuple(ask.problems),
     )  # fmt: skip
 
 
 def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
-    """The partition of a profile, and why.
+    """Chooses the partition of a profile, and returns it with the reason.
 
     Raises:
-        ConfigError: the wanted one is not there.
+        ConfigError: the wanted partition does not exist.
     """
     known = {each.name: each for each in partitions}
     if wanted is not None:
@@ -183,8 +183,8 @@ def _notes(site: SlurmSite) -> Iterator[str]:
     if size := site.settings.get("MaxArraySize"):
         yield f"# Arrays: numbers below MaxArraySize={size}; larger sweeps become several arrays."
     if requeue := site.settings.get("JobRequeue"):
-        told = "jobs are requeued" if requeue == "1" else "jobs are not requeued unless they ask for it, as ours do"
-        yield f"# JobRequeue={requeue}: by default {told}."
+        default = "jobs are requeued" if requeue == "1" else "jobs are not requeued unless they ask for it, as ours do"
+        yield f"# JobRequeue={requeue}: by default {default}."
     yield "#"
 
 
@@ -218,12 +218,12 @@ def _limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """`KEY = VALUE` lines of `scontrol show config`."""
+    """Parses the `KEY = VALUE` lines of `scontrol show config`."""
     return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
 
 
 def parse_accounts(text: str) -> tuple[Account, ...]:
-    """Lines `Account|User|DefaultAccount` of sacctmgr; each account once, the default one first."""
+    """Parses lines `Account|User|DefaultAccount` of sacctmgr. Returns each account once, the default one first."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
     default = next((row[2] for row in rows if row[2]), "")
     names = dict.fromkeys(row[0] for row in rows if row[0] and row[1])

@@ -1,4 +1,4 @@
-"""Changes of a waiting Slurm run that may let it start sooner, and nodes it could use. Pure."""
+"""Changes of a pending run that may start sooner, and the nodes that it could use. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Rese
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.plan import JobPlan, settings_of
 
-MOST = 4  # changes that are tried, each of which is a question to Slurm
-SHORTEST = 120  # seconds: nobody wants a shorter job
+MOST = 4  # changes that are tried; each is a query
+SHORTEST = 120  # seconds; shorter times are not suggested
 BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change: what `resume` takes, the plan that it makes, and what it costs."""
+    """A change of a run.
+
+    Attributes:
+        overrides: for `resume`.
+        plan: the plan with the change.
+        note: its disadvantage.
+    """
 
     overrides: tuple[str, ...]
     plan: JobPlan
@@ -30,18 +36,18 @@ class Change:
 
 
 def base_state(state: str) -> str:
-    """A node's state without the marks that sinfo puts behind it: `down*`, `idle~`, `mixed-`."""
+    """Returns the state of a node without the suffix of sinfo (`down*`, `idle~`, `mixed-`)."""
     return state.rstrip("*~#!%$@^-+")
 
 
 def usable(nodes: Sequence[Nodes], partitions: Sequence[str], constraint: str) -> list[Nodes]:
-    """Nodes of these partitions that have the features asked for, as far as the constraint is a list of them."""
+    """Returns the nodes of these partitions with the features of a constraint. One that is no list is ignored."""
     wanted = set(re.split(r"[&,]", constraint)) if re.fullmatch(r"[\w.&,-]+", constraint) else set()
     return [each for each in nodes if each.partition in partitions and wanted <= set(each.features)]
 
 
 def count(nodes: Sequence[Nodes]) -> dict[str, int]:
-    """How many nodes there are in each state, those of most nodes first."""
+    """Returns the number of nodes in each state, the largest number first."""
     found: dict[str, int] = {}
     for each in nodes:
         state = base_state(each.state)
@@ -50,19 +56,19 @@ def count(nodes: Sequence[Nodes]) -> dict[str, int]:
 
 
 def idle(nodes: Sequence[Nodes]) -> int:
-    """Nodes that nobody uses and that are there; those that are planned for a job wait idle for others."""
+    """Returns the number of idle nodes, with those that are planned for another job."""
     return sum(each.count for each in nodes if base_state(each.state) in ("idle", "planned"))
 
 
 def node_lines(nodes: Sequence[Nodes], partition: str, constraint: str) -> tuple[str, ...]:
-    """`partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and a line for each reason to be out of use."""
+    """Returns the line `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and one for each broken node."""
     with_features = f" with {constraint}" if constraint else ""
     if not nodes:
         return (f"partition {partition} has no nodes{with_features}",)
     states = count(nodes)
-    told = ", ".join(f"{number} {state}" for state, number in states.items())
+    counts = ", ".join(f"{number} {state}" for state, number in states.items())
     total = sum(states.values())
-    lines = [f"partition {partition}: {total} node{'' if total == 1 else 's'}{with_features}: {told}"]
+    lines = [f"partition {partition}: {total} node{'' if total == 1 else 's'}{with_features}: {counts}"]
     for each in nodes:
         if base_state(each.state).startswith(BROKEN):
             why = f": {each.reason}" if each.reason else ""
@@ -80,51 +86,51 @@ def changes(
     now: float,
     fixed_nodes: bool = False,
 ) -> list[Change]:
-    """What may be tried, the smallest change first, at most MOST.
+    """Returns the changes to try, the smallest first, at most MOST.
 
     | a change | is tried when |
     |---|---|
     | no exclude, no constraint, no reservation | the run has one |
-    | less time | it would reach into a reservation, or is more than its partition allows |
-    | another partition | the user may use it, it takes the run as it is; those with most idle nodes first |
-    | as many nodes as are idle, half of them | that is fewer, and min_nodes and the workload allow it |
-    | a partition of a higher tier | as for others |
+    | less time | it would overlap with a reservation, or exceeds the limit of its partition |
+    | another partition | the user may use it, and it accepts the run; those with most idle nodes first |
+    | as many nodes as are idle, half the nodes | these are fewer, and min_nodes and the workload allow it |
+    | a partition of a higher tier | as for other partitions |
     | half the time | no other time is tried |
 
-    What the partition that it is for does not take, in time or in nodes, is not tried.
+    A change whose time or nodes its partition does not accept is not tried.
 
     Args:
         plan: the run's plan.
-        job: what Slurm says of its job.
-        partitions: all that there are.
+        job: its job, as Slurm reports it.
+        partitions: all partitions.
         nodes: of all partitions.
-        reservations: those that there are, as far as they were asked for.
+        reservations: as far as they were queried.
         now: seconds since the epoch.
-        fixed_nodes: the user has set min_nodes, so fewer are not offered.
+        fixed_nodes: the user has set min_nodes, so fewer nodes are not suggested.
     """
     mine = job.partition.split(",")
     shorter = _shorter(plan, job, partitions, reservations, now)
-    cheap, dear = _elsewhere(plan, job, partitions, nodes)
+    cheap, expensive = _other_partitions(plan, job, partitions, nodes)
     smaller = _smaller(plan, idle(usable(nodes, mine, settings_of(plan, SlurmSettings).constraint or "")), fixed_nodes)
     half = [] if shorter or plan.time // 2 < SHORTEST else [_in_time(plan, plan.time // 2, "half the time")]
-    # A trial takes what its partition does not (EnforcePartLimits=NO), and would then wait for ever.
+    # A trial may accept what exceeds the limits of its partition (EnforcePartLimits=NO); the job would never start.
     kinds = [
         [each for each in found if _allowed(each.plan, mine, partitions)]
-        for found in (_without(plan), shorter, cheap, smaller, dear, half)
+        for found in (_without(plan), shorter, cheap, smaller, expensive, half)
     ]
-    # One of each kind is tried before a second one of any.
+    # One change of each kind comes before a second one of any kind.
     picked = [(kind, each) for turn in (0, 1) for kind, found in enumerate(kinds) for each in found[turn : turn + 1]]
     picked = sorted(picked[: MOST - bool(reservations)], key=lambda pair: (pair[0], -pair[1].plan.nodes))
     return [change for _, change in picked]
 
 
 def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionFacts]) -> bool:
-    """Whether one of the partitions that a plan is for takes its time and its nodes, as far as they are known.
+    """Returns whether a partition of the plan accepts its time and its nodes, as far as its limits are known.
 
     Args:
         plan: the plan, with a change.
-        mine: the partitions that the job is in, for a plan that names none.
-        partitions: all that there are.
+        mine: the partitions of the job, for a plan that names none.
+        partitions: all partitions.
     """
     partition = settings_of(plan, SlurmSettings).partition
     names = partition.split(",") if partition else mine
@@ -138,7 +144,7 @@ def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionF
 
 
 def arguments(plan: JobPlan) -> list[str]:
-    """The plan's options for `sbatch --test-only`: those of its script, but for what concerns its output."""
+    """Returns the options of a plan for `sbatch --test-only`: those of its script, without those about output."""
     options = directives.directives(plan, "trial")
     left_out = ("output", "error", "open-mode", "comment", "array")
     return [
@@ -149,7 +155,7 @@ def arguments(plan: JobPlan) -> list[str]:
 
 
 def _with(plan: JobPlan, key: str, value: str | None) -> JobPlan:
-    """The plan with another value of one of Slurm's keys."""
+    """Returns the plan with another value of one of Slurm's keys."""
     settings = {**plan.cluster.settings, key: value}
     return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, settings=settings))
 
@@ -171,7 +177,7 @@ def _without(plan: JobPlan) -> list[Change]:
 def _shorter(
     plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], reservations: Sequence[Reservation], now: float
 ) -> list[Change]:
-    """Less time, where a window or the partition's limit asks for that."""
+    """Returns the change to a shorter time, if a reservation begins soon or the partition has a lower limit."""
     names = job.partition.split(",")
     most = [each.time for each in partitions if each.name in names and each.time is not None]
     if most and len(most) == len(names) and plan.time > max(most):
@@ -183,7 +189,7 @@ def _shorter(
     ]  # fmt: skip
     if not coming:
         return []
-    left = int(min(coming) - now) - 60  # Slurm needs a moment, and limits are whole minutes
+    left = int(min(coming) - now) - 60  # a minute for scheduling; time limits are whole minutes
     return [_in_time(plan, left - left % 60, "it ends before the reservation begins")] if left >= SHORTEST else []
 
 
@@ -196,10 +202,10 @@ def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
     )
 
 
-def _elsewhere(
+def _other_partitions(
     plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], nodes: Sequence[Nodes]
 ) -> tuple[list[Change], list[Change]]:
-    """Other partitions that take the run as it is, those with most idle nodes first; and such of a higher tier."""
+    """Returns the other partitions that accept the run as it is, most idle nodes first; and those of a higher tier."""
     mine = job.partition.split(",")
     fitting = []
     for each in partitions:
@@ -215,17 +221,17 @@ def _elsewhere(
     fitting.sort(key=lambda pair: -pair[0])
     tier = max((each.tier for each in partitions if each.name in mine), default=0)
     cheap: list[Change] = []
-    dear: list[Change] = []
+    expensive: list[Change] = []
     for _, each in fitting:
         other = _with(plan, "partition", each.name)
         higher = each.tier > tier
         note = "its priority tier is higher: it may cost more, or preempt" if higher else ""
-        (dear if higher else cheap).append(Change((f"cluster.partition={each.name}",), other, note))
-    return cheap, dear
+        (expensive if higher else cheap).append(Change((f"cluster.partition={each.name}",), other, note))
+    return cheap, expensive
 
 
 def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
-    """Fewer nodes: as many as are idle now, half of them, and the fewest that the run can do with."""
+    """Returns the changes to fewer nodes: as many as are idle now, half of them, and min_nodes."""
     return [
         Change((f"nodes={n}",), dataclasses.replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
                f"{plural(n * plan.procs_per_node, 'rank')} instead of {plan.world_size}")

@@ -118,7 +118,7 @@ def test_names_and_amounts_are_in_the_words(comment: str, words: str) -> None:
     ],
 )
 def test_the_reason_is_in_the_state_or_in_the_comment(record: dict[str, str], words: str, do: str) -> None:
-    found = pending.state_in_words(record, "Not Running: Not enough free nodes available")
+    found = pending.explain_state(record, "Not Running: Not enough free nodes available")
     assert words in found.words
     assert do in found.do
 
@@ -137,7 +137,7 @@ def test_the_reason_is_in_the_state_or_in_the_comment(record: dict[str, str], wo
 )  # fmt: skip
 def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind: Kind) -> None:
     """Its own record has no comment, and that of an array that has begun says only that."""
-    assert pending.array_in_words(array, "Not Running: Not enough free nodes available").kind is kind
+    assert pending.explain_array(array, "Not Running: Not enough free nodes available").kind is kind
 
 
 @pytest.mark.parametrize(
