@@ -34,6 +34,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "fabric": {"scale": 0},
     "sweep": {"points": 25, "elements": 4, "repeats": 1},
     "pilots": {"points": 20, "seconds": 8, "listed": 200, "elements": 4, "repeats": 1},
+    "search": {"values": 2, "epochs": 20},
     "logs": {"repeats": 1, "size": 1 << 22},
     "status": {"live": 3, "finished": 3, "repeats": 1},
 }

@@ -94,14 +94,13 @@ def _sweep(sweep: Sweep) -> Page:
     from launcher.reports.collect import collect
     from launcher.reports.sweep import SweepPoint, sweep_page
     from launcher.runs.search_record import SearchRecord
-    from launcher.search.progress import last_value, progress_of
+    from launcher.search.progress import last_value, look
 
     live, manifest, points = SweepMonitor(), sweep.manifest(), []
     search, reported = None, {}
     if manifest.search:
-        settings, journal = (record := SearchRecord(sweep.path)).settings(), record.journal()
-        search = settings, progress_of(settings, journal, time.time())
-        reported = {each.number: last_value(each) for each in journal.trials}
+        search = look(sweep)
+        reported = {each.number: last_value(each) for each in SearchRecord(sweep.path).journal().trials}
     for each in point_statuses(sweep, live):
         seen = each.seen if each.state != "done" else status_of(each.point.run, live)
         run = collect(seen, cause(seen)) if seen is not None else None

@@ -27,9 +27,8 @@ from launcher.monitoring.sweep import (
 from launcher.paths import default_runs_dir
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_sweeps
-from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep, differing, label
-from launcher.search.progress import SearchProgress, described, progress_of
+from launcher.search.progress import SearchProgress, described, look
 
 WIDTH = 80
 RECENT = 20  # sweeps, and points of one, that are shown without --all
@@ -66,21 +65,19 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
     if manifest.packing is not None:
         board = monitor.boards.of(sweep, manifest.packing)
         activity = packed.activity_of(sweep, manifest.packing, board, len(manifest.points))
-    record = SearchRecord(sweep.path)
-    settings = record.settings() if manifest.search else None
-    search = progress_of(settings, record.journal(), time.time()) if settings else None
+    search = look(sweep) if manifest.search else None
     if as_json:
         points = [row(each) for each in seen]
         values: dict[str, Any] = {"sweep": sweep.id, "directory": str(sweep.path), "parallelism": manifest.parallelism}
         values |= {"pilots": vars(activity)} if activity else {}
-        values |= {"search": values_of(search)} if search else {}
+        values |= {"search": values_of(search[1])} if search else {}
         print(json.dumps({**values, "counts": counts(seen), "points": points}, indent=1))
         return 0
     _print_bar(counts(seen))
     print(f"{sweep.id}: {summary(counts(seen))}")
     if activity and activity.slots:
         print(_pilots_line(activity))
-    for line in described(settings, search) if settings and search else ():
+    for line in described(*search) if search else ():
         print(line)
     listed = seen if everything else _over_first([each for each in seen if each.state not in WITHOUT_LINE])
     shown = listed if everything else listed[:RECENT]

@@ -145,7 +145,7 @@ class SlotManager:
         self._cancelled = self._left_out = False
         self._outcomes: list[tuple[int, Kind]] = []
         self._signals = signals
-        self._next_look = self._next_beat = 0.0
+        self._next_look = self._next_prune = self._next_beat = 0.0
         self._events, self._reported = Events(attempt, "rank-0"), -1
         self._beaten = time.monotonic()
         self._free: list[Slot] = []
@@ -189,6 +189,7 @@ class SlotManager:
                 slot.beat()
             self._reap()
             self._beat(now)
+            self._prune(now)
             asked = self._stopping is None and (self._signals.ends() or self._signals.warns())
             if asked or now >= self._next_look:
                 self._next_look = now + LOOK
@@ -351,7 +352,6 @@ class SlotManager:
                 self._stops.touch(mode=0o600)
         self._cancelled = self._cancelled or _marked(self._sweep.path / "cancelled")
         for pid, each in self._running.items():
-            each.pruned = each.pruned or self._is_pruned(each.point)
             each.cancelled = each.cancelled or self._cancelled or _has(self._sweep.run(each.point), "cancelled")
             if (each.pruned or each.cancelled or self._stopping is not None) and each.kill_at is None:
                 each.stopping = self._stopping is not None
@@ -365,6 +365,15 @@ class SlotManager:
         if self._leads and ended != self._reported:
             self._reported = ended
             self._events(Progress(step=ended, total=0 if self._search else self._board.count))
+
+    def _prune(self, now: float) -> None:
+        """Asks the search which points are to be stopped: at each turn, unless reading their reports takes long."""
+        if self._search is None or now < self._next_prune:
+            return
+        for each in self._running.values():
+            if each.kill_at is None and self._is_pruned(each.point):
+                each.pruned, self._next_look = True, now
+        self._next_prune = now + 10 * (time.monotonic() - now)
 
     def _is_pruned(self, point: int) -> bool:
         """Whether the search prunes a point; if that cannot be told now, the next look tells."""

@@ -32,7 +32,7 @@ class SearchPoints:
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
-        self._search = Search(sweep.path)
+        self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()))
         self._template: Any = SearchRecord(sweep.path).template()
         self._reports: dict[int, PointReports] = {}
         self._over = False

@@ -1,14 +1,17 @@
-"""How far a search is: its best point, what it has spent and saved, and its rungs. Pure; works without Optuna."""
+"""How far a search is: its best point, what it has spent and saved, and its rungs. Works without Optuna."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.config.search_space import Goal
-from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
+from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, Trial, TrialState
+from launcher.runs.sweep_directory import Sweep
 from launcher.search.budget import Cost, saved, spent
+from launcher.search.reports import seconds_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class SearchProgress:
     """How far a search is.
 
     Attributes:
-        chosen, running, done, pruned, failed: numbers of points.
+        chosen, done, pruned, failed: numbers of points.
         best: the best point that is done; None: there is none.
         hours: GPU-hours (without GPUs: node-hours) so far.
         saved: those that pruning has saved; None: unknown yet, or nothing is pruned.
@@ -42,7 +45,6 @@ class SearchProgress:
     """
 
     chosen: int
-    running: int
     done: int
     pruned: int
     failed: int
@@ -53,28 +55,37 @@ class SearchProgress:
     stopped: str | None
 
 
-def progress_of(settings: SearchSettings, journal: Journal, now: float) -> SearchProgress:
+def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
+    """Returns the settings of a sweep's search, and how far it is now.
+
+    Raises:
+        UnavailableError: its files cannot be read now.
+        RunError: they are damaged.
+    """
+    record = SearchRecord(sweep.path)
+    settings, journal = record.settings(), record.journal()
+    running = [each.number for each in journal.trials if not each.state.over]
+    now = time.time()
+    return settings, progress_of(settings, journal, {each: seconds_of(sweep.run(each), now) for each in running})
+
+
+def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int, float]) -> SearchProgress:
     """Returns how far a search is.
 
     Args:
         settings, journal: of the search.
-        now: seconds since the epoch.
+        seconds: how long the points have run whose ends are not recorded, by their numbers.
     """
     states = [each.state for each in journal.trials]
-    costs = [_cost(each, now) for each in journal.trials]
+    costs = [_cost(each, seconds) for each in journal.trials]
     done = [each for each in journal.trials if each.state is TrialState.COMPLETE and each.value is not None]
     return SearchProgress(
-        chosen=len(states), running=states.count(TrialState.RUNNING), done=states.count(TrialState.COMPLETE),
+        chosen=len(states), done=states.count(TrialState.COMPLETE),
         pruned=states.count(TrialState.PRUNED), failed=states.count(TrialState.FAIL),
         best=min(done, key=lambda each: (_rank(each.value, settings.goal), each.number), default=None),
         hours=spent(costs, settings.devices), saved=saved(costs, settings.devices), rungs=rungs_of(settings, journal),
         stopped=journal.stopped,
     )  # fmt: skip
-
-
-def hours_spent(journal: Journal, settings: SearchSettings, now: float) -> float:
-    """Returns the GPU-hours (without GPUs: node-hours) of all points so far."""
-    return spent((_cost(each, now) for each in journal.trials), settings.devices)
 
 
 def rungs_of(settings: SearchSettings, journal: Journal) -> tuple[Rung, ...]:
@@ -101,7 +112,7 @@ def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
     """Returns lines about a search, for people; the best point is told by its number alone."""
     unit = "GPU-hours" if settings.devices_are_gpus else "node-hours"
     most = f" of at most {settings.points}" if settings.points is not None else ""
-    counts = [f"{found.chosen} chosen{most}", f"{found.running} running", f"{found.pruned} pruned"]
+    counts = [f"{found.chosen} chosen{most}", f"{found.pruned} pruned"]
     lines = [f"search {settings.method.value}, {settings.goal.value} {settings.objective}: {', '.join(counts)}"]
     limit = f" of {settings.gpu_hours:g}" if settings.gpu_hours is not None else ""
     hours = f"{found.hours:.3g}{limit} {unit} spent"
@@ -131,8 +142,6 @@ def _rank(value: float | None, goal: Goal) -> float:
     return -value if goal is Goal.maximize else value
 
 
-def _cost(trial: Trial, now: float) -> Cost:
-    seconds = trial.seconds
-    if seconds is None:
-        seconds = max(0.0, (trial.ended or now) - trial.began) if trial.began else 0.0
-    return Cost(seconds, trial.steps, pruned=trial.state is TrialState.PRUNED, done=trial.state is TrialState.COMPLETE)
+def _cost(trial: Trial, seconds: Mapping[int, float]) -> Cost:
+    done, pruned = (trial.state is state for state in (TrialState.COMPLETE, TrialState.PRUNED))
+    return Cost(trial.seconds or seconds.get(trial.number, 0.0), trial.steps, pruned=pruned, done=done)

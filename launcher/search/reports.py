@@ -104,17 +104,20 @@ class PointReports:
 
 
 def seconds_of(run: Run, now: float) -> float:
-    """Returns how long all attempts of a point have run; of one that has not recorded its end, until now.
+    """Returns how long all attempts of a point have run. One without a recorded end ran until its last event, or now.
 
     Raises:
         UnavailableError: the events cannot be read now.
     """
     total = 0.0
-    for attempt in run.attempts():
-        began, ended = 0.0, now
+    attempts = run.attempts()
+    for attempt in attempts:
+        began, ended = 0.0, None
         for event in known(event_file.read(attempt.events_file("script"))):
             began = event.time if isinstance(event, Started) else began
             ended = event.time if isinstance(event, Ended) else ended
+        if ended is None:  # it runs, or was killed with its node
+            ended = now if attempt is attempts[-1] else max(event["time"] for event in (*attempt.events(), {"time": 0}))
         total += max(0.0, ended - began) if began else 0.0
     return total
 

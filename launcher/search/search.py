@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -70,16 +69,17 @@ class Trial:
 class Search:
     """The search of a sweep, for one process. A process that was forked makes another one."""
 
-    def __init__(self, sweep: Path) -> None:
+    def __init__(self, sweep: Path, seconds_of: Callable[[int], float] = lambda _: 0.0) -> None:
         """
         Args:
             sweep: the sweep's directory.
+            seconds_of: returns how long a point has run that has not ended.
 
         Raises:
             UnavailableError: the settings cannot be read now.
             RunError: there are none, or they are damaged.
         """
-        self._record = SearchRecord(sweep)
+        self._record, self._seconds_of = SearchRecord(sweep), seconds_of
         self.settings = self._record.settings()
         self._distributions = distributions.of(self.settings.space)
         self._size = search_space.size(self.settings.space)
@@ -155,7 +155,7 @@ class Search:
             number: the point.
             outcome: how it ended.
             value: its objective; without one, or NaN, a point that is done counts as failed.
-            seconds: how long it has run, in all its attempts; None: since it was chosen.
+            seconds: how long it has run, in all its attempts; None: unknown.
             steps: steps that it has done; None: unknown.
             cause: why it failed, for people.
 
@@ -209,8 +209,13 @@ class Search:
             return False
         if settings.gpu_hours is None:
             return True
-        now = time.time()
-        return spent((_cost(each, now) for each in trials), settings.devices) < settings.gpu_hours
+        return spent(map(self._cost, trials), settings.devices) < settings.gpu_hours
+
+    def _cost(self, trial: FrozenTrial) -> Cost:
+        known = trial.user_attrs.get(SECONDS)
+        if known is None and not trial.state.is_finished():
+            known = self._seconds_of(trial.number)
+        return Cost(known or 0.0)
 
     def _choose(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         """The next point's values; None: every combination is taken."""
@@ -290,11 +295,3 @@ class Search:
 def seed_of(seed: int, number: int) -> int:
     """Returns the seed of a trial's sampler, from 0 to 2**32 - 1."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
-
-
-def _cost(trial: FrozenTrial, now: float) -> Cost:
-    known = trial.user_attrs.get(SECONDS)
-    if known is None and trial.datetime_start is not None:
-        end = trial.datetime_complete.timestamp() if trial.datetime_complete else now
-        known = max(0.0, end - trial.datetime_start.timestamp())
-    return Cost(known or 0.0)

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ from launcher.runs import directory
 from launcher.runs.directory import Run, only_submitter
 from launcher.runs.search_record import SearchRecord, SearchSettings
 from launcher.runs.sweep_directory import Sweep
-from launcher.search.progress import hours_spent
+from launcher.search.progress import look
 from launcher.search.template import template_of
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
@@ -181,7 +180,7 @@ def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
         if getattr(before, name) != getattr(settings, name):
             raise ConfigError(f"{prepared.path.name} is a search with another {name}: choose another sweep.id")
     over = all(each.state.over for each in journal.trials)
-    spent = hours_spent(journal, settings, time.time())
+    spent = look(Sweep(prepared.path))[1].hours
     if over and settings.points is not None and len(journal.trials) >= settings.points:
         raise ConfigError(
             f"sweep.budget.points={settings.points} is spent: {prepared.path.name} has {len(journal.trials)}; raise it "

@@ -131,7 +131,7 @@ def test_a_search_has_its_rungs_and_lines_for_points_that_were_pruned() -> None:
         Trial(1, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6}),
         Trial(2, state=TrialState.PRUNED, rungs={0: 0.2}, pruned_at=3),
     ]
-    found = progress_of(settings, Journal(trials, min_steps=3), now=0.0)
+    found = progress_of(settings, Journal(trials, min_steps=3), {})
     points = [point(0, "0.01", 0.7), point(1, "0.1", 0.9), pruned]
     page = sweep_page("lr", points, ("accuracy",), "max", search=(settings, found))
     first = page.sections[0]

@@ -189,14 +189,15 @@ def test_reports_are_read_once_and_those_of_the_last_attempt(tmp_path: Path) -> 
 
 def test_the_time_of_a_point_is_that_of_all_its_attempts(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
-    for attempt, (began, ended) in enumerate(((100.0, 160.0), (500.0, None))):
+    for attempt, (began, ended) in enumerate(((100.0, 160.0), (200.0, None), (500.0, None))):
         begin(run, number=attempt)
         path = run.path / "attempts" / str(attempt) / "events" / "script.jsonl"
         path.unlink()
         event_file.append(path, Started(job="1", host="a", time=began))
         if ended is not None:
             event_file.append(path, Ended(code=75, time=ended))
-    assert seconds_of(run, now=530.0) == 90.0
+    told(run, Progress(step=1, total=9, time=207.0), attempt=1)
+    assert seconds_of(run, now=530.0) == 60.0 + 7.0 + 30.0
 
 
 def test_what_a_point_lacks_is_said_with_what_it_has() -> None:

@@ -21,15 +21,15 @@ JOURNAL = Journal(
         Trial(1, state=TrialState.PRUNED, value=0.2, rungs={0: 0.2}, pruned_at=3, seconds=360, steps=3),
         Trial(2, state=TrialState.COMPLETE, value=0.9, rungs={0: 0.6, 1: 0.6}, seconds=3600, steps=27),
         Trial(3, state=TrialState.FAIL, seconds=36),
-        Trial(4, began=1000.0, reports={3: 0.1, 9: 0.4}, rungs={0: 0.1}),
+        Trial(4, reports={3: 0.1, 9: 0.4}, rungs={0: 0.1}),
     ],
     min_steps=3,
 )
 
 
 def test_the_state_of_a_search() -> None:
-    found = progress_of(settings(), JOURNAL, now=1360.0)
-    assert (found.chosen, found.running, found.done, found.pruned, found.failed) == (5, 1, 2, 1, 1)
+    found = progress_of(settings(), JOURNAL, {4: 360.0})
+    assert (found.chosen, found.done, found.pruned, found.failed) == (5, 2, 1, 1)
     assert found.best is JOURNAL.trials[2]
     assert found.hours == pytest.approx(2.21)
     assert found.saved == pytest.approx(0.8)
@@ -37,18 +37,18 @@ def test_the_state_of_a_search() -> None:
 
 
 def test_where_less_is_better() -> None:
-    found = progress_of(settings(Goal.minimize), JOURNAL, now=1360.0)
+    found = progress_of(settings(Goal.minimize), JOURNAL, {4: 360.0})
     assert found.best is JOURNAL.trials[0]
     assert [each.best for each in found.rungs] == [0.1, 0.6]
 
 
 def test_what_is_said_of_it() -> None:
-    lines = described(settings(gpu_hours=5.0, devices_are_gpus=True), progress_of(settings(), JOURNAL, now=1360.0))
+    lines = described(settings(gpu_hours=5.0, devices_are_gpus=True), progress_of(settings(), JOURNAL, {4: 360.0}))
     assert lines == [
-        "search asha, maximize accuracy: 5 chosen of at most 9, 1 running, 1 pruned",
+        "search asha, maximize accuracy: 5 chosen of at most 9, 1 pruned",
         "best so far: point 2, accuracy 0.9; 2.21 of 5 GPU-hours spent, about 0.8 saved by pruning",
     ]
-    stopped = progress_of(settings(), Journal(stopped="no such metric"), now=0.0)
+    stopped = progress_of(settings(), Journal(stopped="no such metric"), {})
     assert described(settings(), stopped)[1:] == ["0 node-hours spent", "the search has ended: no such metric"]
 
 
