@@ -19,6 +19,7 @@ from launcher.monitoring.sweep import (
     PointStatus,
     SweepMonitor,
     counts,
+    live_pilots,
     over,
     point_statuses,
     summary,
@@ -27,7 +28,7 @@ from launcher.runs.directory import is_being_submitted
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep, differing, label
 from launcher.schedulers.query_cache import interval
-from launcher.sweeps import control, pilots
+from launcher.sweeps import control
 
 MIN_POLL_INTERVAL = 0.2  # seconds; at first, and while points run on this machine
 MAX_POLL_INTERVAL = 10.0  # seconds
@@ -144,7 +145,7 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
 def _chooses(sweep: Sweep) -> bool:
     """Returns whether pilots may choose more points; True also while that cannot be read."""
     try:
-        return bool(pilots.live(sweep, SweepMonitor(share=True)))
+        return bool(live_pilots(sweep, SweepMonitor(share=True)))
     except UnavailableError:
         return True
 
@@ -171,7 +172,7 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
         if is_being_submitted(sweep.path):  # a submitter is at work
             return None
         if sweep.manifest().packing is not None:
-            return None if pilots.live(sweep, SweepMonitor(share=True)) else _without_pilots(sweep)
+            return None if live_pilots(sweep, SweepMonitor(share=True)) else _without_pilots(sweep)
         asked = sweep.local_requests()
     except UnavailableError:  # not known now; the next call may know
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEn
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.queries import JobState
 
+SETTLED = 2.0  # seconds after which a change would have given a folder another time, whatever its file system counts in
 RECENT = 1 << 18  # bytes at the end of a slot manager's journal, from which rates are computed
 
 
@@ -45,11 +46,33 @@ class Board:
         return log.state is State.HELD and log.owner in self.alive
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """The logs of a sweep as they were listed.
+
+    Attributes:
+        logs: of its points.
+        changed: the time of the folder.
+        seen: monotonic time at which that time was seen first.
+        listed: monotonic time of the listing.
+    """
+
+    logs: Mapping[int, PointLog]
+    changed: object
+    seen: float
+    listed: float
+
+
 class Boards:
     """Reads the claims of sweeps, not more often than they change."""
 
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[object, Board]] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            clock: seconds; for tests.
+        """
+        self._clock = clock
+        self._known: dict[Path, _Listing] = {}
         self._ended: set[tuple[Path, Manager]] = set()
 
     def of(self, sweep: Sweep, packing: Packing) -> Board:
@@ -58,14 +81,16 @@ class Boards:
         Raises:
             UnavailableError: it cannot be read now.
         """
-        folder = sweep.path / claims.CLAIMS
+        folder, now = sweep.path / claims.CLAIMS, self._clock()
         changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
-        known_before = self._known.get(sweep.path)
-        reads = Claims(sweep.path, packing.retries)
-        logs = known_before[1].logs if known_before and known_before[0] == changed else reads.logs()
-        board = Board(logs, frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing)))
-        self._known[sweep.path] = changed, board
-        return board
+        reads, listing = Claims(sweep.path, packing.retries), self._known.get(sweep.path)
+        if listing is None or listing.changed != changed:
+            listing = _Listing(reads.logs(), changed, now, now)
+        elif listing.listed - listing.seen < SETTLED:
+            listing = _Listing(reads.logs(), changed, listing.seen, now)
+        self._known[sweep.path] = listing
+        alive = frozenset(each for each in reads.managers() if self._alive(sweep, reads, each, packing))
+        return Board(listing.logs, alive)
 
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
         """Whether a slot manager shows signs of life, by this machine's clock."""

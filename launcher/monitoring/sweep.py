@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,22 @@ def _of_record(run: Run, live: SweepMonitor) -> RunStatus | None:
         return status_of(run, live) if run.attempts() else None
     except DAMAGE:
         return None
+
+
+def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
+    """The pilots of a packed sweep that are not over, in order.
+
+    Raises:
+        RunError: a pilot's record cannot be read.
+    """
+    found: list[RunStatus] = []
+    for number in count():
+        run = sweep.pilot(number)
+        if not run.recorded():
+            break
+        if not (seen := status_of(run, live)).state.over:
+            found.append(seen)
+    return found
 
 
 def not_begun(run: Run) -> str | None:

@@ -180,6 +180,8 @@ def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependen
     done = sum(found.get(each.value, 0) for each in (RunState.DONE, RunState.PRUNED)) == len(points)
     state = points[0].state if sweep.path != path else "done" if done else sweep_live.summary(found)
     plans = [(each.seen.plan, each.seen.history.job_id) for each in points if each.live and each.seen]
+    if sweep.manifest().packing is not None and not all(each.over for each in points):
+        plans = [(each.plan, each.history.job_id) for each in sweep_live.live_pilots(sweep, live)]
     held = [(plan, job) for plan, job in plans if plan.queued and job]
     schedulers = {plan.cluster.scheduler for plan, _ in held}
     whole = sweep.path == path

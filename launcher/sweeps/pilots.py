@@ -17,10 +17,10 @@ from typing import Any
 from launcher.config.schema import Config, LaunchMode
 from launcher.environment import snapshot
 from launcher.errors import ConfigError
-from launcher.monitoring.live import JobMonitor, RunStatus, cancelled, read_history, status_of
+from launcher.monitoring.live import JobMonitor, cancelled, read_history, status_of
 from launcher.monitoring.packed import cancel_point
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import SweepMonitor, point_statuses
+from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Kind
@@ -203,18 +203,6 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
             folder.add(point, log.next, Kind.AGAIN, None)
 
 
-def live(sweep: Sweep, monitor: JobMonitor) -> list[tuple[int, RunStatus]]:
-    """The pilots that are not over, by their numbers; those of a larger number of pilots than now as well."""
-    found: list[tuple[int, RunStatus]] = []
-    for number in count():
-        run = sweep.pilot(number)
-        if not run.recorded():
-            return found
-        if not (seen := status_of(run, monitor)).state.over:
-            found.append((number, seen))
-    raise AssertionError("a sweep has finitely many pilots")
-
-
 def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, kill: bool = False) -> dict[int, str]:
     """Ends points of a packed sweep; the submitter's lock is held.
 
@@ -239,7 +227,7 @@ def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, ki
             each.point.run.journal(cancelled(), sync=False)
             cancel_point(each.point.run)
     if points is None:
-        for _, pilot in live(sweep, monitor):
+        for pilot in live_pilots(sweep, monitor):
             monitor.cancel(pilot.run, kill=kill)
     return {each.point.index: each.state for each in seen}
 
@@ -262,7 +250,7 @@ def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str],
     manifest, monitor = sweep.manifest(), JobMonitor()
     packing = dataclasses.replace(packing, pilots=most)
     sweep.write(dataclasses.replace(manifest, packing=packing))
-    for _, seen in live(sweep, monitor)[most:]:
+    for seen in live_pilots(sweep, monitor)[most:]:
         if seen.state is RunState.QUEUED:
             monitor.cancel(seen.run)
         else:

@@ -263,3 +263,17 @@ def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: L
     told = json.loads(launcher("sweep", "status", points.sweep.id, "--json").stdout)
     assert told["counts"] == {"cancelled": 4}
     assert launcher("wait", points.sweep.pilot(0).id, "-q").returncode != 0
+
+
+@EACH
+def test_a_run_waits_for_a_sweep_in_pilots(launcher: Launcher) -> None:
+    points, _ = sweep(
+        launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(3)", "sweep.slots=1", PAUSE="0.5"
+    )
+    done = launcher.submit(*TINY, FINE, f"after={points.sweep.id}", "run_id=next", "wait=false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert launcher("wait", "next", "-q", timeout=240).returncode == 0
+    assert points.states() == ["done"] * 3
+    ends = [json.loads((points.run(index).path / "executed").read_text())[1] for index in range(3)]
+    (attempt,) = Run(launcher.runs_dir / "next").attempts()
+    assert next(event["time"] for event in attempt.events() if event["event"] == "met") >= max(ends)
