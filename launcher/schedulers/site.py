@@ -6,15 +6,26 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from launcher.config.schema import Cluster
+from launcher.errors import ConfigError, near
 from launcher.findings import Finding
 from launcher.schedulers.queries import QueryError
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # by YAML
 T = TypeVar("T")
+
+
+class Named(Protocol):
+    """Something with a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+P = TypeVar("P", bound=Named)
 
 
 class Site(ABC):
@@ -62,6 +73,23 @@ class ErrorCollector:
         except (QueryError, ValueError) as error:
             self.problems.append(f"{what}: {' '.join(str(error).split())[:200]}")
             return otherwise
+
+
+def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
+    """Returns the partition or queue that the user has named; None: he has named none. Pure.
+
+    Args:
+        pools: all of the site.
+        name: what the user has given.
+        option: the scheduler's word for it, which is the option of `site init`.
+
+    Raises:
+        ConfigError: it does not exist.
+    """
+    known = {each.name: each for each in pools}
+    if name is not None and name not in known:
+        raise ConfigError(f"--{option}={name}: there is no such {option}.{near(name, known)} Known: {', '.join(known)}")
+    return None if name is None else known[name]
 
 
 def plain_name(name: str) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from launcher import redaction
-from launcher.environment import secrets
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import element_id
+from launcher.schedulers import environment_file
 from launcher.schedulers.executor import RunExecutor
-from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.pbs import commands
 from launcher.schedulers.pbs.submitit_executor import PBSJob
 from launcher.schedulers.pbs.task import exports
@@ -30,15 +27,9 @@ class PBSRunExecutor(RunExecutor):
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
             # qsub -v damages some values, and makes all of them public.
-            environment = job_environment(os.environ, self.plan).environment
-            hidden = redaction.secrets_in(environment, self.plan.env.secrets)
-            public = secrets.without(environment, self.plan.env.secrets)
-            run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
-            elements = [str(each.path) for each in self._handed or [run]]
-            secrets.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secrets.folder()))
+            own = environment_file.write(run, self._handed or [run], self.plan, exports)
             options = commands.dependency(self._blocking_jobs())
             self._submitting()
-            own = secrets.without(os.environ, self.plan.env.secrets)  # a site's qsub may have -V
             job = self._pbs.submit(str(script), own, "-f", *options)
             # PBS deletes a job at once if it depends on a job that PBS no longer knows.
             if options and not self._pbs.holds(job) and not self._blocking_jobs():

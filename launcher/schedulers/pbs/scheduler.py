@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
@@ -103,11 +102,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         # Lazily: 5 ms, and only a job that submits another one needs it
-        from launcher.environment import secrets
+        from launcher.schedulers import environment_file
         from launcher.schedulers.pbs import pbsdsh
 
-        if not run.has("environment.sh"):  # an element of an array goes on alone
-            shutil.copy(run.path.parent / "environment.sh", run.path)
-        if qsub := pbsdsh.find("qsub"):
-            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
-        return secrets.without(os.environ, plan.env.secrets)  # a site's qsub may have -V
+        return environment_file.within_job(plan, run, pbsdsh.find("qsub"))

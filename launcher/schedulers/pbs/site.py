@@ -9,7 +9,6 @@ from typing import Any
 
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
-from launcher.errors import ConfigError, near
 from launcher.findings import Finding, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.pbs import doctor
@@ -17,7 +16,7 @@ from launcher.schedulers.pbs.commands import PBS, section
 from launcher.schedulers.pbs.facts import Facts, Node
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
-from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
+from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
 
 
 @dataclass(frozen=True)
@@ -103,18 +102,13 @@ def survey(pbs: PBS, version: str) -> PBSSite:
 
 
 def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | None, str]:
-    """The queue of a profile, and why.
+    """Chooses the queue of a profile, and returns it with the reason.
 
     Raises:
-        ConfigError: the wanted one is not there.
+        ConfigError: the wanted queue does not exist.
     """
-    known = {each.name: each for each in queues}
-    if wanted is not None:
-        if wanted not in known:
-            raise ConfigError(
-                f"--queue={wanted}: there is no such queue.{near(wanted, known)} Known: {', '.join(known)}"
-            )
-        return known[wanted], "as you asked for"
+    if (own := requested(queues, wanted, "queue")) is not None:
+        return own, "as you asked for"
     default = next((each for each in queues if each.default), None)
     if default is not None:
         return default, "qstat -Q: the default queue"

@@ -99,13 +99,9 @@ class SGEScheduler(Queue, HoldsAllocations, Requeues, SGEDiagnosis):
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.environment import secrets
+        from launcher.schedulers import environment_file
 
-        if not run.has("environment.sh"):  # an element of an array goes on alone
-            shutil.copy(run.path.parent / "environment.sh", run.path)
-        if qsub := find("qsub"):
-            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
-        return secrets.without(os.environ, plan.env.secrets)  # a site's sge_request may have -V
+        return environment_file.within_job(plan, run, find("qsub"))
 
     def can_be_waited_for(self, job_id: str) -> bool:
         return "_" not in job_id  # else it would be its whole array (-hold_jid)

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.config.schema import Cluster
-from launcher.errors import ConfigError, near
 from launcher.findings import Finding, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.sge import doctor
 from launcher.schedulers.sge.commands import SGE
 from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, Host, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.settings import GpuDirective
-from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
+from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
 
 
 @dataclass(frozen=True)
@@ -136,17 +135,12 @@ def survey(sge: SGE, version: str) -> SGESite:
 
 
 def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[ClusterQueue | None, str]:
-    """The queue of a profile, and why.
+    """Chooses the queue of a profile, and returns it with the reason.
 
     Raises:
-        ConfigError: the wanted one is not there.
+        ConfigError: the wanted queue does not exist.
     """
-    known = {each.name: each for each in queues}
-    if wanted is not None:
-        if wanted not in known:
-            raise ConfigError(
-                f"--queue={wanted}: there is no such queue.{near(wanted, known)} Known: {', '.join(known)}"
-            )
-        return known[wanted], "as you asked for"
+    if (own := requested(queues, wanted, "queue")) is not None:
+        return own, "as you asked for"
     open_ones = [each for each in queues if not each.restricted]
     return (open_ones[0], "qconf -sq: the only one for anybody") if len(open_ones) == 1 else (None, "")

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
-from launcher.errors import ConfigError, near
+from launcher.errors import near
 from launcher.findings import Finding, ok, problem
 from launcher.formatting import format_time, plural
-from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
+from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
 from launcher.schedulers.slurm import doctor
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.facts import (
@@ -158,13 +158,8 @@ def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tup
     Raises:
         ConfigError: the wanted partition does not exist.
     """
-    known = {each.name: each for each in partitions}
-    if wanted is not None:
-        if wanted not in known:
-            raise ConfigError(
-                f"--partition={wanted}: there is no such partition.{near(wanted, known)} Known: {', '.join(known)}"
-            )
-        return known[wanted], "as you asked for"
+    if (own := requested(partitions, wanted, "partition")) is not None:
+        return own, "as you asked for"
     default = next((each for each in partitions if each.default), None)
     with_gpus = [each for each in partitions if _gpus(each)]
     if default is not None and (_gpus(default) or not with_gpus):
