@@ -96,6 +96,11 @@ class Search:
         names = objectives(sweep.objective)
         if not names:
             raise ConfigError("the sweeper needs a value of each point: name a metric, sweep.objective=accuracy")
+        if sweep.search is not None:
+            raise ConfigError(
+                f"sweep.search={sweep.search.value} and a sweeper that searches (hydra/sweeper) exclude each other: "
+                "leave one of them out"
+            )
         if config.wait is False or config.dry_run:
             raise ConfigError("the sweeper waits for the value of each point: leave wait=false and dry_run out")
         if self.directions and len(self.directions) != len(names):

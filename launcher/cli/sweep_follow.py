@@ -45,7 +45,7 @@ def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foregroun
         foreground: whether the sweep belongs to this terminal. If so, Ctrl-C cancels it; else Ctrl-C ends this command.
 
     Returns:
-        0 if all are done, 75 if the others can be resumed, 130 if it was interrupted, else 1.
+        0 if all are done or pruned, 75 if the others can be resumed, 130 if it was interrupted, else 1.
     """
 
     def cancel(kill: bool) -> None:
@@ -56,6 +56,10 @@ def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foregroun
         return INTERRUPTED
     seen, interrupted = result
     code = exit_code(seen)
+    record = SearchRecord(sweep.path)
+    if record.exists() and (stopped := record.journal().stopped):
+        print(f"{sweep.id}: the search has ended: {stopped}", file=sys.stderr)
+        code = FAILED
     if on_terminal(sys.stdout):  # elsewhere the last progress line is the same
         print(f"{sweep.id}: {summary(counts(seen))}")
     return INTERRUPTED if interrupted else code

@@ -71,3 +71,13 @@ def test_a_search_chooses_points_while_its_pilots_run_and_prunes_those_that_are_
     spent = launcher.submit("-m", *TINY, *SEARCHED, "sweep.budget.points=10", "wait=false")
     assert spent.returncode == 2
     assert "sweep.budget.points=10 is spent" in spent.stderr
+
+
+def test_an_objective_that_nobody_reports_ends_the_search_with_the_names_that_there_are(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path / "runs", {"STEP_TIME": "0.01"})
+    words = ("workload.entry=tests.chaos.climb:main", "seed=range(40)", "sweep.search=random", "sweep.objective=hight")
+    done = launcher("-m", *TINY, *words, "sweep.budget.points=20", timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "sweep.objective=hight: a point is done and has no such number. Did you mean height?" in done.stderr
+    (sweep,) = all_sweeps(launcher.runs_dir)
+    assert len(sweep.manifest().points) < 20

@@ -14,7 +14,7 @@ from hydra_plugins.launcher_optuna import OptunaSearchSweeper
 from launcher.cli.multirun import CommandLine, Multirun
 from launcher.cli.search import PointFailed, Search, objectives, values_of
 from launcher.config.schema import BestIs, Config, Sweep
-from launcher.config.search_space import overrides
+from launcher.config.search_space import Method, overrides
 from launcher.config.space_overrides import space_of
 from launcher.errors import ConfigError
 from launcher.runs import sweep_directory
@@ -52,6 +52,7 @@ def test_a_sweeper_without_a_direction_changes_nothing() -> None:
     ("given", "directions", "words", "told"),
     [
         (config(objective=None), ("maximize",), [], "sweep.objective=accuracy"),
+        (config(search=Method.asha), ("maximize",), [], "exclude each other"),
         (config(objective=["a", "b"]), ("maximize",), [], r"direction=\[maximize,maximize\]"),
         (config(), ("minimize", "minimize"), [], "1 and hydra.sweeper.direction 2"),
         (config(best_is=BestIs.max), ("minimize",), ["sweep.best_is=max"], "contradict each other"),
