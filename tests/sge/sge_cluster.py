@@ -296,14 +296,21 @@ class SgeCluster:
         for folder in folders.values():
             folder.mkdir(parents=True)
         tmpdir = ",".join(["/tmp", *(f"[{name}={folder}]" for name, folder in folders.items())])
+        order = ",".join(["0", *(f"[{name}={number}]" for number, name in enumerate(NODES))])  # jobs begin on the first
         queue = self.run("qconf", "-sq")
-        for key, value in {"qname": "all.q", "hostlist": "@allhosts", "tmpdir": tmpdir, **QUEUE}.items():
+        for key, value in {
+            "qname": "all.q",
+            "hostlist": "@allhosts",
+            "tmpdir": tmpdir,
+            "seq_no": order,
+            **QUEUE,
+        }.items():
             queue = re.sub(rf"(?m)^{key}\s.*(\n\s+.*)*$", f"{key} {value}", queue)
         self.set_gpus(2)
         self.load("-Aq", queue)
         schedule = self.run("qconf", "-ssconf")
         for key, value in {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1",
-                           "schedd_job_info": "true"}.items():  # fmt: skip
+                           "schedd_job_info": "true", "queue_sort_method": "seqno"}.items():  # fmt: skip
             schedule = re.sub(rf"(?m)^{key}\s.*$", f"{key} {value}", schedule)
         self.load("-Msconf", schedule)
 

@@ -59,11 +59,13 @@ def test_a_run_that_is_out_of_time_is_requeued_on_one_node_and_resubmitted_on_se
 ) -> None:
     """A job of several nodes would wait for ever: see SGEScheduler.requeue."""
     size = TWO_NODES if nodes == 2 else ("nodes=1",)
-    result = launcher.run(*STEPS, *size, "time=1m", "resume.lead=50s", STEPS="40", STEP_TIME="0.3")
-    assert result.code == 0, result.output
-    assert len(result.run.attempts()) > 1
-    assert len(jobs_of(result.run)) == (1 if nodes == 1 else len(result.run.attempts()))
-    assert not list(result.run.path.glob(".again-*"))
+    launcher.submit(*STEPS, *size, "time=1m", "resume.lead=35s", STEPS="100", STEP_TIME="0.3")
+    done = launcher("wait", "latest", "-q", timeout=280)
+    assert done.returncode == 0, launcher.printed()
+    run = launcher.last()
+    assert len(run.attempts()) > 1
+    assert len(jobs_of(run)) == (1 if nodes == 1 else len(run.attempts()))
+    assert not list(run.path.glob(".again-*"))
 
 
 @pytest.mark.parametrize(

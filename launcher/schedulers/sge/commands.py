@@ -1,6 +1,6 @@
-"""Questions to a live Grid Engine: one command each, bounded in time.
+"""Queries and commands of a live Grid Engine: one process each, with a timeout.
 
-An element of an array is `17_0` here, as in the other schedulers' arrays; Grid Engine counts its tasks from 1.
+An element of an array is `17_0` here, as for the other schedulers; Grid Engine counts its tasks from 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.command import OutputTooLong, query, run_submission
@@ -22,18 +21,19 @@ from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from launcher.spec.plan import JobPlan
 
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job's context that it is found by
-# Words of the commands when the qmaster was not reached,
+# Messages of the commands when the qmaster was not reached,
 _UNREACHED = r"unable to contact qmaster|can't (get|read) (the )?qmaster|cannot reach qmaster|error: commlib error"
 UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROOT is not set", re.IGNORECASE)
 # and when that is so or its answer was lost.
 NO_ANSWER = re.compile(rf"{UNREACHED.pattern}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
 SUBMITTED = re.compile(r'^Your job(?:-array)? (\d+)(?:\.\S+)? \("', re.MULTILINE)
-NEWEST = 100  # jobs of one name that are looked through for a token
-FEW = 3  # jobs that are over and are asked for one by one
-# What `failed` of an accounting record says of a job that its limits ended (sge_status(5)).
+FEW = 3  # jobs that are over and are queried one by one
+# Codes in the field `failed` of an accounting record (sge_status(5)): a limit ended the job; it was rescheduled.
 LIMIT, RESCHEDULED = "37", "25"
 
 
@@ -48,7 +48,7 @@ class SGE:
     timeout: float = 60
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
-        """Standard output of a command.
+        """Runs a command, and returns its standard output.
 
         Raises:
             QueryError: it is not there, fails, or takes too long.
@@ -56,19 +56,22 @@ class SGE:
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """This user's jobs that are not over, and the elements of their arrays, by id."""
+        """Returns the jobs of this user that are not over, and the elements of their arrays, by id."""
         return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
 
     def key(self, job_id: str) -> str:
-        """What `jobs` calls the job: its id."""
+        """Returns the key of a job in `jobs`: its id."""
         return job_id
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """What accounting remembers of a job; None: nothing, or the site keeps none that can be read here."""
+        """Returns the accounting record of a job; None: there is none, or accounting cannot be read here."""
         return self.ended_family(array_of(job_id)).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """What accounting remembers of these jobs: a question for each, for qacct reads its whole file for any."""
+        """Returns the accounting records of these jobs: a query for each of a few, else one for all of the user.
+
+        qacct reads its whole file for any query.
+        """
         if len({array_of(each) for each in job_ids}) > FEW:
             found = self._accounting("-o", getpass.getuser(), "-j")
             return {job_id: found[job_id] for job_id in job_ids if job_id in found}
@@ -78,11 +81,11 @@ class SGE:
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     def family(self, job_id: str) -> str:
-        """The array of an element, of which one question tells all."""
+        """Returns the array of an element: one query returns all of its records."""
         return array_of(job_id)
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """What accounting remembers of a job, or of all elements of an array."""
+        """Returns the accounting records of a job, or of all elements of an array."""
         return self._accounting("-j", family)
 
     def _accounting(self, *arguments: str) -> dict[str, SchedulerJob]:
@@ -94,21 +97,24 @@ class SGE:
             return {}
 
     def accounting(self, *arguments: str) -> str:
-        """What qacct prints.
+        """Returns the output of qacct.
 
         Raises:
             QueryError: it finds nothing, or there is no accounting.
         """
         return self.run("qacct", *arguments)
 
-    def details(self, job: str) -> ElementTree.Element | None:
-        """All that Grid Engine tells of a job that is not over, or of all jobs of a name; None: there is none."""
+    def details(self, job: str) -> Element | None:
+        """Returns all attributes of a job that is not over, or of all jobs of a name; None: there is no such job."""
         answer = self.run("qstat", "-xml", "-j", job, good=(0, 1))
         root = parsed(answer)
         return None if root.tag == "unknown_jobs" or root.find(".//JB_job_number") is None else root
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Where jobs and arrays with these numbers come from; one command. Their output is beside their scripts."""
+        """Returns token and output file of jobs and arrays with these numbers, by number; one command.
+
+        The output is in the folder of the script.
+        """
         root = self.details(",".join(numbers)) if numbers else None
         found = {}
         for job in () if root is None else jobs_of(root):
@@ -118,10 +124,10 @@ class SGE:
         return found
 
     def find(self, token: str, name: str) -> str | None:
-        """The id of this user's job of this name that carries the token and is not over.
+        """Returns the id of the job with this name and token that is not over; None: there is none.
 
         Raises:
-            QueryError: Grid Engine did not answer, so nobody can tell.
+            QueryError: Grid Engine did not answer.
         """
         root = self.details(name)
         jobs = [] if root is None else jobs_of(root)
@@ -129,12 +135,12 @@ class SGE:
         return numbers[-1] if numbers else None
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
-        """Hands a script to qsub and returns the id of its job.
+        """Submits a script with qsub, and returns the id of its job.
 
         | qsub prints | exits | there is |
         |---|---|---|
         | `Your job 7 ("name") has been submitted` | 0, or 1 with a warning before it | a job |
-        | words by which the qmaster was not reached, or its answer was lost | any | perhaps one |
+        | a message that the qmaster was not reached, or its answer was lost | any | perhaps one |
         | anything else | any | none |
 
         Args:
@@ -143,8 +149,8 @@ class SGE:
             arguments: more of them.
 
         Raises:
-            Refused: Grid Engine's own words, and where to look.
-            NoAnswer: nobody heard whether it took the job.
+            Refused: Grid Engine refused the job; with its message, and where to look.
+            NoAnswer: it is unknown whether Grid Engine accepted the job.
         """
         command = ["qsub", *command_line(Path(script).read_text()), *arguments, script]
         try:
@@ -168,11 +174,11 @@ class SGE:
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """The same for a job with this token that starts when all these have ended, however they did."""
+        """Submits a job with this token that starts when all these have ended, with any outcome."""
         return self.submit(script, environment, "-ac", f"{TOKEN}={token}", *dependency(jobs))
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Has a job that has not begun wait for these, instead of those that it waited for.
+        """Replaces the dependencies of a job that has not started.
 
         Raises:
             QueryError: Grid Engine does not answer, or refuses.
@@ -180,11 +186,11 @@ class SGE:
         self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
 
     def cancel(self, job_id: str) -> None:
-        """Asks Grid Engine to end a job; one that has ended already is no error.
+        """Cancels a job; it is no error if the job has ended already.
 
         Raises:
-            AnswerLost: it may have been asked.
-            QueryError: it was not, or refuses.
+            AnswerLost: it is unknown whether the job was cancelled.
+            QueryError: Grid Engine was not reached, or refuses.
         """
         number, _, element = job_id.partition("_")
         words = ["qdel", number, *(["-t", str(int(element) + 1)] if element else [])]
@@ -200,7 +206,7 @@ class SGE:
             raise QueryError(f"qdel failed (exit {done.returncode}): {' '.join(said.split()) or 'no message'}")
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets how many elements of an array may run at once.
+        """Sets the maximum number of elements of an array that run at once.
 
         Raises:
             QueryError: Grid Engine does not answer, or refuses.
@@ -208,7 +214,7 @@ class SGE:
         self.run("qalter", "-tc", str(most), array_of(job_id))
 
     def max_array_size(self, plan: JobPlan | None = None) -> int | None:
-        """Most elements of one array (max_aj_tasks of the site's configuration; 0: no limit)."""
+        """Returns the maximum size of an array (max_aj_tasks of the configuration); None: there is no limit (0)."""
         match = re.search(r"^max_aj_tasks\s+(\d+)", self.run("qconf", "-sconf"), re.MULTILINE)
         return (int(match[1]) or None) if match else None
 
@@ -235,35 +241,35 @@ def command_line(script: str) -> list[str]:
 
 
 def array_of(job_id: str) -> str:
-    """The id of the array that an element belongs to; a plain job's own. Pure."""
+    """Returns the id of the array of an element, or the id itself for a plain job. Pure."""
     return job_id.partition("_")[0]
 
 
 def sge_id(job_id: str) -> str:
-    """The id in Grid Engine's words: `17.1` for the first element of an array, 17_0. Pure."""
+    """Returns the id as Grid Engine prints it: `17.1` for the first element of an array, 17_0. Pure."""
     number, _, element = job_id.partition("_")
     return f"{number}.{int(element) + 1}" if element else number
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Arguments of qsub for a job that starts when all these have ended, however they did. Pure.
+    """Returns the options of qsub for a job that starts when all these have ended, with any outcome. Pure.
 
-    An element cannot be waited for alone: then it is its whole array. Jobs that are over already hold nobody.
+    A job cannot depend on an element alone, so the dependency is on its array. Jobs that are over block nothing.
     """
     return ["-hold_jid", ",".join(dict.fromkeys(map(array_of, jobs)))] if jobs else []
 
 
-# -- answers
+# -- output of the commands
 
 
 def state_of(letters: str) -> JobState:
-    """A job's state by the letters that qstat shows (qstat(1)). Pure.
+    """Returns the state of a job from the letters that qstat prints (qstat(1)). Pure.
 
     | letters | the job |
     |---|---|
-    | E in qw: an error while it was started | waits, until somebody clears that |
+    | E in qw: an error while it was started | waits until the error is cleared (qmod -cj) |
     | z | is over |
-    | s, S, T, N, P: it is suspended, by whatever | suspended |
+    | s, S, T, N, P: it is suspended | suspended |
     | r, t, d of a running one | runs |
     | q, w, h, R of a waiting one | waits |
     | anything else | unknown |
@@ -280,7 +286,7 @@ def state_of(letters: str) -> JobState:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """The output of `qstat -xml -g d`: a `job_list` for each job and each element of an array. Pure.
+    """Parses the output of `qstat -xml -g d`: a `job_list` for each job and each element of an array. Pure.
 
     Raises:
         QueryError: it cannot be read.
@@ -295,7 +301,7 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def _tasks(text: str | None) -> Iterator[int | None]:
-    """The numbers in `3`, `3,4` or `1-7:2`; None alone for a plain job."""
+    """Yields the numbers in `3`, `3,4` or `1-7:2`; None for a plain job."""
     if not text:
         yield None
         return
@@ -306,7 +312,7 @@ def _tasks(text: str | None) -> Iterator[int | None]:
 
 
 def records(text: str) -> dict[str, list[dict[str, str]]]:
-    """What `qacct -j` prints: all records of each job, oldest first, by the job's id. Pure."""
+    """Parses the output of `qacct -j`: all records of each job, oldest first, by the id of the job. Pure."""
     found: dict[str, list[dict[str, str]]] = {}
     for block in re.split(r"^=+$", text, flags=re.MULTILINE):
         pairs = (line.split(None, 1) for line in block.splitlines())
@@ -318,11 +324,11 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
 
 
 def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
-    """How a job ended, by the last of its records; the words are Slurm's, which submitit knows. Pure.
+    """Returns the outcome of a job from the last of its records, as a state of Slurm, which submitit knows. Pure.
 
     | failed | exit_status | the job |
     |---|---|---|
-    | 25 (it was rescheduled) | any | gone: it went on, or was deleted before that |
+    | 25 (it was rescheduled) | any | gone: it was started again, or deleted before that |
     | 37 (h_rt and other limits) | any | failed: out of time |
     | 0 | 0 | done |
     | 100 (it died by a signal), with who deleted it (`deleted_by`) | any | cancelled |
@@ -344,7 +350,11 @@ def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
     return SchedulerJob(job_id, JobState.FAILED, "FAILED", why or f"exit status {' '.join(status)}")
 
 
-def parsed(text: str) -> ElementTree.Element:
+def parsed(text: str) -> Element:
+    """Parses the XML output of a command. Raises QueryError if that is not possible."""
+    # Lazily: 2 ms, and submissions need none of it
+    from xml.etree import ElementTree
+
     # Names of `unknown_jobs` may begin with a digit or be empty in what qstat prints, which no parser takes.
     if "<unknown_jobs" in text:
         return ElementTree.Element("unknown_jobs")
@@ -354,13 +364,13 @@ def parsed(text: str) -> ElementTree.Element:
         raise QueryError(f"qstat's answer could not be read: {error}") from None
 
 
-def jobs_of(root: ElementTree.Element) -> list[ElementTree.Element]:
-    """The jobs in the answer to `qstat -j`."""
+def jobs_of(root: Element) -> list[Element]:
+    """Returns the jobs in the output of `qstat -j`."""
     return [each for each in root.iterfind("djob_info/*") if each.find("JB_job_number") is not None]
 
 
-def _token(job: ElementTree.Element) -> str:
-    """The launcher's token in a job's context."""
+def _token(job: Element) -> str:
+    """Returns the token in the context of a job; empty: it has none."""
     for each in job.iterfind("JB_context/*"):
         if each.findtext("VA_variable") == TOKEN:
             return each.findtext("VA_value", "")

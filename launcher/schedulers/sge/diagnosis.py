@@ -1,4 +1,4 @@
-"""What Grid Engine can tell of its jobs and of its site. Its parts are loaded when they are asked."""
+"""Diagnosis on Grid Engine: pending reasons, job history, checks and facts of the site."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SGEDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
         return history(SGE(timeout), job_id)
 
     def memory(self, plan: JobPlan) -> int | None:
-        return plan.mem  # accounting tells of the first node
+        return plan.mem  # accounting has the first node
 
     def found(self) -> str:
         qsub = detect()

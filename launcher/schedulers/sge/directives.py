@@ -1,4 +1,4 @@
-"""From a plan to #$ lines. Pure; options are those of qsub(1) of Son of Grid Engine 8.1.9."""
+"""Converts a plan into the #$ lines of a job script. Pure; options are those of qsub(1) of Son of Grid Engine 8.1.9."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE = re.compile(r"""[^\s,'"\\$]+""")
 WORD = re.compile(r"""[^\s'"\\]+""")
 PARALLEL = re.compile(r"[A-Za-z_][\w.*-]*")
 
-# Options that make the job what it is, and what to do instead of setting them behind our back.
+# Options that the launcher sets, and what to use instead.
 TAKEN = {
     "N": "use name",
     "t": "the array is the launcher's",
@@ -46,16 +46,16 @@ TAKEN = {
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """The options of a run as they stand behind #$.
+    """Returns the options of a run, as they stand after #$.
 
     Args:
         plan: the run.
-        token: what the job is found by later.
+        token: by which the job is found later.
         array: indices and throttle of an array (`0-14%4`).
-        folder: where what it prints goes; None: the run's directory.
+        folder: of the job's output; None: the directory of the run.
 
     Raises:
-        ConfigError: a value is none for Grid Engine, or would be more than one; or an extra option collides with ours.
+        ConfigError: a value cannot be written in a #$ line, or an extra option collides with ours.
     """
     return [_line(name, *values) for name, values in options(plan, token, array, folder)]
 
@@ -63,7 +63,7 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
 def options(
     plan: JobPlan, token: str, array: str | None = None, folder: str | None = None
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Options in the order of the script, each with its values; see `lines`."""
+    """Returns the options in the order of the script, each with its values; see `lines`."""
     if not NAME.fullmatch(plan.name):
         raise ConfigError(
             f"name={plan.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
@@ -105,12 +105,12 @@ def options(
 
 
 def slots_per_node(plan: JobPlan) -> int:
-    """Slots that each node of the run is to have."""
+    """Returns the slots of the run on each node."""
     return settings_of(plan, SGESettings).slots or 1
 
 
 def _environment(plan: JobPlan) -> tuple[str, str] | None:
-    """The parallel environment and the slots of a run; None: one slot, without any."""
+    """Returns the parallel environment and the slots of a run; None: it needs no parallel environment."""
     settings = settings_of(plan, SGESettings)
     name = settings.parallel_environment
     if settings.node_resource is not None:
@@ -134,11 +134,11 @@ def _environment(plan: JobPlan) -> tuple[str, str] | None:
 
 
 def resources(plan: JobPlan) -> dict[str, Any]:
-    """The resources of a run, by name. Amounts count for each slot.
+    """Returns the resources of a run by name. Amounts count for each slot.
 
     Raises:
-        ConfigError: what a node is to have is not a whole number of times as much as a slot, or no resource is named
-            that stands for it.
+        ConfigError: an amount cannot be divided among the slots of a node, or the profile does not name the
+            resource for it.
     """
     settings, slots = settings_of(plan, SGESettings), slots_per_node(plan)
     found: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def resources(plan: JobPlan) -> dict[str, Any]:
 
 
 def asked_for(plan: JobPlan) -> list[str]:
-    """The names of all resources that a run asks for."""
+    """Returns the names of all resources that a run requests."""
     return ["h_rt", *resources(plan)]
 
 
@@ -186,7 +186,7 @@ def _resource(name: str, value: Any) -> str:
 def _with_extra(
     ours: Sequence[tuple[str, tuple[str, ...]]], directives: Mapping[str, Any]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """With the extra options of the profile, which replace ours of their name; `l` is added."""
+    """Adds the extra options of the profile, which replace ours of the same name; `l` is added to ours."""
     extra: list[tuple[str, tuple[str, ...]]] = []
     for name, value in directives.items():
         if name in TAKEN:
@@ -200,7 +200,7 @@ def _with_extra(
 
 
 def _line(name: str, *values: str) -> str:
-    """An option as qsub reads it in a line of the script.
+    """Returns an option as qsub reads it in a line of the script.
 
     Raises:
         ConfigError: a value cannot be written there.
@@ -212,7 +212,7 @@ def _line(name: str, *values: str) -> str:
 
 
 def names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Extra options of a profile by their names (`m`, `ar`); some may be given several times.
+    """Validates the extra options of a profile, which are named `m` or `ar`; some may be given several times.
 
     Raises:
         ConfigError: one cannot be an option, or its value is neither text nor a number.

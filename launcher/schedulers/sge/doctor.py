@@ -17,7 +17,7 @@ from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 
 
 def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
-    """All of a Grid Engine that a profile is for, command by command."""
+    """Checks the live Grid Engine of a profile, command by command."""
     answer = timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
     yield from reachable("Grid Engine", version, answer, "SGE_ROOT, SGE_CELL")
     if answer.error:
@@ -35,15 +35,15 @@ def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
     yield from resources(cluster, complexes)
     try:
         sge.accounting("-j", "1")
-        yield ok("history", "qacct tells what became of jobs that are over")
+        yield ok("history", "qacct has records of jobs that are over")
     except QueryError as error:
         known = "not found" in str(error)
-        told = "qacct answers" if known else "no accounting can be read here, which the launcher does without"
-        yield ok("history", told)
+        text = "qacct answers" if known else "no accounting can be read here, which the launcher does without"
+        yield ok("history", text)
 
 
 def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
-    """Each queue with its limits; those of the profile are marked. Pure."""
+    """Returns a line for each queue, with its limits; the queues of the profile are marked. Pure."""
     wanted = set(own.split(",")) if own else set()
     rows = []
     for each in queues:
@@ -60,13 +60,13 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
-    """A profile against the queues that it uses. Pure."""
+    """Compares a profile with the queues that it uses. Pure."""
     known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
     own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
     for name in own:
         if name not in known and not set(name) & set("*?["):
-            told = f"cluster.queue={settings.queue}: there is no such queue.{near(name, known)}"
-            yield problem("profile", told, f"set cluster.queue to one of {', '.join(known)}")
+            text = f"cluster.queue={settings.queue}: there is no such queue.{near(name, known)}"
+            yield problem("profile", text, f"set cluster.queue to one of {', '.join(known)}")
             return
     mine = [known[name] for name in own if name in known] or list(queues)
     times = [each.time for each in mine]
@@ -76,21 +76,21 @@ def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Findi
 
 
 def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
-    """A profile's parallel environment against those that there are. Pure."""
+    """Compares the parallel environment of a profile with those of the site. Pure."""
     settings = own_settings(cluster, SGESettings)
     usable = [each for each in environments if each.per_host and each.starts_tasks]
     own = next((each for each in environments if each.name == settings.parallel_environment), None)
     if settings.parallel_environment and own is None:
         known = [each.name for each in environments]
-        told = f"cluster.parallel_environment={settings.parallel_environment}: there is none of that name."
-        yield problem("profile", told + near(settings.parallel_environment, known), f"there are {', '.join(known)}")
+        text = f"cluster.parallel_environment={settings.parallel_environment}: there is none of that name."
+        yield problem("profile", text + near(settings.parallel_environment, known), f"there are {', '.join(known)}")
     elif own is not None and own not in usable and own.rule != "$pe_slots":
-        told = f"parallel environment {own.name} has allocation_rule {own.rule}, control_slaves {own.starts_tasks}"
-        yield problem("profile", told, instead(usable))
+        text = f"parallel environment {own.name} has allocation_rule {own.rule}, control_slaves {own.starts_tasks}"
+        yield problem("profile", text, instead(usable))
     elif own is not None and own.per_host not in (None, settings.slots or 1):
-        told = f"parallel environment {own.name} gives each node {own.per_host} slots"
-        told += f", and cluster.slots={settings.slots or 1}"
-        yield problem("profile", told, f"set cluster.slots={own.per_host}")
+        text = f"parallel environment {own.name} gives each node {own.per_host} slots"
+        text += f", and cluster.slots={settings.slots or 1}"
+        yield problem("profile", text, f"set cluster.slots={own.per_host}")
     elif own is not None:
         nodes = "one node" if own.per_host is None else "any number of nodes"
         yield ok("profile", f"parallel environment {own.name} (allocation_rule {own.rule}): runs on {nodes}")
@@ -101,7 +101,7 @@ def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -
 
 
 def instead(usable: Sequence[ParallelEnvironment]) -> str:
-    """Which parallel environment to use, or to ask for. Pure."""
+    """Returns which parallel environment to use, or what to ask an administrator for. Pure."""
     if usable:
         each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
         return f"set cluster.parallel_environment to {each}"
@@ -112,22 +112,22 @@ def instead(usable: Sequence[ParallelEnvironment]) -> str:
 
 
 def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
-    """The resources that a profile names against those that there are. Pure."""
+    """Compares the resources that a profile names with those of the site. Pure."""
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     settings = own_settings(cluster, SGESettings)
     named = {"gpu_resource": settings.gpu_resource, "mem_resource": settings.mem_resource}
     for key, name in [*named.items(), *((f"resources.{name}", name) for name in settings.resources)]:
         if name and name not in known:
-            told = f"cluster.{key}: the site has no resource {name}.{near(name, [each.name for each in complexes])}"
-            yield problem("profile", told, "`qconf -sc` lists them")
+            text = f"cluster.{key}: the site has no resource {name}.{near(name, [each.name for each in complexes])}"
+            yield problem("profile", text, "`qconf -sc` lists them")
     unnamed = settings.gpu_directive is GpuDirective.resource and settings.gpu_resource is None
     if unnamed and (found := gpus(complexes)):
-        told = f"cluster.gpu_resource is not set, and the site has {', '.join(found)}"
-        yield warning("GPUs", told, f"set cluster.gpu_resource={found[0]}")
+        text = f"cluster.gpu_resource is not set, and the site has {', '.join(found)}"
+        yield warning("GPUs", text, f"set cluster.gpu_resource={found[0]}")
 
 
 def gpus(complexes: Sequence[Complex]) -> list[str]:
-    """The resources that look like a number of GPUs. Pure."""
+    """Returns the resources that seem to count GPUs. Pure."""
     return [
         each.name
         for each in complexes

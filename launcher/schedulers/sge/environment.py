@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 
-# Where the cell and its qmaster are: of every shell that submits, and of the job that submits the next one.
+# The cell and its qmaster: a job that submits another one needs them, too.
 KEPT = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH", "SGE_ND")
 # What Grid Engine sets anew in each job (submit(1), ENVIRONMENTAL VARIABLES).
 OF_A_JOB = {
@@ -16,8 +16,8 @@ OF_A_JOB = {
 
 
 def sge_environment(environ: Mapping[str, str]) -> Scrubbed:
-    """The environment for a job of Grid Engine, without what Grid Engine sets anew."""
+    """Returns the environment for a new job, without the variables that Grid Engine sets in each job."""
     own = {name for name in environ if name in OF_A_JOB or (name.startswith("SGE_") and name not in KEPT)}
-    # Inside of a job it is that job's number of CPUs, elsewhere the user's wish.
+    # In a job it is the number of CPUs of that job, elsewhere a setting of the user.
     threads = {"OMP_NUM_THREADS"} if "JOB_ID" in environ else set()
     return scrubbed(environ, kept=KEPT, own=own | threads)

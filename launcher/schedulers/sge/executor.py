@@ -16,7 +16,7 @@ from launcher.spec.plan import JobPlan
 
 
 class Watcher(core.InfoWatcher):
-    """The runs' own records are enough for the launcher."""
+    """Does nothing: the state of a run is read from its own records."""
 
     def update(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What Grid Engine tells of its site: one command each, and pure parsers."""
+"""Facts of a site, queried from its Grid Engine: one command each, and pure parsers."""
 
 from __future__ import annotations
 
@@ -94,22 +94,22 @@ class Complex:
 
 @dataclass(frozen=True)
 class Facts:
-    """Asks one Grid Engine; QueryError when it does not answer."""
+    """Queries one Grid Engine. Every method raises QueryError when it does not answer."""
 
     sge: SGE
 
     def environments(self) -> list[ParallelEnvironment]:
-        """All parallel environments: a command for each, and one more."""
+        """Returns all parallel environments: one command for each, and one more."""
         names = self.sge.run("qconf", "-spl", good=(0, 1)).split("\n")
         return [each for name in names if name.strip() and (each := self.environment(name.strip()))]
 
     def environment(self, name: str) -> ParallelEnvironment | None:
-        """The parallel environment; None: there is none of this name."""
+        """Returns the parallel environment of this name; None: there is none."""
         text = self.sge.run("qconf", "-sp", name, good=(0, 1))
         return environment_of(attributes(text)) if "allocation_rule" in text else None
 
     def queues(self) -> list[ClusterQueue]:
-        """All queues: two commands."""
+        """Returns all queues, with two commands."""
         names = self.sge.run("qconf", "-sql", good=(0, 1)).split()
         if not names:
             return []
@@ -117,7 +117,7 @@ class Facts:
         return [queue_of(attributes(block)) for block in re.split(r"(?m)^(?=qname\s)", text) if block.strip()]
 
     def instances(self) -> list[QueueInstance]:
-        """All queues on their hosts."""
+        """Returns all queues on their hosts."""
         return parse_instances(self.sge.run("qstat", "-f", "-xml"))
 
     def hosts(self) -> list[Host]:
@@ -127,20 +127,20 @@ class Facts:
         return parse_complexes(self.sge.run("qconf", "-sc"))
 
     def verified(self, job: str) -> tuple[str, bool]:
-        """What Grid Engine says of a job that waits as if nothing else ran, and whether it could never start."""
+        """Returns the messages about a pending job as if no other job existed, and whether it could never start."""
         said = self.sge.run("qalter", "-w", "v", job, good=(0, 1))
         return said, "no suitable queues" in said
 
 
 def attributes(text: str) -> dict[str, str]:
-    """`name value` of each line; a value goes on in the next line where one ends with a backslash."""
+    """Parses lines `NAME VALUE`; a line that ends with a backslash continues in the next one."""
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     pairs = (line.split(None, 1) for line in lines if line.strip() and not line.startswith("#"))
     return {pair[0]: pair[1].strip() if len(pair) > 1 else "" for pair in pairs}
 
 
 def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
-    """What `qconf -sp` says."""
+    """Converts the attributes of `qconf -sp`."""
     return ParallelEnvironment(
         values.get("pe_name", ""), int(values.get("slots", "0")), values.get("allocation_rule", ""),
         values.get("control_slaves", "").upper() == "TRUE",
@@ -149,7 +149,7 @@ def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
 
 
 def queue_of(values: Mapping[str, str]) -> ClusterQueue:
-    """What `qconf -sq` says; of a value that differs among hosts (`1,[node1=2]`) the one of the others counts."""
+    """Converts the attributes of `qconf -sq`; of `1,[node1=2]`, which differs between hosts, the default."""
     common = {key: value.partition(",[")[0].strip() for key, value in values.items()}
     h_rt = common.get("h_rt", "INFINITY").upper()
     return ClusterQueue(
@@ -160,7 +160,7 @@ def queue_of(values: Mapping[str, str]) -> ClusterQueue:
 
 
 def parse_instances(text: str) -> list[QueueInstance]:
-    """The output of `qstat -f -xml`."""
+    """Parses the output of `qstat -f -xml`."""
     found = []
     for each in parsed(text).iter("Queue-List"):
         queue, _, host = each.findtext("name", "").partition("@")
@@ -170,7 +170,7 @@ def parse_instances(text: str) -> list[QueueInstance]:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The output of `qhost -F -xml`; what is consumed there is what is left of it."""
+    """Parses the output of `qhost -F -xml`, where a consumable has the amount that is left."""
     found = []
     for each in parsed(text).iter("host"):
         if (name := each.get("name", "")) == "global":
@@ -187,7 +187,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_complexes(text: str) -> list[Complex]:
-    """The output of `qconf -sc`."""
+    """Parses the output of `qconf -sc`."""
     rows = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [
         Complex(row[0], row[1], row[2], row[4].upper() in ("YES", "FORCED"), row[5].upper())

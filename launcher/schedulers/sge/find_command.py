@@ -1,4 +1,4 @@
-"""Where Grid Engine's commands are, on a login node and within a job. Pure but for what the file system has."""
+"""Finds the commands of Grid Engine, on a login node and in a job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Mapping
 
 
 def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """A command, also on a node whose PATH has none: in a job the variables of Grid Engine tell where it was
-    submitted from, and where Grid Engine is."""
+    """Returns the path of a command; None: there is none.
+
+    It is looked up on PATH, in the PATH of the submission, and in the folder of Grid Engine, because the PATH of a node
+    may lack it.
+    """
     environ = os.environ if environ is None else environ
     root, arch = environ.get("SGE_ROOT"), environ.get("SGE_ARCH") or environ.get("ARC")
     folders = [environ.get("PATH", ""), environ.get("SGE_O_PATH", "")]

@@ -1,4 +1,4 @@
-"""What accounting remembers of a job: each time that it ran."""
+"""The executions of a job, from its accounting records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.schedulers.sge.commands import LIMIT, RESCHEDULED, SGE, array_of, 
 
 
 def history(sge: SGE, job_id: str) -> list[JobExecution]:
-    """All times that a job ran, oldest first; none where there is no accounting."""
+    """Returns all executions of a job, oldest first; none where there is no accounting."""
     try:
         return of_records(records(sge.accounting("-j", array_of(job_id))).get(job_id, []))
     except QueryError:
@@ -20,18 +20,18 @@ def history(sge: SGE, job_id: str) -> list[JobExecution]:
 
 
 def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
-    """The records of one job. Pure."""
+    """Converts the accounting records of one job. Pure."""
     return [
         JobExecution(
-            word(each), _deleter(each), _moment(each.get("start_time", "")), _moment(each.get("end_time", "")),
-            _size(each.get("maxvmem", "")),
+            state_of_record(each), _deleter(each), _moment(each.get("start_time", "")),
+            _moment(each.get("end_time", "")), _size(each.get("maxvmem", "")),
         )
         for each in times
     ]  # fmt: skip
 
 
-def word(record: Mapping[str, str]) -> str:
-    """How one time ended, in Slurm's words: post-mortem knows them. Pure."""
+def state_of_record(record: Mapping[str, str]) -> str:
+    """Returns the outcome of one execution as a state of Slurm, which post-mortem knows. Pure."""
     failed = record.get("failed", "").split(" ")[0]
     if failed == LIMIT:
         return "TIMEOUT"
@@ -43,7 +43,7 @@ def word(record: Mapping[str, str]) -> str:
 
 
 def _deleter(record: Mapping[str, str]) -> str:
-    """Who deleted it, where Grid Engine tells that (Univa's and Altair's)."""
+    """Returns the user who deleted the job; empty: nobody, or not recorded (only Univa's and Altair's do)."""
     by = record.get("deleted_by", "NONE").partition("@")[0]
     return "" if by == "NONE" else by
 

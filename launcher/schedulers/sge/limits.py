@@ -1,4 +1,4 @@
-"""A plan against Grid Engine's queues, parallel environments and resources, before qsub sees it. Pure."""
+"""Checks a plan against queues, parallel environments and resources of a Grid Engine before submission. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
-    """A plan against the queues that it may run in: those that it names, else all.
+    """Checks a plan against its queues, or against all queues if it names none.
 
     Returns:
-        Those that could run it.
+        The queues that could run it.
 
     Raises:
         ConfigError: there is no such queue, or none gives it the time or the parallel environment that it asks for.
@@ -50,21 +50,21 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
 def check_environment(
     plan: JobPlan, own: ParallelEnvironment | None, others: Sequence[ParallelEnvironment] = ()
 ) -> None:
-    """A plan against the parallel environment that it names.
+    """Checks the parallel environment of a plan.
 
     | allocation_rule | one node | several nodes |
     |---|---|---|
     | a number | as many slots on each node | the same |
     | $pe_slots | any number of slots | refused: all are on one |
-    | $fill_up, $round_robin | one slot | refused: nobody knows how many are on which |
+    | $fill_up, $round_robin | one slot | refused: the number on each node is not known |
 
     Args:
         plan: the run.
-        own: the one that it names; None: there is none of that name.
-        others: all there are.
+        own: its parallel environment; None: there is none of that name.
+        others: all parallel environments.
 
     Raises:
-        ConfigError: it would not give each node its slots, or lets nothing be started there.
+        ConfigError: it would not give each node its slots, or a job could start nothing on other nodes.
     """
     name = settings_of(plan, SGESettings).parallel_environment
     if name is None:
@@ -88,7 +88,7 @@ def check_environment(
 
 
 def problem(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
-    """Why a parallel environment is none for a plan; None: it is one."""
+    """Returns why a plan cannot use a parallel environment; None: it can."""
     each = slots_per_node(plan)
     if pe.per_host is None and plan.nodes > 1:
         return f"its allocation_rule is {pe.rule}, which does not give each of {plan.nodes} nodes its slots"
@@ -104,7 +104,7 @@ def problem(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
 
 
 def ask_for(plan: JobPlan) -> str:
-    """What to ask an administrator for, where no parallel environment is usable."""
+    """Returns what to ask an administrator for, where no parallel environment is usable."""
     each = slots_per_node(plan)
     return (
         f"ask the administrator for a parallel environment with `allocation_rule {each}` and `control_slaves TRUE` "
@@ -113,7 +113,7 @@ def ask_for(plan: JobPlan) -> str:
 
 
 def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Complex]) -> None:
-    """The resources that a job asks for against those that the site knows.
+    """Checks that the site has the resources of a job, and that a job can request them.
 
     Raises:
         ConfigError: one is not known, or no job can ask for it.

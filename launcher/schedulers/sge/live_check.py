@@ -17,7 +17,7 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def compare(plan: JobPlan) -> tuple[str, ...]:
-    """What the user should know.
+    """Compares a plan with the live Grid Engine, and returns notes for the user.
 
     Raises:
         ConfigError: there is no room for the plan, or the nodes cannot see its directory.

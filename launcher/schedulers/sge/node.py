@@ -1,12 +1,12 @@
-"""What qrsh starts on a node of the job: the tasks of that node, with the environment that comes by standard input.
+"""The program that qrsh starts on a node of the job. It starts the tasks of that node, and waits for them.
 
-    python node.py        reads one line: base64 of zlib of JSON (see `Order`), then TERM or KILL as often as need be
+    python node.py        reads a request (a line of base64 of zlib of JSON, see `encode`), then lines TERM and KILL
 
-It ends when its tasks have, with the exit status of the one that failed first. Standard input that is closed is the
-end of whoever started it: the tasks get SIGTERM, and SIGKILL after the order's grace. It never dies by a signal of a
-task's: Grid Engine deletes the whole job when a task that qrsh started does.
+Its exit status is that of the task that failed first. When its standard input is closed, the process that started it
+has ended: the tasks get SIGTERM, and SIGKILL after `grace` seconds. A task that is killed by a signal gives the exit
+status 128 + N, because Grid Engine deletes the whole job when a process that qrsh started is killed by a signal.
 
-Run by its path, it needs nothing but the standard library: where the launcher is, only the order tells.
+It is run by its path and uses the standard library only: where the launcher is stands in the request.
 """
 
 from __future__ import annotations
@@ -25,40 +25,48 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-LOOK = 0.05  # seconds between two looks at the tasks
-# What the node tells its tasks by itself, whatever the shell of the job has.
+POLL = 0.05  # seconds between two polls of the tasks
+# Variables of the node, which take precedence over those of the job's shell.
 OF_NODE = re.compile(
     r"HOSTNAME|TMPDIR|TMP|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES|JOB_ID|SGE_(TASK|HGR|JOB_SPOOL)\w*"
 )
-NO_RETRY, NO_ORDER = 93, 1
+NO_RETRY, NO_REQUEST = 93, 1
 
 
-def order(values: Mapping[str, Any]) -> bytes:
-    """The line that tells what to do: `environment`, `cwd`, `command`, `tasks` (variables of each), `grace` in seconds,
-    `keep_going`, `started` (a file that is written to when it is read). Pure."""
+def encode(values: Mapping[str, Any]) -> bytes:
+    """Encodes a request as one line. Pure.
+
+    Args:
+        values: `environment`, `cwd`, `command`, `tasks` (variables of each task), `grace` in seconds, `keep_going`,
+            `started` (a file that is written to when the request has been read).
+    """
     return base64.b64encode(zlib.compress(json.dumps(values).encode(errors="surrogateescape"), 9)) + b"\n"
 
 
-def read(line: bytes) -> dict[str, Any]:
-    """The inverse of `order`. Pure."""
+def decode(line: bytes) -> dict[str, Any]:
+    """Decodes a request. Pure."""
     return dict(json.loads(zlib.decompress(base64.b64decode(line)).decode(errors="surrogateescape")))
 
 
-def environment(told: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """The environment of tasks: that of the job's shell, and of this node what is its own. Pure."""
+def environment(shell: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the tasks: that of the job's shell, with the variables of this node. Pure."""
     ours = {name: value for name, value in here.items() if OF_NODE.fullmatch(name)}
-    return {**{name: value for name, value in told.items() if not OF_NODE.fullmatch(name) or name not in ours}, **ours}
+    return {**{name: value for name, value in shell.items() if not OF_NODE.fullmatch(name) or name not in ours}, **ours}
 
 
-class Orders:
-    """Lines of standard input, as they come. No thread reads them: one would block the end of this process."""
+class Input:
+    """Lines of standard input. They are read without a thread, which would block the end of this process."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor, self._unread = descriptor, b""
         self.closed = False
 
     def lines(self, wait: float | None) -> list[bytes]:
-        """What has come, waiting for this long at most; None: until something comes."""
+        """Returns the complete lines that have arrived.
+
+        Args:
+            wait: seconds to wait for input; None: no limit.
+        """
         if not self.closed and select.select([self._descriptor], [], [], wait)[0]:
             data = os.read(self._descriptor, 1 << 16)
             self.closed = not data
@@ -69,7 +77,7 @@ class Orders:
         return lines
 
     def first(self) -> bytes:
-        """The first line, of which all is there; empty: it never comes."""
+        """Returns the first line; empty: the input ended before it was complete."""
         while not self.closed:
             if lines := self.lines(None):
                 self._unread = b"".join(line + b"\n" for line in lines[1:]) + self._unread
@@ -79,11 +87,11 @@ class Orders:
 
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the tasks are ended by whoever started this
-    orders = Orders()
-    if not (line := orders.first()):
-        return NO_ORDER
-    todo = read(line)
+        signal.signal(number, signal.SIG_IGN)  # the process that started this one ends the tasks
+    requests = Input()
+    if not (line := requests.first()):
+        return NO_REQUEST
+    todo = decode(line)
     os.umask(0o077)
     with open(todo["started"], "ab") as file:
         file.write(b"started\n")
@@ -91,7 +99,7 @@ def main() -> int:
     try:
         os.chdir(todo["cwd"])
     except OSError:
-        if "LAUNCHER_RUN_DIR" not in environ:  # an agent says itself that it is not there
+        if "LAUNCHER_RUN_DIR" not in environ:  # else the agent reports it
             print(
                 f"launcher: the folder of the run is not there on {socket.gethostname()}: start it in one that all "
                 "nodes share", file=sys.stderr,
@@ -101,20 +109,20 @@ def main() -> int:
     tasks = [
         subprocess.Popen(
             todo["command"], env={**environ, **place}, stdin=subprocess.DEVNULL, start_new_session=True,
-            preexec_fn=_as_usual,
+            preexec_fn=_default_signals,
         )
         for place in todo["tasks"]
     ]  # fmt: skip
-    return watch(tasks, orders, float(todo["grace"]), keep_going=bool(todo["keep_going"]))
+    return watch(tasks, requests, float(todo["grace"]), keep_going=bool(todo["keep_going"]))
 
 
-def _as_usual() -> None:
+def _default_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
 
 
-def watch(tasks: list[subprocess.Popen[bytes]], orders: Orders, grace: float, *, keep_going: bool) -> int:
-    """Stays until all tasks have ended; the exit status of the first that failed, else 0."""
+def watch(tasks: list[subprocess.Popen[bytes]], requests: Input, grace: float, *, keep_going: bool) -> int:
+    """Waits until all tasks have ended; returns the exit status of the first that failed, else 0."""
     first, kill_at, killed = 0, None, False
     while True:
         codes = [task.poll() for task in tasks]
@@ -122,8 +130,8 @@ def watch(tasks: list[subprocess.Popen[bytes]], orders: Orders, grace: float, *,
         if None not in codes:
             return first if first >= 0 else 128 - first
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
-        words = orders.lines(LOOK)
-        if kill_at is None and (words or orders.closed or (first and not keep_going)):
+        words = requests.lines(POLL)
+        if kill_at is None and (words or requests.closed or (first and not keep_going)):
             kill_at = time.monotonic() + grace
             _send(left, signal.SIGTERM)
         if not killed and (b"KILL" in words or (kill_at is not None and time.monotonic() > kill_at)):

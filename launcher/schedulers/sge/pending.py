@@ -1,9 +1,9 @@
-"""Why a job of Grid Engine waits, with at most four commands."""
+"""Explains why a job of Grid Engine is pending, with at most four commands."""
 
 from __future__ import annotations
 
 import re
-from xml.etree.ElementTree import Element
+from typing import TYPE_CHECKING
 
 from launcher.schedulers.explanation import Explanation, Waiting
 from launcher.schedulers.queries import QueryError
@@ -13,12 +13,15 @@ from launcher.schedulers.sge.pending_reasons import Kind, Reason, of_all
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.plan import JobPlan, settings_of
 
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
 
 def explain(waiting: Waiting, facts: Facts) -> Explanation:
-    """Why a job waits.
+    """Explains why a job is pending.
 
     Raises:
-        QueryError: not even the job could be asked for.
+        QueryError: the query of the job itself failed.
     """
     root, notes = facts.sge.details(array_of(waiting.job)), []
     messages = [] if root is None else messages_of(root)
@@ -48,17 +51,17 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
 
 
 def messages_of(root: Element) -> list[str]:
-    """The scheduler's messages on a job, in the answer to `qstat -xml -j`. Pure."""
+    """Returns the messages of the scheduler about a job, from the output of `qstat -xml -j`. Pure."""
     return list(dict.fromkeys(each.text or "" for each in root.iter("MES_message") if each.text))
 
 
 def of_job(root: Element) -> Reason | None:
-    """A reason that the job's own record tells: why its start failed, or whom it waits for. Pure."""
+    """Returns the reason in the record of the job: a failed start, or dependencies; None: there is none. Pure."""
     for job in jobs_of(root):
         errors = [each.text or "" for each in job.iter("QIM_message")]
         if errors:
             words = re.sub(r"^\S+ \S+ \[\d+:\d+\]: (error: )?", "", " ".join(errors[-1].split()))
-            do = "correct that, then `qmod -cj {job}` lets it be tried once more"
+            do = "correct that, then `qmod -cj {job}` lets Grid Engine try it once more"
             return Reason(Kind.HELD, f"its start has failed: {words}", do)
         if jobs := [each.text or "" for each in job.iterfind("JB_jid_predecessor_list/*/JRE_job_number")]:
             return Reason(Kind.WAITS, f"it waits for other jobs: {', '.join(jobs)}", "it starts when they have ended")
@@ -66,12 +69,12 @@ def of_job(root: Element) -> Reason | None:
 
 
 def lines_of(verified: str) -> list[str]:
-    """The messages of `qalter -w v`. Pure."""
+    """Returns the messages in the output of `qalter -w v`. Pure."""
     return [line for line in verified.splitlines() if line.strip() and not line.startswith("verification:")]
 
 
 def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, ...]:
-    """`4 queue instances: 2 have a free slot`, and a line for each that takes no jobs. Pure."""
+    """Returns `4 queue instances: 2 with a free slot`, and a line for each that takes no jobs. Pure."""
     named = settings_of(plan, SGESettings).queue
     wanted = {name.partition("@")[0] for name in named.split(",")} if named else None
     mine = [each for each in instances if wanted is None or each.queue in wanted]
@@ -79,8 +82,8 @@ def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, 
         return ()
     free = sum(each.used < each.total and not each.broken for each in mine)
     broken = [each for each in mine if each.broken]
-    told = [f"{len(mine)} queue instance{'' if len(mine) == 1 else 's'}: {free} with a free slot"]
+    found = [f"{len(mine)} queue instance{'' if len(mine) == 1 else 's'}: {free} with a free slot"]
     for each in broken[:10]:
         why = ", ".join(dict.fromkeys(QUEUE_STATES[letter] for letter in each.state if letter in QUEUE_STATES))
-        told.append(f"{each.queue}@{each.host} takes no jobs: {why}")
-    return (*told, *([f"... and {len(broken) - 10} more; `qstat -f` lists them"] if len(broken) > 10 else []))
+        found.append(f"{each.queue}@{each.host} takes no jobs: {why}")
+    return (*found, *([f"... and {len(broken) - 10} more; `qstat -f` lists them"] if len(broken) > 10 else []))

@@ -1,4 +1,4 @@
-"""What Grid Engine says of a job that waits, in words. Pure.
+"""Explains the messages of Grid Engine about a pending job. Pure.
 
 The messages are those of Son of Grid Engine 8.1.9 (msg_schedd.h); older and Univa's have the same or more.
 """
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What else is to be looked at, and whether a change of the run could help."""
+    """The kind of a reason: it decides what else is looked at, and whether a change of the run could help."""
 
     ROOM = "room"  # too little is free, or what is free does not fit
     LIMIT = "limit"  # a quota, or a limit of the site
@@ -64,12 +64,12 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
      "you may not use {what}", "use another queue (cluster.queue)"),
     (r'cannot run in (cluster )?queue "?(?P<what>[^" ]*)"? because (?P<more>.*)', Kind.ROOM, "{what}: {more}", ""),
 )  # fmt: skip
-# What holds for the whole job comes before what one host says.
+# Reasons of the whole job come before those of one host.
 RANK = {Kind.HELD: 0, Kind.WAITS: 1, Kind.THROTTLED: 2, Kind.LIMIT: 3, Kind.ROOM: 4, Kind.UNKNOWN: 5}
 
 
 def in_words(message: str) -> Reason:
-    """What one message means; one that is not known is shown as it is."""
+    """Explains one message; an unknown one is returned as it is."""
     plain = re.sub(r"^Job \d+ (\(-l [^)]*\) )?", "", " ".join(message.split()))
     for pattern, kind, words, do in TABLE:
         if match := re.fullmatch(pattern, plain):
@@ -79,7 +79,7 @@ def in_words(message: str) -> Reason:
 
 
 def of_all(messages: Sequence[str], *, never: bool) -> Reason:
-    """The reason why a job waits, from all that Grid Engine says of it.
+    """Returns the reason why a job is pending, from all messages about it.
 
     Args:
         messages: of the scheduler.

@@ -1,7 +1,7 @@
-"""Starts tasks on the nodes of the Grid Engine job that we are in: here on the first, on others by `qrsh -inherit`.
+"""Starts the tasks of a Grid Engine job: as processes on the first node, by `qrsh -inherit` on the others.
 
-qrsh hands on output, exit status and standard input, by which the tasks get their environment and are signalled (see
-`node`). One qrsh for each node: a node with one slot takes no second.
+qrsh forwards output, exit status and standard input. By standard input the tasks get their environment and their
+signals (see `node`). There is one qrsh for each node, because a node with one slot accepts no second one.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from launcher.schedulers.sge import node
 from launcher.schedulers.sge.find_command import find
 from launcher.schedulers.sge.hosts import hosts_of
 
-# Bytes that wait in a pipe for a node whose Python is still starting; more of them get lost, and qrsh hangs.
-LONGEST_ORDER = 60_000
+# Bytes of a request; more would not fit into the pipe while Python starts on the node: they get lost, and qrsh hangs.
+MAX_REQUEST = 60_000
 
 
 class NodeTasks:
     """The tasks of one node."""
 
-    def __init__(self, host: str, command: Sequence[str], order: Mapping[str, object], started: Path) -> None:
+    def __init__(self, host: str, command: Sequence[str], request: Mapping[str, object], started: Path) -> None:
         self._host, self._started = host, started
         self._code: int | None = None
         started.touch()
-        line = node.order({**order, "started": str(started)})
-        if len(line) > LONGEST_ORDER:
+        line = node.encode({**request, "started": str(started)})
+        if len(line) > MAX_REQUEST:
             raise errors.ConfigError(
                 f"the environment of the job is too large for qrsh ({len(line)} bytes when compressed): unset what is "
                 "not needed"
             )
-        # Signals of the job, which come to its whole process group, are handed on by us alone.
+        # In a session of its own: signals to the process group of the job are forwarded by us alone.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self._write(line)
 
@@ -51,7 +51,7 @@ class NodeTasks:
         if self._code is None and (code := self._process.poll()) is not None:
             self._code = code
             if code and not self._started.read_bytes():
-                self._blame(code)
+                self._report(code)
         return self._code
 
     def terminate(self) -> None:
@@ -70,7 +70,7 @@ class NodeTasks:
         except OSError:  # it has ended
             pass
 
-    def _blame(self, code: int) -> None:
+    def _report(self, code: int) -> None:
         error = f"qrsh -inherit ended with exit code {code}"
         fault = Fault(code=FaultCode.TASK_NOT_STARTED, host=self._host, error=error)
         print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ class NodeTasks:
 
 
 def run(request: spawn.TaskRequest) -> int:
-    """Runs the command on the first hosts of the job and stays until it has ended on all of them.
+    """Runs the command on the first hosts of the job, and waits until it has ended on all of them.
 
     Returns:
         The exit status of the node whose tasks failed first, else 0.
@@ -106,9 +106,9 @@ def run(request: spawn.TaskRequest) -> int:
     for number, host in enumerate(hosts):
         mine = places[number * request.tasks_per_node : (number + 1) * request.tasks_per_node]
         command = starts if number == 0 else [str(qrsh), "-inherit", host, shlex.join(starts)]
-        order = {
+        todo = {
             "environment": dict(os.environ), "cwd": os.getcwd(), "command": list(request.command), "tasks": mine,
             "grace": request.grace, "keep_going": request.keep_going,
         }  # fmt: skip
-        tasks.append(NodeTasks(host, command, order, request.folder / f"{number}.started"))
+        tasks.append(NodeTasks(host, command, todo, request.folder / f"{number}.started"))
     return spawn.watch(tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
 
-# Which cell the commands ask, and where its qmaster is.
+# The cell of the commands, and the port of its qmaster.
 SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
-# Within a job: a file that makes its script exit with 99, on which Grid Engine starts it again.
+# In a job: the path of a file. If it exists, the script exits with 99, and Grid Engine starts the job again.
 AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
@@ -104,10 +104,10 @@ class SGEScheduler(Queue, HoldsAllocations, Requeues, SGEDiagnosis):
         return environment_file.within_job(plan, run, find("qsub"))
 
     def can_be_waited_for(self, job_id: str) -> bool:
-        return "_" not in job_id  # else it would be its whole array (-hold_jid)
+        return "_" not in job_id  # -hold_jid would wait for its whole array
 
     def requeue(self, job_id: str) -> None:
-        """Has the job's script, which waits for us, exit with 99.
+        """Requests that the script of this job, which waits for this process, exits with 99.
 
         Raises:
             QueryError: it has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time: `cannot

@@ -1,4 +1,4 @@
-"""What a Grid Engine tells an ordinary user of its site, and a profile made from that or compared with it."""
+"""The facts of a site that an ordinary user can query from Grid Engine, and profiles made from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_n
 
 @dataclass(frozen=True)
 class SGESite(Site):
-    """A Grid Engine: its cell, queues, parallel environments, resources and hosts, and what could not be found out."""
+    """A Grid Engine: its cell, queues, parallel environments, resources and hosts, and the queries that failed."""
 
     pool = "queue"
 
@@ -29,7 +29,7 @@ class SGESite(Site):
     environments: tuple[ParallelEnvironment, ...] = ()
     complexes: tuple[Complex, ...] = ()
     hosts: tuple[Host, ...] = ()
-    members: tuple[tuple[str, str], ...] = ()  # queue and host of each instance
+    instances: tuple[QueueInstance, ...] = ()
     problems: tuple[str, ...] = ()
 
     def default_name(self) -> str:
@@ -86,9 +86,10 @@ class SGESite(Site):
         found: list[tuple[str, object, str]] = []
         if hosts:
             found.append(("nodes", len(hosts), "qstat -f: hosts of the queue"))
-        if gpus and hosts:
-            most = max(int(host.consumables.get(gpus[0], 0)) for host in hosts)
-            found.append(("gpus_per_node", most, f"qhost -F: {gpus[0]} that are free on one host"))
+        busy = {each.host for each in self.instances if each.used}  # what jobs have taken is missing in qhost's amounts
+        if gpus and (idle := [host for host in hosts if host.name not in busy]):
+            most = max(int(host.consumables.get(gpus[0], 0)) for host in idle)
+            found.append(("gpus_per_node", most, f"qhost -F: {gpus[0]} of a host without jobs"))
         if cpus := max((host.cpus or 0 for host in hosts), default=0):
             found.append(("cpus_per_node", cpus, "qhost: NCPU"))
         if most_memory := max((host.mem or 0 for host in hosts), default=0):
@@ -101,7 +102,7 @@ class SGESite(Site):
             yield f"  {key}: {json.dumps(value) if key == 'time' else value}  # {why}"
 
     def _hosts_of(self, chosen: ClusterQueue | None) -> list[Host]:
-        named = {host for queue, host in self.members if chosen is None or queue == chosen.name}
+        named = {each.host for each in self.instances if chosen is None or each.queue == chosen.name}
         return [host for host in self.hosts if host.name in named]
 
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
@@ -117,10 +118,10 @@ class SGESite(Site):
 
 
 def survey(sge: SGE, version: str) -> SGESite:
-    """A few commands, and one for each parallel environment.
+    """Collects the facts of a site: a few commands, and one for each parallel environment.
 
     Raises:
-        QueryError: qconf does not answer; without the others there is less to tell.
+        QueryError: the queues cannot be queried; facts of other failed queries are missing.
     """
     ask, facts = ErrorCollector(), Facts(sge)
     queues = facts.queues()
@@ -130,7 +131,7 @@ def survey(sge: SGE, version: str) -> SGESite:
     instances: list[QueueInstance] = ask(facts.instances, [], "hosts of queues")
     return SGESite(
         os.environ.get("SGE_CELL", "default"), version, tuple(queues), tuple(environments), tuple(complexes),
-        tuple(hosts), tuple((each.queue, each.host) for each in instances), tuple(ask.problems),
+        tuple(hosts), tuple(instances), tuple(ask.problems),
     )  # fmt: skip
 
 

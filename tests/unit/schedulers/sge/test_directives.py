@@ -98,10 +98,10 @@ def test_a_job_finds_the_cell_and_nothing_of_another_job() -> None:
 
 def test_an_order_is_one_short_line_that_says_all() -> None:
     values = {"environment": {f"A_{number}": "ä" * 50 for number in range(2000)}, "odd": "\udcff\n"}
-    line = node.order(values)
+    line = node.encode(values)
     assert line.count(b"\n") == 1
     assert len(line) < len(json.dumps(values)) / 10
-    assert node.read(line) == values
+    assert node.decode(line) == values
 
 
 def test_a_node_tells_its_tasks_what_is_its_own() -> None:

@@ -110,11 +110,12 @@ def test_all_times_that_a_job_ran() -> None:
     assert past["6_0"][0].used == round(4.137 * 1024**2)
 
 
-def site() -> SGESite:
+def site(*used: int) -> SGESite:
+    """Args: used: slots on each of the two hosts."""
     return SGESite(
         "default", "8.1.9", (facts.queue_of(facts.attributes(recorded("qconf-sq.txt"))),), (NODES, SMP, FILL),
         tuple(facts.parse_complexes(recorded("qconf-sc.txt"))), tuple(facts.parse_hosts(recorded("qhost.xml"))),
-        (("all.q", "node1"), ("all.q", "node2")),
+        tuple(QueueInstance("all.q", f"node{n}", slots, 8) for n, slots in enumerate(used or (0, 0), start=1)),
     )  # fmt: skip
 
 
@@ -127,12 +128,19 @@ def test_a_profile_says_where_each_value_came_from() -> None:
         "# for one node: cluster.parallel_environment=smp cluster.slots=N  # $pe_slots",
         "gpu_resource: gpu  # qconf -sc: INT, consumable YES",
         "  nodes: 2  # qstat -f: hosts of the queue",
-        "  gpus_per_node: 2  # qhost -F: gpu that are free on one host",
+        "  gpus_per_node: 2  # qhost -F: gpu of a host without jobs",
         "  cpus_per_node: 2  # qhost: NCPU",
     ):
         assert line in lines
     with pytest.raises(ConfigError, match=r"Did you mean all\.q\?"):
         list(site().profile("here", "al.q", "2026-11-22"))
+
+
+@pytest.mark.parametrize(("used", "known"), [((0, 1), True), ((1, 8), False)])
+def test_what_jobs_have_taken_is_no_limit_of_the_site(used: tuple[int, int], known: bool) -> None:
+    """qhost shows what is left of a resource."""
+    lines = list(site(*used).profile("here", None, "2026-11-22"))
+    assert any(line.startswith("  gpus_per_node:") for line in lines) is known
 
 
 def cluster(**values: object) -> Cluster:
