@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from benchmarks.ranks import in_ranks, slowest
 from launcher import Env
 from launcher.agent.supervisor import AGREES, TICK
 from launcher.worker import heartbeat
-from launcher.worker.settings import Settings
+from launcher.worker.settings import CHECKPOINT, Settings
 from launcher.worker.step_timing import Pace
 from launcher.worker.stop_agreement import AgentSide, LeaderSide
 from workloads.resumable import Resumable
@@ -50,7 +50,7 @@ def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats:
     """Seconds of a step without and with boundaries, one value per turn."""
     heartbeat.take(shared.slot(env.rank))
     resumable = Resumable(
-        env, state=dict, position=dict, identity={}, run=Settings(checkpoint_dir=Path(folder, "it"), every=1e9)
+        env, state=dict, position=dict, identity={}, run=Settings(replace(CHECKPOINT, dir=f"{folder}/it", every=10**9))
     )
     pace: Pace[float] = Pace(env.device, heartbeat.Pulse(1).slot(0))
     done = 0

@@ -54,7 +54,7 @@ class Trainer:
         self.settings = settings() if run is None else run
         self.found, self.data = self.load()
         self.epochs = config.epochs if config.epochs is not None else self.found.dataset.epochs
-        self.threads = training.set_threads(config.threads, env, self.settings.invariant)
+        self.threads = training.set_threads(config.threads, env, self.settings.train.invariant)
         self.dtype = training.autocast_dtype(config.precision.value, env.device)
         training.be_deterministic(env.device)
         training.seed_everything(config.seed)
@@ -81,7 +81,7 @@ class Trainer:
     def build(self) -> None:
         """Makes the sampler, the model, the optimizer, what averages gradients, and the Resumable."""
         config, env = self.config, self.env
-        leaves = self.settings.micro_batches if self.settings.invariant else None
+        leaves = self.settings.train.micro_batches if self.settings.train.invariant else None
         try:
             self.sampler = GlobalBatchSampler(
                 len(self.data.train), config.batch_size, config.seed, env.rank, env.world_size, env.device, leaves
@@ -112,7 +112,11 @@ class Trainer:
             fused=True,  # one call for all parameters
         )
         self.weight = torch.tensor(self.sampler.weight if leaves is None else 1 / config.batch_size, device=env.device)
-        parts = (env.world_size, env.rank) if self.leaves is None else (self.settings.micro_batches, self.leaves.first)
+        parts = (
+            (env.world_size, env.rank)
+            if self.leaves is None
+            else (self.settings.train.micro_batches, self.leaves.first)
+        )
         self.losses = training.LossLog(config.batch_size, *parts)
         self.steps = self.finished = 0  # steps done; epochs done, including their evaluation
         self.scores: training.Scores | None = None  # of the last evaluation
@@ -131,9 +135,9 @@ class Trainer:
             WorkloadError: train.invariant needs larger micro-batches.
         """
         most, largest = self.config.micro_batch_size, max(self.sampler.sizes)
-        if most is not None and self.settings.invariant and largest > most:
+        if most is not None and self.settings.train.invariant and largest > most:
             raise WorkloadError(
-                f"workload.micro_batch_size={most}, and train.micro_batches={self.settings.micro_batches} makes "
+                f"workload.micro_batch_size={most}, and train.micro_batches={self.settings.train.micro_batches} makes "
                 f"micro-batches of {largest} samples: set train.micro_batches={-(-self.config.batch_size // most)}"
             )
 
@@ -178,7 +182,7 @@ class Trainer:
 
     def unlike(self) -> dict[str, Any]:
         """Settings that may change the order of sums, and so their last bits."""
-        if self.settings.invariant:
+        if self.settings.train.invariant:
             return {}
         config = self.config
         return {
@@ -321,7 +325,7 @@ class Trainer:
         if self.env.rank == 0:
             shares = "one process" if self.env.world_size == 1 else f"sync={self.config.sync.value}"
             if self.leaves is not None:
-                shares = f"train.invariant=true with {self.settings.micro_batches} micro-batches"
+                shares = f"train.invariant=true with {self.settings.train.micro_batches} micro-batches"
             say(
                 f"data set {self.found.name} ({self.found.how}: {self.found.dir}), {len(self.data.train)} images for "
                 f"training, {len(self.data.test)} for test"

@@ -72,7 +72,7 @@ class Trainer:
         found, corpus, error = None, None, None
         try:
             found = texts.find(self.config.text)
-            texts.check(self.config, found, self.settings.invariant)
+            texts.check(self.config, found, self.settings.train.invariant)
             corpus = text.load(found, self.config.context, self.env.device)
         except ConfigError as failure:
             error = str(failure)

@@ -206,15 +206,16 @@ class Resumable:
         self._saved_step = 0
         if self.run.checkpoint_dir is None:
             return
-        invariant: dict[str, Any] = {"train.invariant": self.run.invariant}
-        if self.run.invariant:
-            invariant["train.micro_batches"] = self.run.micro_batches
+        invariant: dict[str, Any] = {"train.invariant": self.run.train.invariant}
+        if self.run.train.invariant:
+            invariant["train.micro_batches"] = self.run.train.micro_batches
+        keys = self.run.checkpoint
         self._checkpointer = Checkpointer(
-            self.run.checkpoint_dir, env, identity={**identity, **invariant}, keep=self.run.keep, best=self.run.best,
-            best_is=self.run.best_is, background=self.run.background, verify=self.run.verify,
-            attempt=self.run.attempt, fence=lease.require, read_timeout=self.run.read_timeout,
-            start_over=self.run.start_over, timeout=self.run.checkpoint_timeout,
-            max_failures=self.run.max_failures, check_replicas=self.run.check_replicas,
+            self.run.checkpoint_dir, env, identity={**identity, **invariant}, keep=keys.keep, best=keys.best,
+            best_is=keys.best_is, background=keys.background, verify=keys.verify,
+            attempt=self.run.attempt, fence=lease.require, read_timeout=keys.read_timeout,
+            start_over=keys.start_over, timeout=keys.timeout,
+            max_failures=keys.max_failures, check_replicas=keys.check_replicas,
         )  # fmt: skip
         self._stop = Stop(env, self.run)
 
@@ -271,7 +272,7 @@ class Resumable:
         verdict = self._stop.boundary(step, save_due=self._is_due(self._checkpointer, self._stop))
         if verdict.stop is not None:
             self._leave(step, verdict.stop)
-        steps = self.run.every_steps  # ranks need no agreement on this
+        steps = self.run.checkpoint.every_steps  # ranks need no agreement on this
         if (verdict.save or (steps is not None and step % steps == 0)) and step != self._saved_step:
             self._save(step)
 
@@ -281,14 +282,14 @@ class Resumable:
         Raises:
             WorkloadError: checkpoint.best is not one of them.
         """
-        name = self.run.best
+        name = self.run.checkpoint.best
         self._metrics = step, dict(metrics)
         if self._checkpointer is None or name is None:
             return
         if name not in metrics:
             raise WorkloadError(f"checkpoint.best={name}: this training measures {', '.join(metrics)}")
         value = float(metrics[name])
-        if better(value, self._best, self.run.best_is):
+        if better(value, self._best, self.run.checkpoint.best_is):
             self._best = value
             self._save(step)
 
@@ -313,9 +314,9 @@ class Resumable:
     def _is_due(self, checkpointer: Checkpointer, stop: Stop) -> bool:
         """Whether a save is due, by the clock of rank 0."""
         stop.save_took(checkpointer.cost)
-        if self._env.rank != 0 or self.run.every_steps is not None:
+        if self._env.rank != 0 or self.run.checkpoint.every_steps is not None:
             return False
-        wanted = self.run.every
+        wanted: float | None = self.run.checkpoint.every
         if wanted is None:
             wanted = save_interval(self._blocked, checkpointer.cost, self._restart)
         return time.monotonic() - self._last_save >= wanted
@@ -348,10 +349,10 @@ class Resumable:
         saved = dict(loaded.extra["conditions"])
         now = dict(self._conditions)
         same_bits: list[str] = []
-        if self.run.invariant:
+        if self.run.train.invariant:
             same_bits = changes({"world size": saved.pop("world size")}, {"world size": now.pop("world size")})
         changed = changes(saved, now)
-        if changed and self.run.strict:
+        if changed and self.run.resume.strict:
             raise WorkloadError(
                 f"resume.strict=true refuses {loaded.path}: the result could differ from that of an undisturbed run, "
                 f"because of {', '.join(changed)}. Continue as before, or set resume.strict=false"

@@ -156,7 +156,7 @@ class Stop:
         self._env = env
         self._settings = settings() if run is None else run
         self._cause = Cause.NONE
-        self._lead = self._settings.lead
+        self._lead = float(self._settings.resume.lead)
         self._ends: float | None = None
         self._max_lead = math.inf  # seconds
         if self._settings.deadline is not None:  # converted to the monotonic clock

@@ -18,6 +18,7 @@ from launcher.config.schema import FSDPLm, Precision
 from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import RankResult, run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
+from tests.unit.plans import run_settings
 from workloads import gpt, training
 from workloads.fsdp import Trainer, compute_dtype, main
 from workloads.ranks import WorkloadError
@@ -155,7 +156,7 @@ def attempts(plan: Attempts, env: Env) -> dict[str, Any]:
     """Each attempt's metrics, and what it was given: (step, samples of all ranks, learning rate, loss)."""
     told: list[dict[str, Any]] = []
     for number, (folder, cut) in enumerate(plan.cuts):
-        run = Settings(checkpoint_dir=folder, every_steps=plan.every, attempt=number)
+        run = run_settings(checkpoint_dir=folder, every_steps=plan.every, attempt=number)
         trainer = Trainer(plan.config, env, run)
         seen: list[Any] = []
         step = trainer.step
@@ -235,7 +236,7 @@ def test_other_numbers_of_ranks_go_on_with_the_same_batches(folder: Path) -> Non
 
 def resharded(plan: Attempts, env: Env) -> dict[str, Any]:
     """The whole state after loading."""
-    trainer = Trainer(plan.config, env, Settings(checkpoint_dir=plan.cuts[0][0]))
+    trainer = Trainer(plan.config, env, run_settings(checkpoint_dir=plan.cuts[0][0]))
     step = trainer.load_checkpoint()
     state = trainer.state()
     whole = {}
@@ -345,7 +346,7 @@ def test_what_cannot_be_trained_is_refused_on_all_ranks(tmp_path: Path) -> None:
 
 
 def invariant(config: FSDPLm, env: Env) -> None:
-    Trainer(config, env, Settings(invariant=True))
+    Trainer(config, env, run_settings(invariant=True))
 
 
 def test_invariant_is_refused_on_the_ranks() -> None:

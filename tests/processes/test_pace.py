@@ -13,9 +13,9 @@ from launcher import Env
 from launcher.config.schema import DDPMnist, FSDPLm, Sync
 from launcher.worker import heartbeat, step_timing
 from launcher.worker.heartbeat import Pulse
-from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import run_ranks
 from tests.torch_features import needs_fsdp_on_cpus
+from tests.unit.plans import run_settings
 from workloads import ddp, fsdp
 
 
@@ -37,7 +37,7 @@ def train(config: Any, env: Env) -> dict[str, Any]:
         told(seconds, steps)
 
     invariant = isinstance(config, DDPMnist) and config.momentum == 0.0
-    run = Settings(invariant=invariant, micro_batches=4)
+    run = run_settings(invariant=invariant, micro_batches=4)
     trainer: Any = (ddp if isinstance(config, DDPMnist) else fsdp).Trainer(config, env, run)
     trainer.resumable.pace._slot.pace = keep
     if env.rank == 1:

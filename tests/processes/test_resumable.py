@@ -12,8 +12,8 @@ import torch
 
 from launcher import Env
 from launcher.config.schema import DDPMnist, Sync
-from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import RankResult, RanksFailedError, run_ranks
+from tests.unit.plans import run_settings
 from workloads import ddp, resumable
 
 EPOCHS = 2  # of 11 steps
@@ -31,7 +31,7 @@ def attempt(case: dict[str, Any], env: Env) -> dict[str, Any]:
     `case` may have the steps before which a rank is told to stop, is killed, or looks at the weights and leaves; the
     changes of its settings and of its config; and whether it is told to stop in an evaluation.
     """
-    run = Settings(checkpoint_dir=case["folder"], **case.get("run", {}))
+    run = run_settings(checkpoint_dir=case["folder"], **case.get("run", {}))
     trainer = ddp.Trainer(digits(**case.get("config", {})), env, run)
     real_step, real_batch = trainer.step, type(trainer.data).batch
     told = env.rank == case.get("rank", env.world_size - 1)

@@ -13,6 +13,7 @@ from launcher.paths import resource
 from launcher.schedulers import registry
 from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan, Site
+from launcher.worker.settings import CHECKPOINT, RESUME, TRAIN, Settings
 
 SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
 
@@ -75,3 +76,15 @@ def hook_of(workload: str) -> str | None:
     """Returns the hook of a workload in conf/."""
     found: str | None = yaml.safe_load((resource("conf") / "workload" / f"{workload}.yaml").read_text()).get("hook")
     return found
+
+
+def run_settings(**values: Any) -> Settings:
+    """Settings of a rank; keys of `checkpoint`, `resume` and `train` are given by their own names."""
+    sections = {"checkpoint": CHECKPOINT, "resume": RESUME, "train": TRAIN}
+    parts: dict[str, Any] = {}
+    for name, section in sections.items():
+        known = {key: values.pop(key) for key in [*values] if hasattr(section, key) and key not in ("dir", "timeout")}
+        parts[name] = replace(section, **known)
+    if (folder := values.pop("checkpoint_dir", None)) is not None:
+        parts["checkpoint"] = replace(parts["checkpoint"], dir=str(folder))
+    return Settings(**parts, **values)

@@ -16,6 +16,7 @@ from launcher.worker.settings import Settings
 from launcher.worker.stop import CONTINUE, Stop, Verdict, interval
 from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
 from tests.unit.clock import Clock
+from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of
 
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -56,7 +57,7 @@ def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> 
 
 def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, stop)
-    flag = Stop(env_of(), Settings(deadline=clock.now + 100, lead=10))
+    flag = Stop(env_of(), run_settings(deadline=clock.now + 100, lead=10))
     clock.now += 85
     assert flag.boundary(1) == CONTINUE
     flag.save_took(20)
@@ -70,7 +71,7 @@ def test_saves_that_are_too_long_for_the_attempt_are_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch, stop)
-    flag = Stop(env_of(), Settings(deadline=clock.now + 60, lead=10))
+    flag = Stop(env_of(), run_settings(deadline=clock.now + 60, lead=10))
     flag.save_took(40)
     flag.save_took(41)
     assert capsys.readouterr().out.splitlines() == [
@@ -84,7 +85,7 @@ def test_saves_that_are_too_long_for_the_attempt_are_told_once(
 
 def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, stop)
-    flag = Stop(env_of(), Settings(deadline=clock.now + 100, lead=10))
+    flag = Stop(env_of(), run_settings(deadline=clock.now + 100, lead=10))
     monkeypatch.setattr(stop.time, "time", lambda: 5e9)
     assert flag.boundary(1) == CONTINUE
 
@@ -167,7 +168,7 @@ def test_a_group_of_some_ranks_agrees_without_the_agents(monkeypatch: pytest.Mon
 def test_a_deadline_is_told_a_step_ahead_where_agents_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, stop)
     shared = with_agent(monkeypatch)
-    flag = Stop(env_of(2, (0, 0), 2), Settings(deadline=clock.now + 100, lead=10))
+    flag = Stop(env_of(2, (0, 0), 2), run_settings(deadline=clock.now + 100, lead=10))
     flag._step_time = 20.0
     clock.now += 69
     flag.boundary(1)

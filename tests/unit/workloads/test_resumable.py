@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.worker.settings import Settings
+from tests.unit.plans import run_settings
 from tests.unit.workloads.test_training import env_of
 from workloads import resumable, training
 from workloads.ranks import WorkloadError
@@ -128,7 +128,7 @@ def counting(folder: Path | None, **run: Any) -> tuple[Resumable, torch.Tensor]:
     number = torch.zeros(1)
     it = Resumable(
         env_of(), state=lambda: {"number": number}, position=dict, identity={"kind": "number"},
-        run=Settings(checkpoint_dir=folder, **run),
+        run=run_settings(checkpoint_dir=folder, **run),
     )  # fmt: skip
     return it, number
 
