@@ -146,7 +146,7 @@ class Multirun:
         for note in prepared.sweep.notes:
             print(f"note: {note}", file=sys.stderr)
         if config.dry_run:
-            show(prepared.sweep)
+            show(prepared.sweep, prepared.settings)
             return []
         self._ask(prepared.sweep, config.confirm_above)
         submitted = submit_search(prepared)
@@ -221,15 +221,16 @@ class Multirun:
         return [returned(seen[index], overrides[index], prepared.manifest.objective) for index in prepared.order]
 
 
-def show(prepared: PreparedSweep) -> None:
-    """Prints each array of a sweep, its points and its script, for a dry run."""
+def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> None:
+    """Prints each array of a sweep, its points and its script, for a dry run; of a search its pilots."""
     # Lazily: only a sweep that is submitted needs it
     from launcher.sweeps import grouping
 
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
-    print(f"sweep      {prepared.path.name}: {plural(len(prepared.points), 'point')}")
+    what = searched(settings) if settings else plural(len(prepared.points), "point")
+    print(f"sweep      {prepared.path.name}: {what}")
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in prepared.jobs.values() if plan.queued]:
         for number, line in enumerate(cost.lines_of_all(asking)):

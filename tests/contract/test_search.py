@@ -52,6 +52,9 @@ def test_a_search_that_is_killed_goes_on_with_what_it_has(tmp_path: Path) -> Non
 
 @EACH
 def test_a_search_chooses_points_while_its_pilots_run_and_prunes_those_that_are_behind(launcher: Launcher) -> None:
+    shown = launcher.submit("-m", *TINY, *SEARCHED, "sweep.budget.points=10", "dry_run=true").stdout
+    assert "asha, maximize height: at most 10 points" in shown
+    assert not launcher.runs_dir.exists()
     points, printed = sweep(launcher, *SEARCHED, "sweep.budget.points=10", STEP_TIME="0.3")
     assert "asha, maximize height: at most 10 points" in printed
     assert points.wait() == 0
