@@ -94,6 +94,20 @@ def test_two_nodes_of_a_pilot_share_points_and_go_on_when_one_is_killed(launcher
     check(sweep)
 
 
+def test_throttle_submits_pilots_and_stops_them(launcher: Launcher) -> None:
+    sweep = submitted(launcher, "sweep.slots=1")
+    until(lambda: done(sweep) >= 1, "a point is done")
+    assert launcher("sweep", "throttle", "many", "2").returncode == 0
+    until(lambda: len(managers(sweep)) == 2, "a second pilot runs points")
+    fewer = launcher("sweep", "throttle", "many", "1")
+    assert "stops    many-pilot-1" in fewer.stdout, fewer.stdout + fewer.stderr
+    assert (sweep.pilot(1).path / "stop").exists()
+    waited = launcher("sweep", "wait", "many", timeout=240)
+    assert waited.returncode == 0, waited.stdout + waited.stderr
+    check(sweep)
+    assert not sweep.pilot(2).recorded()
+
+
 def test_what_a_function_returns_is_the_result_of_its_point(launcher: Launcher) -> None:
     """Without a process group, too: no object of the slot manager is used by a point."""
     done = launcher.submit(
