@@ -56,7 +56,7 @@ def test_each_end_is_told_once(tmp_path: Path) -> None:
     end(sweep.run(0), 0)
     begin(sweep.run(2), "100_2")
     first = point_statuses(sweep)
-    end(sweep.run(1), 1, job="100_1", fault="rank 1 on node2: ValueError: no", rank=1, host="node2")
+    end(sweep.run(1), 1, job="100_1", fault="ValueError: no", rank=1, host="node2")
     now = [each if each.point.index != 1 else _failed(sweep) for each in first]
     before = {each.point.index: each for each in first}
     assert list(sweep_follow.ended(before, now, ["workload.lr"])) == [
