@@ -63,7 +63,7 @@ from launcher.runs import event_file, live_index
 from launcher.runs.event_json import Event
 from launcher.runs.events import Submitting
 
-FORMAT = 3  # of a run directory; other versions of the launcher have other numbers
+FORMAT = 4  # of a run directory; other versions of the launcher have other numbers
 # Fields of a record and their types; the plan's are those of JobPlan.
 _RECORD = {
     "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -151,6 +152,14 @@ class Queries(Protocol):
 
     def throttle(self, job_id: str, most: int) -> None:
         """Sets the maximum number of elements of an array that run at once."""
+
+
+def parse_elements(text: str) -> list[int]:
+    """Parses the numbers of array elements as Slurm and Grid Engine print them: `3`, `0-2,7`, `0-6:2`. Pure."""
+    found: list[int] = []
+    for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
+        found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
+    return found
 
 
 def parts(count: int, most: int | None) -> list[range]:

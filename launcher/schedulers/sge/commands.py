@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.command import OutputTooLong, query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob, parse_elements
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -294,21 +294,10 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
     jobs: dict[str, SchedulerJob] = {}
     for each in parsed(text).iter("job_list"):
         letters, number = each.findtext("state", ""), each.findtext("JB_job_number", "")
-        for element in _tasks(each.findtext("tasks")):
-            job_id = number if element is None else f"{number}_{element - 1}"
+        elements = [f"{number}_{element - 1}" for element in parse_elements(each.findtext("tasks", ""))]
+        for job_id in elements or [number]:
             jobs[job_id] = SchedulerJob(job_id, state_of(letters), letters)
     return jobs
-
-
-def _tasks(text: str | None) -> Iterator[int | None]:
-    """Yields the numbers in `3`, `3,4` or `1-7:2`; None for a plain job."""
-    if not text:
-        yield None
-        return
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
-        if match:
-            yield from range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
 
 
 def records(text: str) -> dict[str, list[dict[str, str]]]:

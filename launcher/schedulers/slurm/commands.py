@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.command import OutputTooLong, query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, QueryTimeout, SchedulerJob
+from launcher.schedulers.queries import (
+    AnswerLost,
+    JobOrigin,
+    JobState,
+    QueryError,
+    QueryTimeout,
+    SchedulerJob,
+    parse_elements,
+)
 from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
 from launcher.units import parse_time
@@ -377,18 +385,10 @@ def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
             continue
         comment = re.search(r" Comment=(.*?)(?: [A-Z]\w+=| *$)", line)
         array, elements = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "").partition("%")[0]
-        ids = [f"{array}_{element}" for element in _elements(elements)] if array else [fields.get("JobId", "")]
+        ids = [f"{array}_{element}" for element in parse_elements(elements)] if array else [fields.get("JobId", "")]
         values = fields.get("JobState", ""), fields.get("Reason", ""), comment[1].strip() if comment else ""
         jobs.update((job_id, _job(job_id, *values)) for job_id in ids)
     return jobs
-
-
-def _elements(text: str) -> list[int]:
-    """Returns the numbers in `0-2,7`, or `0-6:2`."""
-    found: list[int] = []
-    for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
-        found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
-    return found
 
 
 def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> SchedulerJob:

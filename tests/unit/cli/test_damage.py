@@ -166,7 +166,7 @@ def test_a_sweep_cut_off_or_changed_anywhere_is_not_done_and_in_nobodys_way(tmp_
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"format": FORMAT + 1}, r"was written by another version \(9\.1, format 4; this one knows 3\): use that one"),
+        ({"format": FORMAT + 1}, r"was written by another version \(9\.1, format 5; this one knows 4\): use that one"),
         ({"plan": {"colour": "red"}}, r"was written by another version \(9\.1\): .*colour"),
         ({"plan": None}, r"was written by another version"),
     ],

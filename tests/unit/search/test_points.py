@@ -12,7 +12,7 @@ import pytest
 from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
 from launcher.runs import event_file
-from launcher.runs.directory import Run
+from launcher.runs.directory import FORMAT, Run
 from launcher.runs.event_json import Event
 from launcher.runs.events import Ended, Evaluated, Progress, Started
 from launcher.runs.journal import journal_events
@@ -34,7 +34,7 @@ def record_with(sweep: Sweep, point: int, lr: float) -> dict[str, Any]:
     run, plan = sweep.run(point), plan_of()
     workload = dataclasses.replace(plan.workload, params={**plan.workload.params, "lr": lr})
     own = dataclasses.replace(plan, run_id=f"{sweep.id}/{point}", run_dir=str(run.path), workload=workload)
-    return {"format": 3, "launcher": "1", "plan": as_dict(own), "config": {"workload": {"lr": lr}}}
+    return {"format": FORMAT, "launcher": "1", "plan": as_dict(own), "config": {"workload": {"lr": lr}}}
 
 
 @pytest.fixture
