@@ -53,7 +53,7 @@ def test_a_run_that_ignores_its_end_is_killed_with_all_that_it_started(launcher:
     assert '"wall-time"' in told.stdout, told.stdout
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])  # several: as contract/test_resume.py
 def test_a_run_that_is_out_of_time_is_requeued_on_one_node_and_resubmitted_on_several(
     launcher: Launcher, nodes: int
 ) -> None:
