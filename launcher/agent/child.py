@@ -89,8 +89,9 @@ def _take_cpus(placement: Placement) -> None:
         if placement.cpus:
             os.sched_setaffinity(0, placement.cpus)
     except OSError as error:
-        told = f"rank {placement.rank} cannot be bound to the CPUs {ranges(placement.cpus)}, and runs unbound: {error}"
-        print(f"launcher: {told}", file=sys.stderr, flush=True)
+        who = f"rank {placement.rank}"
+        problem = f"{who} cannot be bound to the CPUs {ranges(placement.cpus)}, and runs unbound: {error}"
+        print(f"launcher: {problem}", file=sys.stderr, flush=True)
 
 
 def _take_streams(out: int, err: int) -> None:

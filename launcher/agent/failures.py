@@ -87,7 +87,7 @@ def fault_of_start(error: StartError, host: str) -> Fault:
     """Returns the fault of a rank that could not be started."""
     limits = {errno.EAGAIN: error.processes, errno.EMFILE: error.files}
     return Fault(
-        code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.words, errno=error.number,
+        code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message, errno=error.number,
         maximum=limits.get(error.number),
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ class _Group:
 
     Attributes:
         limit: bytes; None: it has none.
-        peak: most bytes that it has had; None: the kernel does not tell.
+        peak: most bytes that it has had; None: the kernel does not report it.
         kills: processes of it that were killed for lack of memory.
     """
 
@@ -39,8 +39,8 @@ class Watch:
         self._root = root
         self._kills, self._host_kills = group(root).kills, host_kills(root)
 
-    def told(self) -> dict[str, int]:
-        """Bytes and counts; what cannot be known is left out.
+    def read(self) -> dict[str, int]:
+        """Returns bytes and counts; unknown values are missing.
 
         `largest`: most resident memory of one process that this one has had and that has ended (getrusage,
         RUSAGE_CHILDREN). `limit`, `peak`: of the cgroup. `kills`: processes of the cgroup, and `host_kills` of the

@@ -20,7 +20,7 @@ LONGEST_LINE = 1 << 16  # bytes; longer lines are cut
 STALE = 1.0  # seconds after which a line without an end is copied as it is (a prompt, a progress bar that stands still)
 PIPE = 4096  # bytes that a writable pipe accepts at once (PIPE_BUF, man 7 pipe)
 WAITS = 0.05  # seconds between two attempts to write to a reader that is slow
-_END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")  # of a line, or of a state of one; what comes behind a last \r will tell
+_END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")  # of a line, or of a state of one; a \r at the very end is undecided
 
 
 @dataclass

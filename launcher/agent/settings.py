@@ -17,7 +17,7 @@ from launcher.spec.plan import JobPlan
 
 def limits(plan: JobPlan, logs: Path) -> Limits:
     """Returns the settings that the leading agent needs. Pure."""
-    # MPI's ranks, and programs, need not use our store to meet. A rank at a breakpoint is silent, as are the others.
+    # Ranks of MPI, and programs, need not join through our store. While a rank is at a breakpoint, all are silent.
     elsewhere = (
         plan.workload.backend == Backend.mpi.value
         or plan.workload.kind == "Program"

@@ -343,7 +343,7 @@ class Supervisor:
         """A rank has failed: all others of this agent are useless."""
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
-        fault = replace(failure.fault, memory=self._memory.told())
+        fault = replace(failure.fault, memory=self._memory.read())
         self._send_failure(_KINDS.get(failure.code, Kind.RAISED), fault, listens=listens)
         if self._phase is not Phase.LEAVING:
             self._phase = Phase.FAILED

@@ -99,13 +99,13 @@ class StartError(Exception):
     Attributes:
         rank: the rank that failed.
         number: errno.
-        words: text of the OSError, with its file.
+        message: text of the OSError, with its file.
         processes, files: limits of this process (`ulimit -u`, `ulimit -n`); -1: unlimited.
     """
 
     def __init__(self, rank: int, error: OSError) -> None:
         super().__init__(f"rank {rank} cannot be started: {error}")
-        self.rank, self.number, self.words = rank, error.errno or 0, str(error)
+        self.rank, self.number, self.message = rank, error.errno or 0, str(error)
         self.processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 

@@ -647,10 +647,10 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/slurm/job_5/memory.max", f"{GIB}\n")
     write("sys/fs/cgroup/slurm/job_5/memory.peak", "1000\n")
     watch = memory.Watch(tmp_path)
-    assert {name: value for name, value in watch.told().items() if name != "largest"} == {"limit": GIB, "peak": 1000}
+    assert {name: value for name, value in watch.read().items() if name != "largest"} == {"limit": GIB, "peak": 1000}
     write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 2\noom_kill 2\n")
     write("proc/vmstat", "oom_kill 4\n")
-    told = watch.told()
+    told = watch.read()
     assert (told["kills"], told["host_kills"]) == (1, 1)
 
     write("proc/self/cgroup", "4:cpu:/x\n3:memory:/slurm/job_6\n0::/\n")
