@@ -129,6 +129,8 @@ def sections(*, others: bool = True) -> tuple[Section, ...]:
         Section("debug.", "debug.KEY: breakpoints in the job", schema.Debug),
         Section("tracking.", "tracking.KEY: trackers", schema.Tracking),
         Section("sweep.", "sweep.KEY: multiruns (-m)", schema.Sweep),
+        Section("sweep.budget.", "sweep.budget.KEY: when a search ends", schema.SearchBudget),
+        Section("sweep.asha.", "sweep.asha.KEY: when a search prunes", schema.Asha),
         *(Section("workload.", f"workload.KEY with workload={name}", kind) for name, kind in WORKLOADS.items()),
     )
 

@@ -305,7 +305,7 @@ class Asha:
     """How points are pruned with sweep.search=asha: at rungs of min_steps, reduction_factor * min_steps, ... steps."""
 
     min_steps: Nat | None = None  # steps before which no point is pruned; empty: such that the third rung is the last
-    reduction_factor: int = 3  # one of so many points goes on at each rung; 2 or more
+    reduction_factor: int = 3  # one in this many points continues at each rung; 2 or more
 
 
 @dataclass
@@ -325,8 +325,8 @@ class Sweep:
     slots: Nat | None = None  # points that share a node of a pilot, a job that runs one point after the other
     pack: Nat | None = None  # number of pilots that share the points, instead of a job for each point
     nodes: Nat = 1  # nodes of each pilot
-    gpus: int | None = None  # GPUs on each node of a pilot; empty: as many as its slots ask for. Fewer are shared
-    retries: int = 2  # how often a point that fails in a pilot is tried again, on another node where there is one
+    gpus: int | None = None  # GPUs on each node of a pilot; empty: those of its slots. Fewer are shared
+    retries: int = 2  # how often a point that fails in a pilot is retried, if possible on another node
 
 
 @dataclass
