@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from launcher.config import schema
-from launcher.config.keys import all_keys, of_other_schedulers
+from launcher.config.keys import all_keys, keys_of, of_other_schedulers
 from launcher.errors import near
 from launcher.paths import choices, resource, user_config_dir
 
@@ -44,7 +45,9 @@ def explain(text: str, kind: type | None) -> str | None:
             return no_scheduler(name.rpartition("/")[2])
         if words := of_other_schedulers(key, kind):
             return f"{where}: {words}"
-        return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher help --all` lists all"
+        return (
+            f"{where}: there is no key {_short(key, group)!r}.{_near(key, group, kind)} `launcher help --all` lists all"
+        )
     if why := wrong_value(message):
         value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
         return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
@@ -110,6 +113,9 @@ def _short(key: str, group: str) -> str:
     return key.removeprefix(f"{group}.")
 
 
-def _near(key: str, group: str) -> str:
-    known = [_short(each, group) for each in all_keys() if each.startswith(f"{group}.") or not group]
+def _near(key: str, group: str, kind: type | None) -> str:
+    """Returns similar keys; for a key of a profile, those of its scheduler only."""
+    inside = f"{key.rpartition('.')[0]}."
+    names = [each.name for each in keys_of(kind, inside)] if kind is not None and is_dataclass(kind) else all_keys()
+    known = [_short(each, group) for each in names if each.startswith(f"{group}.") or not group]
     return near(_short(key, group), known)

@@ -85,6 +85,7 @@ def test_a_scheduler_of_another_package_has_keys_of_its_own(
         ("", ["cluster.partition=gpu"], "cluster.partition is a key for slurm, and the cluster is third: use "),
         ("", ["cluster=slurm", "cluster.lane=x"], "cluster.lane is a key for third, and the cluster is slurm: leave"),
         ("priorty: x\n", [], "mine.yaml: there is no key 'priorty'. Did you mean priority"),
+        ("lnae: x\n", [], "mine.yaml: there is no key 'lnae'. Did you mean name or lane?"),  # and no key of others
         ("qos: x\n", [], "mine.yaml: cluster.qos is a key for slurm, and the cluster is third: leave it out"),
     ],
 )  # fmt: skip
