@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -65,10 +66,12 @@ def settled(config: Config) -> Config:
     | pack | 1, without slots: one pilot |
 
     Raises:
-        ConfigError: there is no objective, or several; or a setting cannot be used.
+        ConfigError: Optuna is not installed; there is no objective, or several; or a setting cannot be used.
     """
     sweep = config.sweep
     assert sweep.search is not None
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(f"sweep.search={sweep.search.value} needs Optuna: pip install 'launcher[optuna]'")
     if not isinstance(sweep.objective, str):
         raise ConfigError(
             f"sweep.search={sweep.search.value} compares points by a metric that they report: sweep.objective=accuracy"

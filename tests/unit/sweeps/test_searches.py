@@ -56,3 +56,9 @@ def test_what_is_not_given_follows(given: dict[str, Any], goal: Goal, best_is: B
 def test_settings_that_cannot_be_used_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settled(config(**given))
+
+
+def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"needs Optuna: pip install 'launcher\[optuna\]'"):
+        settled(config())
