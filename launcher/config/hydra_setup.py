@@ -91,8 +91,5 @@ def _cluster(name: str) -> Any:
         return None
     node = OmegaConf.structured(kind)
     if issubclass(kind, schema.SchedulerSettings) and kind.IGNORES_OTHERS:
-        # Any key of cluster may be set, and compose.py drops those of other schedulers; what is in a key is checked.
-        for child in filter(OmegaConf.is_config, map(node._get_node, node)):
-            OmegaConf.set_struct(child, True)
-        OmegaConf.set_struct(node, False)
+        OmegaConf.set_struct(node, False)  # any key may be set, and compose.py drops those of other schedulers
     return node

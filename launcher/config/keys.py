@@ -22,7 +22,8 @@ from launcher.config.scheduler_table import (
 )
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
-OPEN_KEYS = ("cluster.directives", "cluster.environment", "cluster.pools", *OWN_ARGUMENTS)  # any key is allowed in them
+OPENED = ("cluster.directives", "cluster.environment", *OWN_ARGUMENTS)  # new keys in them need no `+`
+OPEN_KEYS = ("cluster.pools", *OPENED)  # any key is allowed in them
 WORKLOADS = {
     "p2p": schema.P2P,
     "collective": schema.Collective,
@@ -206,6 +207,6 @@ def of_other_schedulers(key: str, kind: type | None) -> str | None:
 
 
 def opened(words: Iterable[str]) -> list[str]:
-    """Adds `++` to overrides of the user's own arguments, since Hydra requires it for keys not in the schema. Pure."""
-    own = tuple(f"{key}." for key in OWN_ARGUMENTS)
+    """Adds `++` to overrides of the user's own names, since Hydra requires it for keys not in the schema. Pure."""
+    own = tuple(f"{key}{rest}" for key in OPENED for rest in (".", "={"))
     return [f"++{word}" if word.startswith(own) else word for word in words]

@@ -187,7 +187,7 @@ def test_a_run_id_is_submitted_once(launcher: Launcher) -> None:
         (["workload=colective"], ["Did you mean collective"]),
         (["workload.op=all_reduc"], ["Did you mean all_reduce"]),
         (["cluster.port_range=5"], ["cluster.port_range", "LOW-HIGH"]),
-        (["cluster.environment.FOO=1"], ["+cluster.environment.FOO="]),
+        (["cluster.environment={1A: b}"], ["1A"]),
         (["cluster.setup=['a\x07b']"], ["control character"]),
     ],
 )
