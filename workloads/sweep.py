@@ -171,10 +171,14 @@ class Sweep:
             problem = self._try(place)
             if problem is not None:
                 self.groups = _remade(self.groups, self.env)
-                others = names.backends_for(name, settings.dtype, settings.redop)
-                can = ", ".join(other for other in others if other != self.env.backend)
+                can = [
+                    each
+                    for each in names.backends_for(name, settings.dtype, settings.redop)
+                    if each != self.env.backend
+                ]
+                have = f"; {' and '.join(can)} {'have' if len(can) > 1 else 'has'} it" if can else ""
                 of = f" for {settings.dtype}" + (f" {settings.redop}" if self.operation.reduces else "")
-                return f"{self.env.backend} lacks it{of} ({problem})" + (f"; {can} has it" if can else "")
+                return f"{self.env.backend} lacks it{of} ({problem}){have}"
         return ""
 
     def _try(self, place: str) -> str | None:

@@ -68,9 +68,8 @@ def test_a_job_that_its_owner_deletes_does_not_come_back(launcher: Launcher, slu
     slurm.run("scancel", launcher.status()["job"])
     launcher.until(lambda: launcher.status()["state"] in ("stopped", "cancelled"), "the end")
     run = launcher.last()
-    assert [event["why"] for event in run.attempts()[0].events() if event["event"] == "stays"] == [
-        "Slurm ends its job (COMPLETING)"
-    ]
+    (stays,) = (event for event in run.attempts()[0].events() if event["event"] == "stays")
+    assert (stays["reason"], stays["scheduler"], stays["state"]) == ("scheduler_ends", "Slurm", "COMPLETING")
     assert [event["step"] for event in run.attempts()[0].events() if event["event"] == "saved"] == [stopped_at(run, 0)]
     assert len(run.attempts()) == 1
 

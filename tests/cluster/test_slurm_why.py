@@ -41,7 +41,7 @@ def test_a_run_that_waits_says_why_and_what_would_start_sooner(launcher: Launche
     def reason() -> str:
         return str(slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%r")).strip()
 
-    until(lambda: reason() == "Resources", "Slurm has looked at it", said=reason)
+    until(lambda: reason() == "Resources", "Slurm has looked at it", details=reason)
     found = why(launcher)
     assert (found["code"], found["state"], found["job"]) == ("Resources", "queued", job)
     assert "in use" in found["why"]
@@ -54,7 +54,7 @@ def test_a_run_that_waits_says_why_and_what_would_start_sooner(launcher: Launche
     assert max(map(len, shown.splitlines())) < 80 + len(str(launcher.runs_dir))
 
     slurm.run("scontrol", "uhold", job)
-    until(lambda: reason() == "JobHeldUser", "it is held", said=reason)
+    until(lambda: reason() == "JobHeldUser", "it is held", details=reason)
     assert why(launcher)["do"] == f"`scontrol release {job}` lets it go on"
 
     # Its nodes are drained, and its partition's limit is lowered.
@@ -62,12 +62,12 @@ def test_a_run_that_waits_says_why_and_what_would_start_sooner(launcher: Launche
     slurm.run("scancel", other.strip())
     slurm.run("scontrol", "update", "nodename=node4", "state=drain", "reason=bad GPU 2")
     try:
-        until(lambda: "DRAINED" in reason() or "NotAvail" in reason(), "Slurm tells of the node", said=reason)
+        until(lambda: "DRAINED" in reason() or "NotAvail" in reason(), "Slurm tells of the node", details=reason)
         found = why(launcher)
         assert any("node4" in text and "drain" in text and "bad GPU 2" in text for text in found["nodes"])
         assert found["options"]
         slurm.run("scontrol", "update", "partitionname=gpu", "MaxTime=10")
-        until(lambda: reason() == "PartitionTimeLimit", "Slurm tells of the limit", said=reason)
+        until(lambda: reason() == "PartitionTimeLimit", "Slurm tells of the limit", details=reason)
         found = why(launcher)
         assert "partition gpu: MaxTime=00:10:00, and it asks for 00:20:00" in found["limits"]
         assert found["tried"][0]["starts"] is None

@@ -100,7 +100,7 @@ def test_a_task_that_cannot_start_ends_the_run_and_its_host_is_named(in_job: InJ
     launcher = in_job([NODES[0], "no-such-node"])
     result = launcher.fault("fine")
     assert result.code == 1, result.output
-    assert "task 1 on no-such-node could not be started" in result.output
+    assert "the task on no-such-node could not be started" in result.output
     assert "error 17002 on spawn" in result.output
     assert examined(launcher, "latest")["kind"] == "never-started"
     assert time.monotonic() - start < 40

@@ -67,7 +67,7 @@ def test_collectives_are_right_for_every_type_and_reduction(dtype: str) -> None:
     assert operations_of == {redop: len(OPERATIONS) - (lacking if redop == "avg" else 0) for redop in operations_of}
     assert not any(metrics["wrong"] for metrics in first.metrics.values())
     told = " ".join(first.printed.split())
-    assert told.count(f"left out: gloo lacks it for {dtype} avg (") == told.count("nccl has it") == lacking
+    assert told.count(f"left out: gloo lacks it for {dtype} avg (") == told.count("nccl and xccl have it") == lacking
 
 
 def with_every_reduction(config: Collective, env: Env) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def lack_reduce_scatter(env: Env) -> None:
 def test_an_operation_that_the_backend_lacks_is_told() -> None:
     first, _ = run(config_of(), 2, prepare=lack_reduce_scatter)
     assert first.metrics["operations"] == len(OPERATIONS) - 1
-    reason = "gloo lacks it for float32 sum (this backend does not support reduce_scatter); nccl has it"
+    reason = "gloo lacks it for float32 sum (this backend does not support reduce_scatter); nccl and xccl have it"
     assert f"left out: {reason}" in " ".join(first.printed.split())
     error = the_error(run(config_of(op="reduce_scatter"), 2, prepare=lack_reduce_scatter, fails=True))
     assert error == f"reduce_scatter cannot be run: {reason}"
