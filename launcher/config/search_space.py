@@ -57,6 +57,14 @@ class Dimension:
             return self.choices[index]
         return self.text(self.low + index * (self.step or 1))
 
+    def readable(self, number: float) -> float:
+        """Returns a number of an interval in few digits: changed by at most 1e-5 of itself and of the range."""
+        if self.whole or self.step is not None:
+            return number
+        allowed = 1e-5 * min(abs(number), self.high - self.low)
+        short = (float(f"{number:.{digits}g}") for digits in range(1, 17))
+        return next((each for each in short if abs(each - number) <= allowed and self.low <= each <= self.high), number)
+
     def text(self, number: float) -> str:
         """Returns a number of this dimension as it is written in an override."""
         return str(round(number)) if self.whole else repr(float(number))

@@ -243,10 +243,12 @@ class Search:
         trial = create_trial(state=TrialState.RUNNING)
         trial.number = number
         relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
-        return {
+        params = {
             key: relative[key] if key in relative else sampler.sample_independent(study, trial, key, each)
             for key, each in self._distributions.items()
         }
+        space = self.settings.space
+        return {key: value if space[key].choices else space[key].readable(value) for key, value in params.items()}
 
     def _combination(self, index: int) -> dict[str, Any]:
         values = search_space.combination(self.settings.space, index)

@@ -94,3 +94,26 @@ def test_a_combination_has_one_number(space: dict[str, Dimension], data: st.Data
 def test_what_is_no_combination_has_no_number() -> None:
     assert index_of({"a": Dimension(choices=("1",))}, {"a": "2"}) is None
     assert size({"a": Dimension(low=0, high=1)}) is None
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6), st.floats(0, 1))
+def test_a_number_of_an_interval_is_short_and_stays_in_it(low: float, span: float, where: float) -> None:
+    interval = Dimension(low=low, high=low + span)
+    number = min(max(low + where * span, interval.low), interval.high)
+    short = interval.readable(number)
+    assert interval.low <= short <= interval.high
+    assert abs(short - number) <= 1e-5 * min(abs(number), interval.high - interval.low)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "number", "short"),
+    [
+        (Dimension(low=0.01, high=0.5), 0.43650029516048205, 0.4365),
+        (Dimension(low=1e-6, high=0.1, log=True), 3.2345678e-06, 3.2346e-06),
+        (Dimension(low=1000000, high=1000001), 1000000.4321987, 1000000.4322),
+        (Dimension(low=0.1234561, high=0.5), 0.1234561, 0.1234561),  # shorter ones are outside
+        (Dimension(low=0, high=1, step=0.1), 0.30000000000000004, 0.30000000000000004),
+    ],
+)
+def test_a_number_of_an_interval_is_written_for_people(dimension: Dimension, number: float, short: float) -> None:
+    assert dimension.readable(number) == short
