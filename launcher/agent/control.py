@@ -24,9 +24,9 @@ from launcher.rendezvous.channel import Message
 from launcher.rendezvous.hub import Hub
 from launcher.rendezvous.leader_search import EXCHANGE
 from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
-from launcher.rendezvous.membership import Round, Rounds
 from launcher.rendezvous.ports import candidate_ports, free_ports, listen, secret_of
 from launcher.rendezvous.protocol import leaders_rendezvous, refusal, rendezvous_of
+from launcher.rendezvous.round_files import Round, Rounds
 from launcher.runs.events import Fault, Place
 
 REJOIN = 5.0  # seconds for which an agent tries to reach the leader of a round before it reads again which that is

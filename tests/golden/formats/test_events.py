@@ -31,8 +31,8 @@ from launcher.job import requeue, wait_for_others
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.bad_nodes import Verdict
 from launcher.preflight.checks import Check, Level
-from launcher.rendezvous.membership import Rounds
 from launcher.rendezvous.rank_environment import placements
+from launcher.rendezvous.round_files import Rounds
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
 from launcher.runs.event_writer import Events

@@ -476,7 +476,7 @@ def test_any_json_object_arrives_as_it_was_sent(message: dict[str, Any]) -> None
         "rendezvous/channel",
         "rendezvous/hub",
         "rendezvous/protocol",
-        "rendezvous/membership",
+        "rendezvous/round_files",
         "agent/coordinator",
         "agent/control",
     ],
