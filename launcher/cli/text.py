@@ -85,8 +85,8 @@ def bound_to(plan: JobPlan) -> list[str]:
     if asked.kind == wanted.NONE or (asked.kind == wanted.AUTO and plan.launch.mode == "tasks"):
         return ["nothing" if asked.kind == wanted.NONE else "what the scheduler binds each task to"]
     gpus = plan.gpus_per_node > 0 and plan.workload.device != "cpu"
-    beside = "next to its GPU" if gpus else "of its part"
-    lines = [f"cores {beside} (launch.bind={plan.launch.bind}), decided on each node"]
+    which = "next to its GPU" if gpus else "of its part"
+    lines = [f"cores {which} (launch.bind={plan.launch.bind}), decided on each node"]
     if plan.cluster.node_type is None:
         return lines
     about = node_types.load(plan.cluster.node_type)

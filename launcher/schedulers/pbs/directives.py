@@ -10,6 +10,7 @@ from typing import Any
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
+from launcher.schedulers.extra_options import require_plain
 from launcher.schedulers.pbs.commands import TOKEN
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.script.quoting import quote
@@ -245,8 +246,7 @@ def letters(values: Mapping[str, Any]) -> dict[str, Any]:
                 "resource use cluster.resources or cluster.chunk)"
             )
         for each in value if isinstance(value, list) else [value]:
-            if not (each is None or isinstance(each, (str, int, float, bool))):
-                raise ConfigError(f"cluster.directives.{option}: {each!r} is neither text nor a number")
+            require_plain(option, each)
     return dict(values)
 
 

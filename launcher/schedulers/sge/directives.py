@@ -9,6 +9,7 @@ from typing import Any
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
+from launcher.schedulers.extra_options import require_plain
 from launcher.schedulers.sge.commands import TOKEN
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 from launcher.spec.plan import JobPlan, settings_of
@@ -224,6 +225,5 @@ def names(values: Mapping[str, Any]) -> dict[str, Any]:
                 "use cluster.resources)"
             )
         for each in value if isinstance(value, list) else [value]:
-            if not (each is None or isinstance(each, (str, int, float, bool))):
-                raise ConfigError(f"cluster.directives.{option}: {each!r} is neither text nor a number")
+            require_plain(option, each)
     return dict(values)

@@ -9,6 +9,7 @@ from typing import Any
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_time
+from launcher.schedulers.extra_options import require_plain
 from launcher.schedulers.slurm.settings import GpuDirective, SlurmSettings
 from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan, settings_of
@@ -124,7 +125,6 @@ def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"cluster.directives: {option!r} is not the long name of an option "
                 "(write `partition`, not `-p` or `--partition`)"
             )
-        if not (value is None or isinstance(value, (str, int, float, bool))):
-            raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")
+        require_plain(option, value)
         result[long_name] = value
     return result
