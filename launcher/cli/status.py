@@ -36,18 +36,18 @@ def run(arguments: Namespace) -> int:
     """Show the state of the live runs and sweeps and the newest others, or of the named RUNs, with one query to the
     scheduler for all."""
     # Lazily: neither --help nor completion needs it
-    from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
-    from launcher.maintenance.orphaned_jobs import schedulers
     from launcher.paths import default_runs_dir
     from launcher.runs import lookup
+    from launcher.schedulers.registry import queues_here
 
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
-    if not names and lookup.is_empty(folder) and not schedulers():
+    if not names and lookup.is_empty(folder) and not queues_here():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
-    # Lazily: neither --help nor completion needs it
+    # Lazily: where there is nothing to show, it is most of the time
+    from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
     from launcher.cli.status_table import table
     from launcher.runs.sweep_directory import Sweep
 

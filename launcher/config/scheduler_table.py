@@ -26,21 +26,25 @@ SETTINGS = "launcher.scheduler_settings"
 
 
 class Place(NamedTuple):
-    """Where the class of a scheduler is, and where its settings are, each as `module:Class`."""
+    """Where the class of a scheduler is, and where its settings are, each as `module:Class`.
+
+    `command` is a command that every installation of a scheduler with a queue has on PATH; empty: it has no queue.
+    """
 
     scheduler: str
     settings: str
+    command: str = ""
 
 
 OURS = {
     "local": Place("launcher.schedulers.local.scheduler:LocalScheduler",
                    "launcher.schedulers.local.settings:LocalSettings"),
     "slurm": Place("launcher.schedulers.slurm.scheduler:SlurmScheduler",
-                   "launcher.schedulers.slurm.settings:SlurmSettings"),
+                   "launcher.schedulers.slurm.settings:SlurmSettings", "squeue"),
     "pbs": Place("launcher.schedulers.pbs.scheduler:PBSScheduler",
-                 "launcher.schedulers.pbs.settings:PBSSettings"),
+                 "launcher.schedulers.pbs.settings:PBSSettings", "qsub"),
     "sge": Place("launcher.schedulers.sge.scheduler:SGEScheduler",
-                 "launcher.schedulers.sge.settings:SGESettings"),
+                 "launcher.schedulers.sge.settings:SGESettings", "qsub"),
     "allocation": Place("launcher.schedulers.local.scheduler:AllocationScheduler",
                         "launcher.schedulers.local.settings:AllocationSettings"),
 }  # fmt: skip

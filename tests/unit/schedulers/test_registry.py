@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -31,11 +32,26 @@ def test_who_takes_jobs_is_a_matter_of_type() -> None:
     assert [name for name in registry.OURS if isinstance(registry.scheduler(name), Queue)] == ["slurm", "pbs", "sge"]
 
 
+def test_only_schedulers_with_commands_on_path_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(registry, "load", lambda place: (loaded.append(place), scheduler_table.load(place))[1])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    forget()
+    assert registry.queues_here() == {}
+    assert loaded == []
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\n")
+    squeue.chmod(0o755)
+    assert [*registry.queues_here()] == ["slurm"]
+    assert loaded == [registry.OURS["slurm"].scheduler]
+
+
 def test_ours_are_found_without_a_look_at_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(group: str) -> None:
         raise AssertionError(group)
 
     monkeypatch.setattr("importlib.metadata.entry_points", look)
+    monkeypatch.setattr("shutil.which", lambda command: f"/usr/bin/{command}")
     forget()
     for name in ("slurm", "pbs", "sge"):
         monkeypatch.setattr(type(registry.scheduler(name)), "here", lambda _: True)
