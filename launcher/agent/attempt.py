@@ -36,10 +36,8 @@ from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, Wo
 from launcher.attach.request_handler import RequestHandler
 from launcher.binding.masks import BindingRefused
 from launcher.config.schema import Backend, LaunchMode
-from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
-from launcher.log_line import log_line
 from launcher.preflight.attempt import Preflight
 from launcher.processes import orphans
 from launcher.rendezvous import store
@@ -407,16 +405,14 @@ class _Agent:
             signal.signal(signal.SIGALRM, previous)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
-        """Writes the event and the log line about agents that do not take part any more, or came back."""
+        """Reports the agents that do not take part any more, or came back."""
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
         if old.keys() == new.keys():
             return
-        resized = Resized(
+        self._means.report_resized(Resized(
             round=number, members=len(new), world_size=now.world_size, size=self._control.size,
             without=self._places(old, old.keys() - new.keys()), back=self._places(new, new.keys() - old.keys()),
-        )  # fmt: skip
-        self._events(resized)
-        log_line(text.of_resized(resized))
+        ))  # fmt: skip
 
     def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
         """Returns where these members run."""

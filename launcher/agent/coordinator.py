@@ -28,6 +28,7 @@ The leader sends:
 | `hang` | save the stacks of your ranks |
 | `question` | a request of a command: `text` |
 | `verdict` | the first failure, and what all do about it: see `verdicts.Verdict` |
+| `resized` | to itself: its ranks go on without agents that are lost: the event `resized` |
 | `over` | no rank of this round runs any more |
 | `answer` | the leader's `value` for `key` |
 | `propose`, `commit` | what all ranks do at one step boundary: see `stop_agreement` |
@@ -39,7 +40,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from launcher.agent.restart_policy import History
+from launcher.agent.restart_policy import History, Kind
 from launcher.agent.round_watch import AgentState, Blame, Limits, RoundWatch
 from launcher.agent.verdicts import RoundFailure, Verdict, judge
 from launcher.failures.codes import FaultCode
@@ -48,7 +49,7 @@ from launcher.rendezvous.hub import refused
 from launcher.rendezvous.members import Member, RendezvousError
 from launcher.rendezvous.protocol import Arrivals
 from launcher.runs import event_json
-from launcher.runs.events import Fault, Place, Stop
+from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.stop_agreement import LeaderSide
 
 Claim = Callable[[int, Sequence[Member]], "Fault | None"]
@@ -302,24 +303,38 @@ class Coordinator:
             self.broadcast({"type": "hang"})
 
     def _found(self, failure: RoundFailure | None) -> None:
-        """Decides what follows a failure; only the first one of a round counts."""
+        """Decides what follows a failure; only the first one of a round counts.
+
+        The loss of a node is none where ranks are independent, and enough are left.
+        """
         if failure is None or self.verdict is not None:
             return
-        agents = self._watch.agents
-        self.verdict = judge(
-            failure,
-            self.history,
-            stopping="stop" in self._announced,
-            members=len(agents),
-            least=self.limits.least,
-            max_restarts=self.limits.max_restarts,
-        )
-        self.history = self.verdict.history
-        for index in failure.lost:
-            if index in agents:
-                agents[index].gone = agents[index].ended = True
-        self.broadcast(self.verdict.message())
+        agents, lost = self._watch.agents, [index for index in failure.lost if index in self._watch.agents]
+        for index in lost:
+            agents[index].gone = agents[index].ended = True
+        left = self.present()
+        if self.limits.independent and failure.kind is Kind.LOST_NODE and len(left) >= self.limits.least:
+            self._go_on_without(lost)
+        else:
+            self.verdict = judge(
+                failure,
+                self.history,
+                stopping="stop" in self._announced,
+                members=len(left) + len(lost),
+                least=self.limits.least,
+                max_restarts=self.limits.max_restarts,
+            )
+            self.history = self.verdict.history
+            self.broadcast(self.verdict.message())
         self._look_at_ended()
+
+    def _go_on_without(self, lost: Sequence[int]) -> None:
+        left = [self._watch.agents[index].member for index in self.present()]
+        resized = Resized(
+            round=self.history.round, members=len(left), world_size=sum(member.ranks for member in left),
+            size=len(self._places), without=tuple(self._places[index] for index in lost),
+        )  # fmt: skip
+        self._send([self._own.index], {"type": "resized", "resized": event_json.values(resized)})
 
     def _look_at_waiting(self) -> None:
         """Lets a new round begin for members that wait, once this one has made progress, so that nothing is lost."""

@@ -13,10 +13,13 @@ from launcher.agent.logs import log_name
 from launcher.agent.signals import Signals
 from launcher.agent.stragglers import Paces
 from launcher.attach.request_handler import GONE, Process, RequestHandler
+from launcher.failures import text
+from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.members import Rendezvous
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Resized
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.flight_recorder import Recorders
@@ -45,6 +48,11 @@ class Means:
     request_handler: RequestHandler
     environments: Sequence[Mapping[str, str]] = ()
     recorders: Recorders | None = None
+
+    def report_resized(self, resized: Resized) -> None:
+        """Writes the event and the log line about agents that do not take part any more, or came back."""
+        self.events(resized)
+        log_line(text.of_resized(resized))
 
 
 class RankStatus:

@@ -33,6 +33,7 @@ class Limits:
         heartbeat: without a message, after which an agent counts as lost.
         max_restarts: number of restarts in a row that may bring no progress.
         stacks_in: folder in which agents save the stacks of ranks that hang.
+        independent: whether ranks go on when another node is lost.
     """
 
     least: int
@@ -43,6 +44,7 @@ class Limits:
     heartbeat: float
     max_restarts: int
     stacks_in: str = ""
+    independent: bool = False
 
 
 @dataclass

@@ -33,6 +33,7 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
         heartbeat=plan.launch.heartbeat,
         max_restarts=plan.launch.max_restarts,
         stacks_in=str(logs),
+        independent=plan.independent,
     )
 
 

@@ -33,7 +33,7 @@ from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.members import Rendezvous
 from launcher.runs import event_file, event_json, events
-from launcher.runs.events import Accused, Fault, HostSignal, Place, Stop
+from launcher.runs.events import Accused, Fault, HostSignal, Place, Resized, Stop
 from launcher.worker.stop_agreement import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: SIGKILL may follow
@@ -196,6 +196,8 @@ class Supervisor:
             self._receive_verdict(Verdict.of(message), now)
         elif kind == "over":
             self._over = True
+        elif kind == "resized":
+            self._means.report_resized(event_json.from_values(Resized, message["resized"]))
         elif kind == "hang":
             self._control.send(self._status.take_stacks(self._pids()))
         elif kind in ("propose", "commit"):

@@ -273,7 +273,7 @@ class Met(Event):
 
 
 class Resized(Event):
-    """A round begins with other agents than the one before.
+    """A round begins with other agents than the one before, or goes on without some that were lost.
 
     Attributes:
         round: number of the round.

@@ -45,6 +45,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # control cha
 LONGEST_NAME = 64
 NIC = "{nic}"  # in cluster.rank_environment it stands for the rank's network device of cluster.nics
 EXPECTED = ("net", "plugin", "provider")  # keys of cluster.expects, compared with what NCCL reports
+PILOT_ENTRY = "launcher.pilots.manager:main"  # workload.entry of pilots
 LONGEST_CHAIN = 50  # most jobs that one command submits with resume.how=chain
 
 
@@ -184,6 +185,11 @@ class JobPlan:
     def cpus_per_task(self) -> int:
         """CPUs of a task. A task that is an agent gets the CPUs of all its ranks."""
         return self.cpus_per_node // self.tasks_per_node
+
+    @property
+    def independent(self) -> bool:
+        """Whether ranks need no other node than their own: those that are left go on when a node is lost."""
+        return self.workload.entry == PILOT_ENTRY
 
     @property
     def own_code(self) -> bool:

@@ -29,11 +29,10 @@ from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.idempotent_submit import Refused
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.spec.sections import Workload
 from launcher.submission.submit import facts_of_here, journal_jobs, start, tried
 
-ENTRY = "launcher.pilots.manager:main"
 ENDS = 20.0  # seconds in which the job of a pilot whose slot managers have ended is over
 LEAVING = (ManagerIdle.event, ManagerEnded.event)  # last events of slot managers that take no more points
 
@@ -92,11 +91,11 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
     """
     run = sweep.pilot(number)
     params: dict[str, Any] = {
-        "name": "pilot", "entry": ENTRY, "min_ranks": 1, "backend": "gloo", "device": "cpu", "seed": point.seed,
+        "name": "pilot", "entry": PILOT_ENTRY, "min_ranks": 1, "backend": "gloo", "device": "cpu", "seed": point.seed,
         "hook": None, "target": None, "kwargs": {"sweep": str(sweep.path), "pilot": number}, "init": False,
         "checkpoint": f"{sweep.path}/{claims.CLAIMS}",  # a new claim is progress, for whoever requeues the pilot
     }  # fmt: skip
-    workload = Workload(name="pilot", entry=ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
+    workload = Workload(name="pilot", entry=PILOT_ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
     return dataclasses.replace(
         point, run_id=run.path.name, run_dir=str(run.path), nodes=packing.nodes, min_nodes=1,
         gpus_per_node=packing.gpus, procs_per_node=1, cpus_per_proc=packing.slots * packing.cpus_per_point,

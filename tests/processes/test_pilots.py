@@ -41,6 +41,10 @@ def managers(sweep: Sweep) -> list[ManagerBegan]:
     return [event for each in folder.managers() for event in every(read(folder.journal(each)), ManagerBegan)]
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def done(sweep: Sweep) -> int:
     return sum(entry.kind is Kind.DONE for log in Claims(sweep.path, 0).entries().values() for entry in log)
 
@@ -86,12 +90,15 @@ def test_the_points_of_a_killed_pilot_go_on_in_another_one(launcher: Launcher) -
 def test_two_nodes_of_a_pilot_share_points_and_go_on_when_one_is_killed(launcher: Launcher) -> None:
     sweep = submitted(launcher, "sweep.slots=1", "sweep.nodes=2")
     until(lambda: done(sweep) >= 2 and len(managers(sweep)) == 2, "points run on both nodes")
-    agents = {int(Path(f"/proc/{each.pid}/stat").read_text().rpartition(")")[2].split()[1]) for each in managers(sweep)}
-    assert len(agents) == 2
-    os.kill(max(agents), signal.SIGKILL)
+    first, second = (parent(each.pid) for each in managers(sweep))
+    assert first != second
+    os.kill(second, signal.SIGKILL)
     waited = launcher("sweep", "wait", "many", timeout=240)
     assert waited.returncode == 0, waited.stdout + waited.stderr
     check(sweep)
+    assert len(managers(sweep)) == 2  # the first one was not started again
+    resized = [event for event in sweep.pilot(0).attempts()[0].events() if event["event"] == "resized"]
+    assert [(event["round"], event["members"]) for event in resized] == [(0, 1)]
 
 
 def test_throttle_submits_pilots_and_stops_them(launcher: Launcher) -> None:

@@ -249,6 +249,31 @@ def test_what_is_done_about_a_failure(kind: str, values: dict[str, Any], then: s
     assert History(**verdict["history"]).round == (1 if then == "restart" else 0)
 
 
+def test_ranks_that_are_independent_go_on_when_a_node_is_lost_and_end_without_it() -> None:
+    cluster = Cluster(4, least=2, independent=True).begin()
+    cluster.lose(2)
+    cluster.wait(HEARTBEAT * 2, beats=[0, 1])  # node3 is silent
+    cluster.none("verdict")
+    reported = [message["resized"] for _, message in cluster.take("resized")]
+    assert [(each["members"], [place["host"] for place in each["without"]]) for each in reported] == [
+        (3, ["node2"]), (2, ["node3"])
+    ]  # fmt: skip
+    for index in (0, 1):
+        cluster.receive(index, "ended")
+    cluster.one("over", [0, 1])
+
+
+def test_ranks_that_are_independent_start_again_when_one_fails_and_end_when_too_few_nodes_are_left() -> None:
+    cluster = Cluster(least=2, independent=True).begin()
+    cluster.lose(2)
+    cluster.fail(1, "killed")
+    assert cluster.one("verdict")["then"] == "restart"
+    cluster = Cluster(least=2, independent=True).begin()
+    cluster.lose(2)
+    cluster.lose(1)
+    assert cluster.one("verdict")["then"] == "resume"
+
+
 def test_the_first_failure_of_a_round_wins() -> None:
     cluster = Cluster().begin()
     cluster.fail(2, "killed")
