@@ -27,7 +27,7 @@ from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, Rendezvous
 from launcher.rendezvous.ports import candidate_ports, free_ports, listen, secret_of
 from launcher.rendezvous.protocol import leaders_rendezvous, refusal, rendezvous_of
 from launcher.rendezvous.round_files import Round, Rounds
-from launcher.runs.events import Fault, Place
+from launcher.runs.events import AgentCount, Fault, Place
 
 REJOIN = 5.0  # seconds for which an agent tries to reach the leader of a round before it reads again which that is
 FILE_DELAY = 90.0  # seconds beyond a heartbeat after which other nodes see a file's new time stamp
@@ -180,7 +180,11 @@ class Control(Link):
                     raise
         self._disconnect()
         left = [index for index in left if index != leader or self.own.index == leader]
-        fault = Fault(code=FaultCode.TOO_FEW, host=self.own.host, arrived=len(left), expected=self._limits.least)
+        fault = Fault(
+            code=FaultCode.TOO_FEW,
+            host=self.own.host,
+            agents=AgentCount(arrived=len(left), expected=self._limits.least),
+        )
         problem = RendezvousError(fault, final=True)
         for place, leader in enumerate(left):
             try:

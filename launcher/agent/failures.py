@@ -16,7 +16,7 @@ from launcher.failures.codes import AgentPhase, FaultCode
 from launcher.files.shared_files import is_transient
 from launcher.preflight.bad_nodes import Verdict
 from launcher.rendezvous.members import LeaderLost, Rendezvous
-from launcher.runs.events import Accused, Fault
+from launcher.runs.events import Accused, Fault, StartLimit
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def fault_of_start(error: StartError, host: str) -> Fault:
     """Returns the fault of a rank that could not be started."""
     limits = {errno.EAGAIN: error.processes, errno.EMFILE: error.files}
     return Fault(
-        code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message, errno=error.number,
-        maximum=limits.get(error.number),
+        code=FaultCode.NOT_STARTED, rank=error.rank, host=host, error=error.message,
+        start=StartLimit(errno=error.number, maximum=limits.get(error.number)),
     )  # fmt: skip
 
 
@@ -161,6 +161,6 @@ def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Faul
     """
     hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
     return Fault(
-        code=FaultCode.PREFLIGHT, host=host, error=verdict.cause, accused=tuple(map(Accused, hosts)),
+        code=FaultCode.PREFLIGHT, host=host, preflight=verdict.failure, accused=tuple(map(Accused, hosts)),
         ends_with=verdict.exit_code,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from launcher.agent.verdicts import RoundFailure
 from launcher.failures import text
 from launcher.failures.codes import AgentPhase, FaultCode
 from launcher.rendezvous.members import Member
-from launcher.runs.events import Accused, Fault, HostSignal, Stop
+from launcher.runs.events import Accused, Fault, Hang, HostSignal, Stop
 from launcher.worker.hangs import Blamed
 
 STACKS = 10.0  # seconds in which all agents send the stacks of their ranks, and what NCCL has recorded
@@ -288,10 +288,13 @@ class RoundWatch:
         blamed = self._blame([report for reports in hang.reports.values() for report in reports])
         accused: Collection[Accused] = blamed.ranks or hang.silent
         rank = blamed.ranks[0].rank if blamed.ranks else None
+        details = Hang(
+            sign=blamed.sign, collective=blamed.collective,
+            slowest=hang.step if blamed.step is None else blamed.step, stacks=self._limits.stacks_in,
+        )  # fmt: skip
         return self._failure(
             Kind.HUNG, FaultCode.HANG, self._member_of(rank), accused, rank=rank, limit=hang.limit,
-            seconds=hang.seconds, sign=blamed.sign, detail=blamed.detail or None,
-            slowest=hang.step if blamed.step is None else blamed.step, stacks=self._limits.stacks_in,
+            seconds=hang.seconds, hang=details,
         )  # fmt: skip
 
     def _member_of(self, rank: int | None) -> Member | None:

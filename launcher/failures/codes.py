@@ -71,6 +71,16 @@ class HangSign(Code):
     UNKNOWN = "unknown"
 
 
+class CollectiveSign(Code):
+    """What NCCL's flight recorder shows of ranks that block a collective."""
+
+    NOT_CALLED = "not_called"  # they have not called it, and other ranks wait in it
+    OTHER_CALLED = "other_called"  # they have called another operation
+    NOT_FINISHED = "not_finished"  # their GPUs have not finished it, those of the other ranks have
+    NOT_BEGUN = "not_begun"  # their GPUs have not begun it, those of the other ranks have
+    UNKNOWN = "unknown"
+
+
 class AgentPhase(Code):
     """What an agent was doing when something happened to it."""
 
@@ -126,6 +136,15 @@ class PreflightThen(Code):
     GO = "go"  # all nodes are good
     WITHOUT = "without"  # the attempt continues without the bad nodes
     FAIL = "fail"  # too few nodes are left, or the bad node is not known
+    UNKNOWN = "unknown"
+
+
+class PreflightReason(Code):
+    """Why a preflight ends the attempt."""
+
+    TOO_FEW = "too_few"  # too few good nodes are left
+    ALL_NODES = "all_nodes"  # all nodes fail the same check
+    UNKNOWN_NODE = "unknown_node"  # nodes have lost each other, and the bad one is not known
     UNKNOWN = "unknown"
 
 

@@ -7,11 +7,32 @@ import signal
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, SetupPart, StopReason
+from launcher.failures.codes import (
+    AgentPhase,
+    CollectiveSign,
+    FaultCode,
+    HangSign,
+    NextReason,
+    PreflightReason,
+    SetupPart,
+    StopReason,
+)
 from launcher.formatting import plural
 
 if TYPE_CHECKING:
-    from launcher.runs.events import Accused, Again, Fault, PassedOver, Place, Resized, SaveFailed, Stays, Stop
+    from launcher.runs.events import (
+        Accused,
+        Again,
+        BlockedCollective,
+        Fault,
+        PassedOver,
+        Place,
+        PreflightFailure,
+        Resized,
+        SaveFailed,
+        Stays,
+        Stop,
+    )
 
 MOST_NAMES = 10  # agents that are named in a text
 MOST_RANKS = 4  # ranks that are named as the cause of a hang
@@ -40,10 +61,6 @@ def _error(fault: Fault) -> str:
     """The error message, with the rank or the host that it is from."""
     who = _rank(fault) if fault.rank is not None else fault.host
     return ": ".join(part for part in (who, fault.error) if part)
-
-
-def _message(fault: Fault) -> str:
-    return fault.error or ""
 
 
 def _rank(fault: Fault) -> str:
@@ -101,14 +118,15 @@ def _error_or_end(fault: Fault) -> str:
 
 
 def _not_started(fault: Fault) -> str:
-    now = "unlimited" if fault.maximum is None or fault.maximum < 0 else str(fault.maximum)
+    maximum = fault.start.maximum if fault.start else None
+    now = "unlimited" if maximum is None or maximum < 0 else str(maximum)
     fix = {
         errno.EAGAIN: f"no more processes are allowed here: raise `ulimit -u` (now {now}) or the job's pids limit, "
                       "or have fewer ranks (procs_per_node) and data loader workers",
         errno.ENOMEM: "there is no memory for one more process: ask for more, or have fewer ranks (procs_per_node)",
         errno.EMFILE: f"the agent may open no more files: raise `ulimit -n` (now {now}), for instance in cluster.setup",
         errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
-    }.get(fault.errno or 0)  # fmt: skip
+    }.get(fault.start.errno if fault.start else 0)  # fmt: skip
     return f"{_rank(fault)} cannot be started: {fault.error}" + (f"; {fix}" if fix else "")
 
 
@@ -141,13 +159,40 @@ def _seconds(fault: Fault, preposition: str) -> str:
 
 def _hang(fault: Fault) -> str:
     ranks = "; ".join(_rank_on(each.rank, each.host) for each in fault.accused[:MOST_RANKS]) or "all ranks"
-    sign = fault.detail or _SIGNS.get(fault.sign or HangSign.UNKNOWN, "hangs" if fault.accused else "hang")
+    sign, collective, slowest, stacks = HangSign.UNKNOWN, None, None, ""
+    if fault.hang is not None:
+        sign, collective, slowest, stacks = (
+            fault.hang.sign,
+            fault.hang.collective,
+            fault.hang.slowest,
+            fault.hang.stacks,
+        )
+    does = _SIGNS.get(sign, "hangs" if fault.accused else "hang") if collective is None else _blocks(collective)
     preposition = "within" if fault.limit == "launch.start_timeout" else "for"
     why = _LIMITS.get(fault.limit or "", "").format(seconds=_seconds(fault, preposition))
-    if why and fault.slowest is not None:
-        why += f" after step {fault.slowest}" if fault.slowest >= 0 else " before the first step"
-    parts = [f"{ranks} {sign}" + (f": {why}" if why else "")]
-    return "; ".join([*parts, *([f"the stacks of all ranks are in {fault.stacks}"] if fault.stacks else [])])
+    if why and slowest is not None:
+        why += f" after step {slowest}" if slowest >= 0 else " before the first step"
+    return (
+        f"{ranks} {does}" + (f": {why}" if why else "") + (f"; the stacks of all ranks are in {stacks}" * bool(stacks))
+    )
+
+
+_BLOCKS = {
+    CollectiveSign.NOT_CALLED: "has not called {what}, in which {waiting}",
+    CollectiveSign.OTHER_CALLED: "has called {called} where the others have called {what}",
+    CollectiveSign.NOT_FINISHED: "does not finish {what}, which the others have finished",
+    CollectiveSign.NOT_BEGUN: "has called {what}, but its GPU does not begin it, and {waiting} in it",
+    CollectiveSign.UNKNOWN: "blocks {what}",
+}
+
+
+def _blocks(collective: BlockedCollective) -> str:
+    """How a rank blocks a collective."""
+    one = collective.waiting.isdecimal()
+    return _BLOCKS[collective.sign].format(
+        what=f"{collective.operation} (number {collective.number} of process group {collective.group})",
+        waiting=f"rank{'' if one else 's'} {collective.waiting} wait{'s' if one else ''}", called=collective.called,
+    )  # fmt: skip
 
 
 def _not_joined(fault: Fault) -> str:
@@ -180,13 +225,40 @@ def _leader_lost(fault: Fault) -> str:
 
 def _rendezvous_timeout(fault: Fault) -> str:
     who = _agents(fault.accused) or "not all agents"
-    came = "" if fault.arrived is None else f": {fault.arrived} of {fault.expected} arrived"
+    came = f": {fault.agents.arrived} of {fault.agents.expected} arrived" if fault.agents else ""
     return f"{who} did not reach {_node(fault.host, fault.node)} in time{came}"
 
 
 def _not_reached(fault: Fault) -> str:
     leader = _agents(fault.accused) or "its leader"
     return f"{fault.host} could not reach {leader}{_seconds(fault, 'within')}: {fault.error}"
+
+
+def _too_few(fault: Fault) -> str:
+    if fault.agents is None:
+        return "too few agents are left"
+    return f"of the {fault.agents.expected} agents that are needed only {fault.agents.arrived} are left"
+
+
+def _preflight(fault: Fault) -> str:
+    return f"preflight: {_why_preflight(fault.preflight) if fault.preflight else 'the nodes cannot run the job'}"
+
+
+def _why_preflight(failure: PreflightFailure) -> str:
+    first = failure.findings[0].words if failure.findings else "no details"
+    if failure.reason is PreflightReason.UNKNOWN_NODE:
+        return f"{failure.failed} of {failure.nodes} nodes lost the others, and the bad node is unknown: {first}"
+    if failure.reason is PreflightReason.ALL_NODES:
+        return f"all {failure.nodes} nodes fail: {first}"
+    shown = "; ".join(f"{each.name}: {each.words}" for each in failure.findings)
+    if (more := failure.failed - len(failure.findings)) > 0:
+        shown += f"; and {more} more"
+    if failure.nodes == 1:
+        return shown
+    spare = "spare nodes (min_nodes less than nodes)"
+    if failure.exclude:
+        return f"{shown}. Resume the run with {failure.exclude}, or give it {spare}"
+    return f"{shown}. Give the run {spare}, so that it starts without bad ones"
 
 
 _WHEN = {
@@ -225,12 +297,12 @@ _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
     FaultCode.STOPPED_EARLY: _stopped_early,
     FaultCode.RENDEZVOUS_TIMEOUT: _rendezvous_timeout,
     FaultCode.NOT_REACHED: _not_reached,
-    FaultCode.TOO_FEW: lambda fault: f"of the {fault.expected} agents that are needed only {fault.arrived} are left",
+    FaultCode.TOO_FEW: _too_few,
     FaultCode.LATE: lambda fault: f"the others have begun without {_node(fault.host, fault.node)}",
     FaultCode.NOT_A_MEMBER: lambda fault: (
         f"agent {fault.node} does not belong to this attempt: was it started by mistake, or twice?"
     ),
-    FaultCode.PREFLIGHT: _message,
+    FaultCode.PREFLIGHT: _preflight,
     FaultCode.CONDITION_FAILED: lambda fault: f"it was not started: {fault.error}",
     FaultCode.AGENT: _agent_error,
 }  # fmt: skip

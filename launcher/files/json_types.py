@@ -39,8 +39,11 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
     if is_dataclass(kind):
         return _misfit_of_fields(value, kind, name)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        known = [each.value for each in kind]
-        return None if value in known else f"{name} is none of {', '.join(map(str, known))}"
+        try:
+            kind(value)  # an enum with a member UNKNOWN accepts any text
+        except ValueError:
+            return f"{name} is none of {', '.join(str(each.value) for each in kind)}"
+        return None
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         found = [misfit(value, each, name) for each in arguments]

@@ -33,7 +33,7 @@ from launcher.preflight.checks import Check, Level
 from launcher.rendezvous import store
 from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, address_reached
 from launcher.rendezvous.ports import free_ports, listen
-from launcher.runs import directory
+from launcher.runs import directory, event_json
 from launcher.runs.event_writer import Events
 from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
 from launcher.runs.health import preflight_lines
@@ -222,7 +222,7 @@ class Preflight:
             self._agents.send({"type": "report", "key": key, "value": value})
             verdict = verdict_of(self._agents.answer(key, 2 * SLACK + timeout))
         kept = (*warnings, *verdict.warnings)
-        return Verdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.cause, verdict.exit_code)
+        return Verdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.failure, verdict.exit_code)
 
     def _without_leader(self, words: str) -> Verdict:
         leader = self._rendezvous.members[0]
@@ -283,15 +283,9 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
 
 def verdict_of(values: Mapping[str, Any]) -> Verdict:
     """The verdict that the leader has sent as JSON."""
-    found = {name: tuple(Finding(**each) for each in values[name]) for name in ("bad", "warnings")}
-    return Verdict(
-        PreflightThen(values["then"]), found["bad"], tuple(values["lost"]), found["warnings"], values["cause"],
-        values["exit_code"],
-    )  # fmt: skip
+    return event_json.from_json(Verdict, values)
 
 
 def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[Check] | None:
     """The checks that an agent has sent as JSON; None if it has sent none."""
-    if values is None:
-        return None
-    return [Check(**{**each, "level": Level(each["level"]), "accused": tuple(each["accused"])}) for each in values]
+    return None if values is None else [event_json.from_json(Check, each) for each in values]

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import errors
-from launcher.failures.codes import PreflightThen
+from launcher.failures.codes import PreflightReason, PreflightThen
 from launcher.preflight.checks import Check, Level
-from launcher.runs.events import Finding
+from launcher.runs.events import Finding, PreflightFailure
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import ExcludesNodes
 
@@ -39,7 +39,7 @@ class Verdict:
         bad: name of each bad node, and what is wrong with it.
         lost: indices of the bad nodes' agents.
         warnings: name of a node, and what may become a problem there.
-        cause: for the user, if the attempt fails; otherwise empty.
+        failure: why the attempt fails, if it does.
         exit_code: of the attempt, if it fails.
     """
 
@@ -47,12 +47,13 @@ class Verdict:
     bad: tuple[Finding, ...] = ()
     lost: tuple[int, ...] = ()
     warnings: tuple[Finding, ...] = ()
-    cause: str = ""
+    failure: PreflightFailure | None = None
     exit_code: int = errors.FAILED
 
 
 SILENT, LEADER = "silent", "leader"  # instead of a check: no report in time; the leader was lost
 SETTINGS = {"device", "space", "run_dir", "fabric"}  # checks that fail on all nodes if a config key is wrong
+MOST_FINDINGS = 4  # problems that the failure of an attempt names
 Reports = Mapping[int, Sequence[Check] | None]  # by index of the agent; None: it did not report in time
 
 
@@ -77,23 +78,21 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
         dict.fromkeys(
-            Finding(node.name, node.host, check.name, check.words)
-            for node in nodes
-            for check in checks_of[node]
-            if check.level is Level.WARNING
+            _finding(node, check) for node in nodes for check in checks_of[node] if check.level is Level.WARNING
         )
     )
     failed = {node: [each for each in checks if each.level is Level.FAILED] for node, checks in checks_of.items()}
     found = blame(nodes, failed, {node for node in nodes if any(reports.get(each) is None for each in node.members)})
     if not found:
-        symptoms = [(node, check.words) for node, checks in failed.items() for check in checks]
+        symptoms = tuple(_finding(node, checks[0]) for node, checks in failed.items() if checks)
         if not symptoms:
             return Verdict(PreflightThen.GO, warnings=warnings)
-        who = f"{len({node for node, _ in symptoms})} of {len(nodes)} nodes"
-        cause = f"preflight: {who} lost the others, and the bad node is unknown: {symptoms[0][1]}"
-        return Verdict(PreflightThen.FAIL, warnings=warnings, cause=cause)
+        failure = PreflightFailure(
+            reason=PreflightReason.UNKNOWN_NODE, nodes=len(nodes), failed=len(symptoms), findings=symptoms[:1]
+        )
+        return Verdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
     bad = tuple(
-        Finding(node.name, node.host, *((SILENT, silent) if check is None else (check.name, check.words)))
+        Finding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
         for node, check in found.items()
     )
     lost = tuple(index for node in found for index in node.members)
@@ -101,22 +100,27 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
         return Verdict(PreflightThen.WITHOUT, bad, lost, warnings)
     names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
-        cause = f"preflight: all {len(nodes)} nodes fail: {bad[0].words}"
+        failure = PreflightFailure(
+            reason=PreflightReason.ALL_NODES, nodes=len(nodes), failed=len(nodes), findings=bad[:1]
+        )
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
-        return Verdict(PreflightThen.FAIL, bad, lost, warnings, cause, code)
-    shown = "; ".join(f"{each.name}: {each.words}" for each in bad[:4]) + (" ..." if len(bad) > 4 else "")
-    cause = f"preflight: {shown}{advice(list(found), len(nodes), scheduler)}"
-    return Verdict(PreflightThen.FAIL, bad, lost, warnings, cause)
+        return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
+    failure = PreflightFailure(
+        reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
+        exclude=_exclude(list(found), scheduler) if len(nodes) > 1 else "",
+    )  # fmt: skip
+    return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure)
 
 
-def advice(bad: Sequence[Node], nodes: int, scheduler: str) -> str:
-    """How to run without these nodes; empty if there is only one node."""
-    if nodes == 1:
-        return ""
+def _finding(node: Node, check: Check) -> Finding:
+    return Finding(node.name, node.host, check.name, check.words)
+
+
+def _exclude(bad: Sequence[Node], scheduler: str) -> str:
+    """The override that keeps a run off these nodes; empty: the scheduler has none."""
+    started_by = registry.scheduler(scheduler)
     hosts = ",".join(dict.fromkeys(node.host for node in bad))
-    if isinstance(started_by := registry.scheduler(scheduler), ExcludesNodes):
-        return f". Resume the run with {started_by.without(hosts)}, or give it spare nodes (min_nodes less than nodes)"
-    return ". Give the run spare nodes (min_nodes less than nodes), so that it starts without bad ones"
+    return started_by.without(hosts) if isinstance(started_by, ExcludesNodes) else ""
 
 
 def blame(

@@ -24,7 +24,7 @@ from launcher.rendezvous.leader_search import EXCHANGE, NO_ANSWER, ConnectBackof
 from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
 from launcher.rendezvous.ports import listen
 from launcher.runs import event_json
-from launcher.runs.events import Fault, Place
+from launcher.runs.events import AgentCount, Fault, Place
 
 
 @dataclass
@@ -63,8 +63,8 @@ class Arrivals:
         missing = [self.places[index] for index in sorted(self.wanted) if index not in self.arrived]
         return Fault(
             code=FaultCode.RENDEZVOUS_TIMEOUT if missing else FaultCode.TOO_FEW, host=leader.host, node=leader.node,
-            accused=tuple(map(accuse, missing)), arrived=len(self.arrived),
-            expected=len(self.wanted) if missing else self.least,
+            accused=tuple(map(accuse, missing)),
+            agents=AgentCount(arrived=len(self.arrived), expected=len(self.wanted) if missing else self.least),
         )  # fmt: skip
 
 

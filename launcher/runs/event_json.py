@@ -55,7 +55,7 @@ def from_entry(entry: Mapping[str, Any]) -> Event:
     """Returns the event of a dict that `event_file.read` has checked; KeyError: its kind has no class."""
     kind: Any = TYPES[entry["event"]]
     hints = _hints(kind)
-    event: Event = kind(**{name: _from_json(hints[name], value) for name, value in entry.items() if name in hints})
+    event: Event = kind(**{name: from_json(hints[name], value) for name, value in entry.items() if name in hints})
     return event
 
 
@@ -113,17 +113,17 @@ def _json_type(kind: Any) -> Any:
     return kind
 
 
-def _from_json(kind: Any, value: Any) -> Any:
-    """Converts a valid JSON value to the field's type."""
+def from_json(kind: Any, value: Any) -> Any:
+    """Converts a valid JSON value to the type of a field: a dataclass, an enum, a tuple of such, or a JSON type."""
     if get_origin(kind) in (Union, types.UnionType) and value is not None:
         kind = get_args(kind)[0]  # X | None
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if is_dataclass(kind):
         hints, made = _hints(cast(Any, kind)), cast(Any, kind)
-        return made(**{name: _from_json(hints[name], each) for name, each in value.items() if name in hints})
+        return made(**{name: from_json(hints[name], each) for name, each in value.items() if name in hints})
     if get_origin(kind) is tuple:
-        return tuple(_from_json(get_args(kind)[0], each) for each in value)
+        return tuple(from_json(get_args(kind)[0], each) for each in value)
     return value
 
 

@@ -11,7 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, PreflightThen, SetupPart, StopReason
+from launcher.failures.codes import (
+    AgentPhase,
+    CollectiveSign,
+    FaultCode,
+    HangSign,
+    NextReason,
+    PreflightReason,
+    PreflightThen,
+    SetupPart,
+    StopReason,
+)
 from launcher.runs.event_json import Event, from_entry
 
 # -- the journal of a run, and of a sweep
@@ -547,6 +557,89 @@ class HostSignal:
     signal: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlockedCollective:
+    """A collective that ranks block, as NCCL's flight recorder shows it.
+
+    Attributes:
+        sign: what these ranks have not done.
+        operation: the collective that the other ranks have called (`all_reduce`).
+        number: its number in the process group, from 1.
+        group: name of the process group.
+        waiting: ranks that wait in it (`0-3,7`).
+        called: for OTHER_CALLED, the operation that these ranks have called.
+    """
+
+    OPEN: ClassVar[bool] = True
+    sign: CollectiveSign
+    operation: str
+    number: int
+    group: str
+    waiting: str = ""
+    called: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """What is known of a hang.
+
+    Attributes:
+        sign: by what the accused ranks were found.
+        collective: for HangSign.RECORDER, the collective that they block.
+        slowest: steps that the slowest of them has done; -1: none.
+        stacks: folder with the stacks of all ranks.
+    """
+
+    OPEN: ClassVar[bool] = True
+    sign: HangSign = HangSign.UNKNOWN
+    collective: BlockedCollective | None = None
+    slowest: int | None = None
+    stacks: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartLimit:
+    """Why the system did not start a process.
+
+    Attributes:
+        errno: the error number.
+        maximum: the limit (`ulimit`) that was exceeded; -1: unlimited; None: it is none of the user's limits.
+    """
+
+    OPEN: ClassVar[bool] = True
+    errno: int
+    maximum: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentCount:
+    """Number of agents that took part in a rendezvous, and number that was needed."""
+
+    OPEN: ClassVar[bool] = True
+    arrived: int
+    expected: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightFailure:
+    """Why a preflight ends the attempt.
+
+    Attributes:
+        reason: code of the reason.
+        nodes: number of nodes that took part.
+        failed: number of these that failed a check.
+        findings: the first problems.
+        exclude: override with which the run can be resumed without the bad nodes; empty: the scheduler has none.
+    """
+
+    OPEN: ClassVar[bool] = True
+    reason: PreflightReason
+    nodes: int
+    failed: int
+    findings: tuple[Finding, ...] = ()
+    exclude: str = ""
+
+
 class Fault(Event):
     """Ranks failed, or could not be started. `launcher.failures.text.of_fault` describes it to people.
 
@@ -562,12 +655,7 @@ class Fault(Event):
         limit: the key of the timeout that expired.
         seconds: that timeout.
         step: steps of the run that were done; -1: none.
-        sign: for a hang, by what the accused ranks were found.
-        detail: for a hang, what NCCL's flight recorder shows of them.
-        slowest: for a hang, steps that the slowest of them has done.
-        errno, maximum: of a process that could not be started: errno, and the limit (`ulimit`) that it exceeded; -1:
-            unlimited.
-        arrived, expected: number of agents that took part in a rendezvous, and that were needed.
+        hang, start, agents, preflight: details, for HANG, NOT_STARTED, RENDEZVOUS_TIMEOUT and TOO_FEW, PREFLIGHT.
         during: what the agent was doing.
         then: signal that an agent got after the fault, and that may be a consequence of it.
         back: for NODE_RETURNED, the agents that came back.
@@ -575,7 +663,6 @@ class Fault(Event):
             it, and launch.max_restarts.
         traceback: traceback of the rank.
         memory: bytes used, bytes allowed and the count of kills; see `launcher.agent.memory`.
-        stacks: for a hang, the folder with the stacks of all ranks.
         ends_with: exit code of the attempt, if the fault ends it.
     """
 
@@ -592,13 +679,10 @@ class Fault(Event):
     limit: str | None = None
     seconds: float | None = None
     step: int | None = None
-    sign: HangSign | None = None
-    detail: str | None = None
-    slowest: int | None = None
-    errno: int | None = None
-    maximum: int | None = None
-    arrived: int | None = None
-    expected: int | None = None
+    hang: Hang | None = None
+    start: StartLimit | None = None
+    agents: AgentCount | None = None
+    preflight: PreflightFailure | None = None
     during: AgentPhase | None = None
     then: HostSignal | None = None
     back: tuple[Place, ...] = ()
@@ -606,7 +690,6 @@ class Fault(Event):
     max_restarts: int | None = None
     traceback: str | None = None
     memory: Mapping[str, int] | None = None
-    stacks: str | None = None
     ends_with: int | None = None
 
 

@@ -16,12 +16,14 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.formatting import name_ranks
+from launcher.failures.codes import CollectiveSign
+from launcher.formatting import ranges
+from launcher.runs.events import BlockedCollective
 
 ENTRIES = 2000  # collectives that each rank records; torch's default
 TIMEOUT = 4.0  # seconds for the dumps; torch polls the pipe once a second, and then looks up all stacks
@@ -58,14 +60,14 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rank that blocks others, and why it is suspected."""
+    """A rank that blocks others, and the collective that it blocks."""
 
     rank: int
-    why: str
+    collective: BlockedCollective
 
 
 def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
-    """The ranks that block the others. Pure; in each group the first row that applies decides.
+    """Returns the ranks that block the others. Pure; in each group the first row that applies decides.
 
     About the first collective of the group that is not finished on every rank:
 
@@ -83,9 +85,9 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
     waits_for: dict[int, set[int]] = {}
     for name in dict.fromkeys(group.name for recorder in recorders for group in recorder.groups):
         seen = {recorder.rank: group for recorder in recorders for group in recorder.groups if group.name == name}
-        found, why = _in_group(name, seen)
-        for rank in found:
-            accused.setdefault(rank, Suspect(rank, why))
+        found = _in_group(name, seen)
+        for rank, collective in found.items():
+            accused.setdefault(rank, Suspect(rank, collective))
         for rank, group in seen.items():
             if rank not in found and group.pending is not None:
                 waits_for.setdefault(rank, set()).update(found)
@@ -93,35 +95,44 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
     return sorted(causes or accused.values(), key=lambda suspect: suspect.rank)
 
 
-def _in_group(name: str, seen: Mapping[int, Group]) -> tuple[list[int], str]:
-    """The ranks to blame in one group, and why."""
+def _in_group(name: str, seen: Mapping[int, Group]) -> dict[int, BlockedCollective]:
+    """Returns the ranks to blame in one group, each with the collective that it blocks."""
     pending = [group.pending for group in seen.values() if group.pending is not None]
     if not pending:
-        return [], ""
+        return {}
     number = min(pending)
-    at_it = {rank: group for rank, group in seen.items() if group.pending == number}
-    operations = Counter(group.operation for group in at_it.values()).most_common()
-    usual = operations[0][0].rpartition(":")[2]
-    what = f"{usual} (number {number} of process group {name})"
-    absent = [rank for rank, group in seen.items() if group.enqueued < number]
-    if absent:
-        return absent, f"has not called {what}, in which {_waiting(at_it)}"
+    callers = {rank: group for rank, group in seen.items() if group.pending == number}
+    operations = Counter(group.operation for group in callers.values()).most_common()
+    usual, count = operations[0]
+
+    def blamed(
+        ranks: Iterable[int], sign: CollectiveSign, waiting: Iterable[int] = (), called: str = ""
+    ) -> dict[int, BlockedCollective]:
+        blocked = BlockedCollective(
+            sign=sign, operation=_short(usual), number=number, group=name, waiting=ranges(sorted(waiting)),
+            called=_short(called),
+        )  # fmt: skip
+        return dict.fromkeys(ranks, blocked)
+
+    if absent := [rank for rank, group in seen.items() if group.enqueued < number]:
+        return blamed(absent, CollectiveSign.NOT_CALLED, waiting=callers)
     if len(operations) > 1:
-        if operations[0][1] == operations[1][1]:  # no side is in the majority
-            return [], ""
-        others = [rank for rank, group in at_it.items() if group.operation != operations[0][0]]
-        return others, f"has called {operations[1][0].rpartition(':')[2]} where the others have called {what}"
-    if len(at_it) < len(seen):
-        return list(at_it), f"does not end {what}, which the others have ended"
-    begun = [rank for rank, group in at_it.items() if group.started]
-    if 0 < len(begun) < len(at_it):
-        late = [rank for rank in at_it if rank not in begun]
-        return late, f"has called {what} but its GPU does not begin it, and {_waiting(begun)} in it"
-    return [], ""
+        called, others = operations[1]
+        if count == others:  # no side is in the majority
+            return {}
+        differ = [rank for rank, group in callers.items() if group.operation != usual]
+        return blamed(differ, CollectiveSign.OTHER_CALLED, called=called)
+    if len(callers) < len(seen):
+        return blamed(callers, CollectiveSign.NOT_FINISHED)
+    begun = [rank for rank, group in callers.items() if group.started]
+    if 0 < len(begun) < len(callers):
+        return blamed(callers.keys() - begun, CollectiveSign.NOT_BEGUN, waiting=begun)
+    return {}
 
 
-def _waiting(ranks: Mapping[int, Group] | Sequence[int]) -> str:
-    return f"{name_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''}"
+def _short(operation: str) -> str:
+    """`all_reduce` for `nccl:all_reduce`."""
+    return operation.rpartition(":")[2]
 
 
 # -- torch's dumps

@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher.failures.codes import HangSign
 from launcher.files import memory_file
-from launcher.runs.events import Accused
+from launcher.runs.events import Accused, BlockedCollective
 from launcher.worker import flight_recorder
 from launcher.worker.heartbeat import Sign
 
@@ -60,18 +60,18 @@ class Blamed:
     Attributes:
         ranks: the ranks; empty: no rank has reported.
         sign: by what they were found.
-        detail: what NCCL's flight recorder shows of them, for HangSign.RECORDER.
+        collective: for HangSign.RECORDER, the collective that they block.
         step: steps of the run that the slowest of them has done.
     """
 
     ranks: tuple[Accused, ...]
     sign: HangSign
-    detail: str = ""
+    collective: BlockedCollective | None = None
     step: int | None = None
 
 
-def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, str]:
-    """The ranks to blame, the sign, and the detail. Pure.
+def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, BlockedCollective | None]:
+    """Returns the ranks to blame, by what they were found, and the collective that they block. Pure.
 
     The first row that applies to some, but not all, ranks decides:
 
@@ -87,19 +87,19 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, str]:
     """
     stopped = [each for each in reports if each.state in ("T", "t", "D")]
     if stopped:
-        return stopped, HangSign.DEVICE if stopped[0].state == "D" else HangSign.STOPPED, ""
+        return stopped, HangSign.DEVICE if stopped[0].state == "D" else HangSign.STOPPED, None
     lowest = min((each.step for each in reports), default=0)
     blamed = flight_recorder.blame([flight_recorder.from_json(each.recorder) for each in reports if each.recorder])
-    held_up = {suspect.rank: suspect.why for suspect in blamed}
+    blocks = {suspect.rank: suspect.collective for suspect in blamed}
     for chosen, sign in (
         ([each for each in reports if not each.stack], HangSign.NO_STACK),
-        ([each for each in reports if each.rank in held_up], HangSign.RECORDER),
+        ([each for each in reports if each.rank in blocks], HangSign.RECORDER),
         ([each for each in reports if not waits(each.stack)], HangSign.OUTSIDE),
         ([each for each in reports if each.step == lowest], HangSign.BEHIND),
     ):
         if chosen and len(chosen) < len(reports):
-            return chosen, sign, next(iter(held_up.values())) if sign is HangSign.RECORDER else ""
-    return list(reports), HangSign.ALL, ""
+            return chosen, sign, next(iter(blocks.values())) if sign is HangSign.RECORDER else None
+    return list(reports), HangSign.ALL, None
 
 
 def waits(stack: str) -> bool:
@@ -188,9 +188,9 @@ def cpu_seconds(pid: int) -> float:
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
     """The ranks to blame for a hang, from the reports of all agents. Pure."""
-    guilty, sign, detail = suspects([Report(**report) for report in reports])
+    guilty, sign, collective = suspects([Report(**report) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
-    return Blamed(ranks, sign, detail, min((each.step for each in guilty), default=None))
+    return Blamed(ranks, sign, collective, min((each.step for each in guilty), default=None))
 
 
 class Stacks:

@@ -27,7 +27,7 @@ from launcher.rendezvous.channel import ChannelError
 from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.rendezvous.protocol import Arrivals
 from launcher.rendezvous.round_files import Rounds
-from launcher.runs.events import Place
+from launcher.runs.events import AgentCount, Place
 from launcher.worker.hangs import Blamed
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
@@ -202,7 +202,7 @@ def test_too_few_do_not_continue(make: Make, monkeypatch: pytest.MonkeyPatch) ->
     assert (error.fault.code, [each.node for each in error.fault.accused]) == (FaultCode.RENDEZVOUS_TIMEOUT, [1, 2])
     (error,) = continued(lambda: agents[2].next(R1, first[2], (0, 1)))
     assert isinstance(error, RendezvousError)
-    assert (error.fault.code, error.fault.arrived, error.fault.expected) == (FaultCode.TOO_FEW, 1, 2)
+    assert (error.fault.code, error.fault.agents) == (FaultCode.TOO_FEW, AgentCount(arrived=1, expected=2))
 
 
 def test_of_two_halves_one_continues(make: Make) -> None:

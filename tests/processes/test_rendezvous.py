@@ -25,7 +25,7 @@ from launcher.rendezvous.interfaces import interface_with
 from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, RendezvousError, address_reached
 from launcher.rendezvous.ports import CANDIDATES, candidate_ports, listen, secret_of
 from launcher.rendezvous.protocol import Arrivals, join_rendezvous
-from launcher.runs.events import Accused, Fault, Place
+from launcher.runs.events import Accused, AgentCount, Fault, Place
 
 KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every rendezvous
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
@@ -204,7 +204,7 @@ def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytes
 
     error, _ = together([member(0, key, 3), leaves])
     fault = fault_of(error)
-    assert (fault.code, fault.arrived, fault.expected) == (FaultCode.RENDEZVOUS_TIMEOUT, 1, 3)
+    assert (fault.code, fault.agents) == (FaultCode.RENDEZVOUS_TIMEOUT, AgentCount(arrived=1, expected=3))
 
 
 # -- strangers on the ports
@@ -437,13 +437,13 @@ MEMBERS = {index: Member(index, index, f"node{index}", 1) for index in range(4)}
 
 
 @pytest.mark.parametrize(
-    ("arrived", "wanted", "least", "now", "decided", "problem"),  # code, accused, arrived, expected
+    ("arrived", "wanted", "least", "now", "decided", "problem"),  # code, accused, agents
     [
         ((0, 1, 2, 3), (0, 1, 2, 3), 4, 0, True, None),
         ((0, 1), (0, 1, 2, 3), 2, 9, False, None),  # enough, and yet there is time
         ((0, 1), (0, 1, 2, 3), 2, 10, True, None),
-        ((0, 1), (0, 1, 2, 3), 3, 10, True, (FaultCode.RENDEZVOUS_TIMEOUT, [2, 3], 2, 4)),
-        ((0, 1), (0, 1), 3, 0, True, (FaultCode.TOO_FEW, [], 2, 3)),
+        ((0, 1), (0, 1, 2, 3), 3, 10, True, (FaultCode.RENDEZVOUS_TIMEOUT, [2, 3], AgentCount(arrived=2, expected=4))),
+        ((0, 1), (0, 1), 3, 0, True, (FaultCode.TOO_FEW, [], AgentCount(arrived=2, expected=3))),
         ((0, 1, 3), (0, 1), 3, 0, True, None),  # one came that nobody had waited for
     ],
 )
@@ -455,7 +455,7 @@ def test_when_it_is_decided_who_takes_part(
     assert arrivals.decided(now) is decided
     if decided:
         found = arrivals.problem()
-        assert problem == (found and (found.code, [each.node for each in found.accused], found.arrived, found.expected))
+        assert problem == (found and (found.code, [each.node for each in found.accused], found.agents))
 
 
 def test_the_leader_comes_first_and_the_others_in_order() -> None:

@@ -26,7 +26,17 @@ from launcher.binding.node import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
-from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, PreflightThen, SetupPart, StopReason
+from launcher.failures.codes import (
+    AgentPhase,
+    CollectiveSign,
+    FaultCode,
+    HangSign,
+    NextReason,
+    PreflightReason,
+    PreflightThen,
+    SetupPart,
+    StopReason,
+)
 from launcher.job import requeue, wait_for_others
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.bad_nodes import Verdict
@@ -36,7 +46,20 @@ from launcher.rendezvous.round_files import Rounds
 from launcher.runs import directory, event_file
 from launcher.runs import events as kinds
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Accused, Again, Fault, Finding, HostSignal, Stays, Stop
+from launcher.runs.events import (
+    Accused,
+    Again,
+    AgentCount,
+    BlockedCollective,
+    Fault,
+    Finding,
+    Hang,
+    HostSignal,
+    PreflightFailure,
+    StartLimit,
+    Stays,
+    Stop,
+)
 from launcher.spec.plan import JobPlan
 from launcher.worker.reporter import Reporter
 from tests.golden.formats.golden import check
@@ -296,10 +319,9 @@ WHOLE = (
         host="node1",
         node=0,
         accused=(Accused(host="node2", node=1),),
-        arrived=1,
-        expected=2,
+        agents=AgentCount(arrived=1, expected=2),
     ),
-    Fault(code=FaultCode.NOT_STARTED, host="node1", rank=1, error="no", errno=11, maximum=512),
+    Fault(code=FaultCode.NOT_STARTED, host="node1", rank=1, error="no", start=StartLimit(errno=11, maximum=512)),
     Fault(
         code=FaultCode.NODE_ENDED,
         host="node1",
@@ -309,7 +331,28 @@ WHOLE = (
         restarts=2,
         max_restarts=3,
     ),
-    Fault(code=FaultCode.HANG, host="node1", sign=HangSign.RECORDER, detail="has not called all_reduce", slowest=7),
+    Fault(
+        code=FaultCode.HANG,
+        host="node1",
+        hang=Hang(
+            sign=HangSign.RECORDER,
+            collective=BlockedCollective(
+                sign=CollectiveSign.NOT_CALLED, operation="all_reduce", number=5, group="0", waiting="0-2"
+            ),
+            slowest=7,
+        ),
+    ),
+    Fault(
+        code=FaultCode.PREFLIGHT,
+        host="node1",
+        preflight=PreflightFailure(
+            reason=PreflightReason.TOO_FEW,
+            nodes=2,
+            failed=1,
+            findings=(Finding("node2", "node2", "device", "no GPU"),),
+            exclude="cluster.exclude=node2",
+        ),
+    ),
     Fault(code=FaultCode.NODE_RETURNED, back=(kinds.Place(host="node2", node=1),)),
     Stop(reason=StopReason.UNREADABLE, error="EIO", killed_on="node1", grace=30.0),
     Stays(what="stays", reason=NextReason.NOT_SUBMITTED, error="invalid account"),

@@ -223,7 +223,7 @@ def test_whatever_becomes_of_a_round_is_no_traceback(
     [
         ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,)), Verdict(PreflightThen.GO, (), ())]}, {"loss": 1}),
         ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (0,))]}, {}),
-        ({"preflight": [Verdict(PreflightThen.FAIL, (), (), cause="broken", exit_code=93)]}, 93),
+        ({"preflight": [Verdict(PreflightThen.FAIL, exit_code=93)]}, 93),
         ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [Overtaken("too late")]}, {"loss": 1}),
         (
             {"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [unmet()]},

@@ -18,7 +18,7 @@ from launcher.agent.failures import (
 )
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
 from launcher.failures.codes import FaultCode
-from launcher.runs.events import Fault
+from launcher.runs.events import Fault, StartLimit
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
 PEER = WorkerError("lost peer", "RuntimeError", "[x] Connection closed by peer", "Traceback ...", lost_peer=True)
@@ -67,7 +67,8 @@ def test_a_start_that_fails_names_the_error_and_the_limit() -> None:
     error = StartError(3, OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
     error.processes, error.files = 512, -1
     fault = fault_of_start(error, "node2")
-    assert (fault.code, fault.rank, fault.errno, fault.maximum) == (FaultCode.NOT_STARTED, 3, errno.EAGAIN, 512)
+    assert (fault.code, fault.rank) == (FaultCode.NOT_STARTED, 3)
+    assert fault.start == StartLimit(errno=errno.EAGAIN, maximum=512)
     assert fault.error == f"[Errno {errno.EAGAIN}] Resource temporarily unavailable"
 
 

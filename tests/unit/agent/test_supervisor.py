@@ -858,7 +858,7 @@ def test_ranks_that_do_no_step_are_found_out(job: Callable[..., Job], monkeypatc
     assert one.ended() == ["round 1", "round 1"]
     assert len(taken) == 2
     (event,) = one.agents[0].told()
-    assert (event["code"], event["sign"], event["rank"], event["seconds"]) == ("hang", "stopped", 1, 60)
+    assert (event["code"], event["hang"]["sign"], event["rank"], event["seconds"]) == ("hang", "stopped", 1, 60)
     stacks = sorted(path.name for path in one.attempt.logs.iterdir() if "stacks" in path.name)
     assert len(stacks) == 4
 

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.failures import text
-from launcher.failures.codes import AgentPhase, FaultCode, HangSign, NextReason, StopReason
-from launcher.runs.events import Accused, Again, Fault, HostSignal, Place, Stays, Stop
+from launcher.failures.codes import (
+    AgentPhase,
+    CollectiveSign,
+    FaultCode,
+    HangSign,
+    NextReason,
+    PreflightReason,
+    StopReason,
+)
+from launcher.runs.events import (
+    Accused,
+    Again,
+    AgentCount,
+    BlockedCollective,
+    Fault,
+    Finding,
+    Hang,
+    HostSignal,
+    Place,
+    PreflightFailure,
+    StartLimit,
+    Stays,
+    Stop,
+)
 
 NODE2, NODE3 = Accused(host="node2", node=1), Accused(host="node3", node=2)
 RANK1, RANK2 = Accused(host="node1", rank=1), Accused(host="node2", rank=2)
-HANG = {"code": FaultCode.HANG, "limit": "launch.hang_timeout", "seconds": 30.0, "slowest": 7, "stacks": "/logs"}
+ONE_OF_3 = AgentCount(arrived=1, expected=3)
+ABSENT = BlockedCollective(sign=CollectiveSign.NOT_CALLED, operation="all_reduce", number=5, group="0", waiting="0,3")
+HANG = {"code": FaultCode.HANG, "limit": "launch.hang_timeout", "seconds": 30.0}
 
 
 @pytest.mark.parametrize(
@@ -34,14 +59,14 @@ HANG = {"code": FaultCode.HANG, "limit": "launch.hang_timeout", "seconds": 30.0,
         ({"code": FaultCode.STILL_THERE, "rank": 1, "error": "rank 1 (process 7, state D)"},
          "on node1 ranks of the round before still exist after SIGKILL: rank 1 (process 7, state D); what they hold "
          "(GPUs, memory, ports) is not free. Look for a file server or a driver that hangs on this node"),
-        ({**HANG, "sign": HangSign.OUTSIDE, "accused": (RANK1,)},
+        ({**HANG, "hang": Hang(sign=HangSign.OUTSIDE, slowest=7, stacks="/logs"), "accused": (RANK1,)},
          "rank 1 on node1 is in no collective, and others wait for it in one: no step for 30 s (launch.hang_timeout) "
          "after step 7; the stacks of all ranks are in /logs"),
-        ({**HANG, "sign": HangSign.RECORDER, "detail": "has not called all_reduce", "accused": (RANK1, RANK2)},
-         "rank 1 on node1; rank 2 on node2 has not called all_reduce: no step for 30 s (launch.hang_timeout) after "
-         "step 7; the stacks of all ranks are in /logs"),
-        ({**HANG, "limit": "launch.start_timeout", "stacks": None},
-         "all ranks hang: no first step within 30 s of joining (launch.start_timeout) after step 7"),
+        ({**HANG, "hang": Hang(sign=HangSign.RECORDER, collective=ABSENT, slowest=-1), "accused": (RANK1, RANK2)},
+         "rank 1 on node1; rank 2 on node2 has not called all_reduce (number 5 of process group 0), in which ranks "
+         "0,3 wait: no step for 30 s (launch.hang_timeout) before the first step"),
+        ({**HANG, "limit": "launch.start_timeout"},
+         "all ranks hang: no first step within 30 s of joining (launch.start_timeout)"),
         ({"code": FaultCode.NOT_JOINED, "accused": (RANK1, RANK2), "seconds": 60.0},
          "rank 1, 2 on node1, node2 did not join the others within 60 s: does an import hang?"),
         ({"code": FaultCode.NOT_JOINED, "accused": (Accused(host="", rank=3),), "seconds": 2.5},
@@ -66,19 +91,18 @@ HANG = {"code": FaultCode.HANG, "limit": "launch.hang_timeout", "seconds": 30.0,
         ({"code": FaultCode.STOPPED_EARLY, "signal": "SIGTERM"}, "node1 was asked to stop by SIGTERM"),
         ({"code": FaultCode.STOPPED_EARLY, "signal": "SIGTERM", "during": AgentPhase.BETWEEN_ROUNDS},
          "node1 was asked to stop by SIGTERM between two rounds"),
-        ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0, "accused": (NODE2, NODE3), "arrived": 1, "expected": 3},
+        ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0, "accused": (NODE2, NODE3), "agents": ONE_OF_3},
          "node2 (node 1), node3 (node 2) did not reach node1 (node 0) in time: 1 of 3 arrived"),
-        ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0, "accused": (RANK2,), "arrived": 1, "expected": 2},
-         "rank 2 on node2 did not reach node1 (node 0) in time: 1 of 2 arrived"),
+        ({"code": FaultCode.RENDEZVOUS_TIMEOUT, "node": 0, "accused": (RANK2,), "agents": ONE_OF_3},
+         "rank 2 on node2 did not reach node1 (node 0) in time: 1 of 3 arrived"),
         ({"code": FaultCode.NOT_REACHED, "accused": (NODE2,), "seconds": 5.0, "error": "node2-ib: no route to host"},
          "node1 could not reach node2 (node 1) within 5 s: node2-ib: no route to host"),
-        ({"code": FaultCode.TOO_FEW, "arrived": 2, "expected": 3},
+        ({"code": FaultCode.TOO_FEW, "agents": AgentCount(arrived=2, expected=3)},
          "of the 3 agents that are needed only 2 are left"),
         ({"code": FaultCode.LATE, "node": 0}, "the others have begun without node1 (node 0)"),
         ({"code": FaultCode.NOT_A_MEMBER, "node": 7},
          "agent 7 does not belong to this attempt: was it started by mistake, or twice?"),
         ({"code": FaultCode.REFUSED, "error": "no port is free"}, "node1: no port is free"),
-        ({"code": FaultCode.PREFLIGHT, "error": "preflight: node2: no GPU"}, "preflight: node2: no GPU"),
         ({"code": FaultCode.CONDITION_FAILED, "error": "a failed"}, "it was not started: a failed"),
         ({"error": "a code of a newer version"}, "node1: a code of a newer version"),
         ({"code": FaultCode.SIGNALLED, "rank": 1, "signal": "SIGSEGV", "restarts": 2, "max_restarts": 3},
@@ -105,8 +129,53 @@ def test_a_fault_of_which_only_the_code_is_known_has_a_text(code: FaultCode) -> 
     ],
 )
 def test_a_process_that_cannot_be_started_and_the_fix(number: int, shown: str) -> None:
-    fault = Fault(code=FaultCode.NOT_STARTED, rank=3, host="node2", error="no", errno=number, maximum=512)
+    fault = Fault(
+        code=FaultCode.NOT_STARTED, rank=3, host="node2", error="no", start=StartLimit(errno=number, maximum=512)
+    )
     assert text.of_fault(fault).startswith(f"rank 3 on node2 cannot be started: no; {shown}")
+
+
+@pytest.mark.parametrize(
+    ("sign", "shown"),
+    [
+        (CollectiveSign.NOT_CALLED, "has not called all_reduce (number 5 of process group 0), in which ranks 0,3 wait"),
+        (CollectiveSign.OTHER_CALLED,
+         "has called all_gather where the others have called all_reduce (number 5 of process group 0)"),
+        (CollectiveSign.NOT_FINISHED,
+         "does not finish all_reduce (number 5 of process group 0), which the others have finished"),
+        (CollectiveSign.NOT_BEGUN, "has called all_reduce (number 5 of process group 0), but its GPU does not begin "
+                                   "it, and ranks 0,3 wait in it"),
+        (CollectiveSign.UNKNOWN, "blocks all_reduce (number 5 of process group 0)"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_blocks_a_collective(sign: CollectiveSign, shown: str) -> None:
+    hang = Hang(sign=HangSign.RECORDER, collective=replace(ABSENT, sign=sign, called="all_gather"))
+    assert text.of_fault(Fault(code=FaultCode.HANG, accused=(RANK1,), hang=hang)) == f"rank 1 on node1 {shown}"
+
+
+def test_one_rank_waits() -> None:
+    hang = Hang(sign=HangSign.RECORDER, collective=replace(ABSENT, waiting="7"))
+    assert text.of_fault(Fault(code=FaultCode.HANG, hang=hang)).endswith("in which rank 7 waits")
+
+
+@pytest.mark.parametrize(
+    ("reason", "nodes", "failed", "exclude", "shown"),
+    [
+        (PreflightReason.UNKNOWN_NODE, 4, 2, "", "2 of 4 nodes lost the others, and the bad node is unknown: no GPU"),
+        (PreflightReason.ALL_NODES, 4, 4, "", "all 4 nodes fail: no GPU"),
+        (PreflightReason.TOO_FEW, 1, 1, "", "node2: no GPU"),
+        (PreflightReason.TOO_FEW, 2, 1, "", "node2: no GPU. Give the run spare nodes (min_nodes less than nodes), so "
+         "that it starts without bad ones"),
+        (PreflightReason.TOO_FEW, 4, 3, "cluster.exclude=node2", "node2: no GPU; and 2 more. Resume the run with "
+         "cluster.exclude=node2, or give it spare nodes (min_nodes less than nodes)"),
+    ],
+)  # fmt: skip
+def test_why_a_preflight_ends_the_attempt(
+    reason: PreflightReason, nodes: int, failed: int, exclude: str, shown: str
+) -> None:
+    findings = (Finding("node2", "node2", "device", "no GPU"),)
+    failure = PreflightFailure(reason=reason, nodes=nodes, failed=failed, findings=findings, exclude=exclude)
+    assert text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=failure)) == f"preflight: {shown}"
 
 
 def test_of_many_agents_ten_are_named() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.failures.codes import PreflightReason, PreflightThen
 from launcher.preflight import bad_nodes, checks
 from launcher.preflight.bad_nodes import Node
 from launcher.preflight.checks import Check, Level, check
-from launcher.runs.events import PreflightThen
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"
 EXPECTS = {"net": ("AWS Libfabric",)}
@@ -28,5 +28,6 @@ def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:
     nodes = [Node(f"node{index}", f"node{index}", (index,), (index,)) for index in range(2)]
     verdict = bad_nodes.decide(nodes, {0: [found], 1: [found]}, least=2, scheduler="slurm", silent="silent")
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 93)
-    assert "all 2 nodes fail: NCCL 2.19.3 uses IB" in verdict.cause
-    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in verdict.cause
+    assert verdict.failure is not None
+    assert verdict.failure.reason is PreflightReason.ALL_NODES
+    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in verdict.failure.findings[0].words

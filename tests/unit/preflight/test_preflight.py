@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import socket
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +16,15 @@ import pytest
 import torch
 
 from launcher import errors
-from launcher.failures.codes import PreflightThen
+from launcher.failures import text
+from launcher.failures.codes import FaultCode, PreflightReason, PreflightThen
 from launcher.preflight import checks, together
 from launcher.preflight.attempt import nodes_of, verdict_of
 from launcher.preflight.bad_nodes import Node, Verdict, decide
 from launcher.preflight.checks import MIB, Check, Level, Problem, check
 from launcher.rendezvous import interfaces
 from launcher.rendezvous.members import Member
-from launcher.runs.events import Finding
+from launcher.runs.events import Fault, Finding, PreflightFailure
 from tests.unit.plans import bare_plan
 
 # -- the verdict
@@ -78,6 +81,13 @@ def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tu
     assert [each.name for each in verdict.bad] == [f"node{number}" for number in lost]
 
 
+def shown(verdict: Verdict) -> str:
+    """The text about a verdict, as another agent shows it."""
+    received = verdict_of(json.loads(json.dumps(asdict(verdict))))
+    assert received == verdict
+    return text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=received.failure))
+
+
 @pytest.mark.parametrize(
     ("reports", "scheduler", "cause", "code"),
     [
@@ -101,12 +111,14 @@ def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tu
 )  # fmt: skip
 def test_what_is_told_when_too_few_are_left(reports: list[Any], scheduler: str, cause: str, code: int) -> None:
     verdict = decide(NODES, dict(enumerate(reports)), least=4, scheduler=scheduler, silent="says nothing")
-    assert (verdict.then, verdict.cause, verdict.exit_code) == (PreflightThen.FAIL, cause, code)
+    assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, code)
+    assert shown(verdict) == cause
 
 
 def test_of_a_single_node_nobody_else_is_advised() -> None:
     verdict = decide(NODES[:1], {0: [FULL]}, least=1, scheduler="slurm", silent="")
-    assert (verdict.then, verdict.cause, verdict.exit_code) == (PreflightThen.FAIL, "preflight: node0: /tmp is full", 1)
+    assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 1)
+    assert shown(verdict) == "preflight: node0: /tmp is full"
 
 
 def test_warnings_are_kept() -> None:
@@ -125,12 +137,10 @@ def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
-    import json
-    from dataclasses import asdict
-
-    verdict = Verdict(
-        PreflightThen.WITHOUT, (Finding("a", "b", "c", "d"),), (3,), (Finding("e", "f", "g", "h"),), "g", 93
+    failure = PreflightFailure(
+        reason=PreflightReason.TOO_FEW, nodes=2, failed=1, findings=(Finding("a", "b", "c", "d"),), exclude="x=a"
     )
+    verdict = Verdict(PreflightThen.FAIL, failure.findings, (3,), (Finding("e", "f", "g", "h"),), failure, 93)
     assert verdict_of(json.loads(json.dumps(asdict(verdict)))) == verdict
 
 

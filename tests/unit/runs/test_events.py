@@ -13,7 +13,7 @@ from launcher.failures.codes import FaultCode, HangSign, SetupPart
 from launcher.runs import event_file, event_json, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Accused, Event, Fault, HostSignal, Place, Restart, SetupFailed
+from launcher.runs.events import Accused, Event, Fault, Hang, HostSignal, Place, Restart, SetupFailed
 
 FAULT = Fault(
     code=FaultCode.RAISED, host="node2", node=1, rank=3, exit_code=1,
@@ -29,12 +29,11 @@ FAULT = Fault(
         Fault(code=FaultCode.NODE_ENDED, then=HostSignal(host="n", signal="SIGTERM"), back=(Place(host="n", node=1),)),
         Fault(
             code=FaultCode.HANG,
-            sign=HangSign.BEHIND,
+            hang=Hang(sign=HangSign.BEHIND, stacks="/logs"),
             seconds=3.0,
             rank=1,
             limit="launch.hang_timeout",
             step=5,
-            stacks="/logs",
         ),
         Restart(code=FaultCode.SIGNALLED, signal="SIGKILL", round=2, world_size=4),
         SetupFailed(line=2, host="node1", of=SetupPart.ENV, number=1, code=127),
@@ -73,8 +72,9 @@ def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, change
 
 def test_fields_and_codes_of_a_newer_version_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "node-0.jsonl"
-    newer = {"code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}]}
+    newer = {"code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}], "hang": {"sign": "asleep"}}
     path.write_text(json.dumps({"time": 1.0, "event": "fault", **newer}) + "\n")
     assert event_file.problems(path) == []
     (found,) = events.every(event_file.read(path), Fault)
     assert (found.code, found.accused) == (FaultCode.UNKNOWN, (Accused("n"),))
+    assert found.hang == Hang()

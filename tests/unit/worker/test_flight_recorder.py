@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from launcher.failures.codes import CollectiveSign
+from launcher.runs.events import BlockedCollective
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker.flight_recorder import (
     Group,
@@ -113,50 +115,68 @@ def waits(number: int, name: str = "0", operation: str = REDUCE, *, started: boo
     return Group(name, number, number, operation, started)
 
 
+def blocked(sign: CollectiveSign, **fields: Any) -> BlockedCollective:
+    return BlockedCollective(**{"sign": sign, "operation": "all_reduce", "number": 5, "group": "0", **fields})
+
+
 @pytest.mark.parametrize(
-    ("recorders", "guilty", "why"),
+    ("recorders", "guilty", "blocked"),
     [
-        ([], [], ""),
-        ([at(0), at(1)], [], ""),
-        ([at(0, Group("0", 4)), at(1, Group("0", 4))], [], ""),  # all ended: it is something else
+        ([], [], None),
+        ([at(0), at(1)], [], None),
+        ([at(0, Group("0", 4)), at(1, Group("0", 4))], [], None),  # all ended: it is something else
         # not called
         (
             [at(0, waits(5)), at(1, Group("0", 4)), at(2, waits(5))],
-            [1], "has not called all_reduce (number 5 of process group 0), in which ranks 0,2 wait",
+            [1], blocked(CollectiveSign.NOT_CALLED, waiting="0,2"),
         ),
-        ([at(0, waits(5)), at(1, Group("0", 3)), at(2, Group("0", 4))], [1, 2], "in which rank 0 waits"),
+        (
+            [at(0, waits(5)), at(1, Group("0", 3)), at(2, Group("0", 4))],
+            [1, 2], blocked(CollectiveSign.NOT_CALLED, waiting="0"),
+        ),
         # another operation
         (
             [at(0, waits(5)), at(1, waits(5, operation=GATHER)), at(2, waits(5))],
-            [1], "has called _all_gather_base where the others have called all_reduce (number 5",
+            [1], blocked(CollectiveSign.OTHER_CALLED, called="_all_gather_base"),
         ),
-        ([at(0, waits(5)), at(1, waits(5, operation=GATHER))], [], ""),
+        ([at(0, waits(5)), at(1, waits(5, operation=GATHER))], [], None),
         # not ended
-        ([at(0, Group("0", 5)), at(1, waits(5)), at(2, Group("0", 5))], [1], "which the others have ended"),
-        ([at(0, waits(6)), at(1, Group("0", 6, 5, REDUCE, True)), at(2, waits(6))], [1], "does not end all_reduce"),
+        ([at(0, Group("0", 5)), at(1, waits(5)), at(2, Group("0", 5))], [1], blocked(CollectiveSign.NOT_FINISHED)),
+        (
+            [at(0, waits(6)), at(1, Group("0", 6, 5, REDUCE, True)), at(2, waits(6))],
+            [1], blocked(CollectiveSign.NOT_FINISHED),
+        ),
         # not begun: a kernel before it does not end
         (
             [at(0, waits(5)), at(1, waits(5, started=False)), at(2, waits(5))],
-            [1], "its GPU does not begin it, and ranks 0,2 wait in it",
+            [1], blocked(CollectiveSign.NOT_BEGUN, waiting="0,2"),
         ),
-        ([at(0, waits(5)), at(1, waits(5))], [], ""),
-        ([at(0, waits(5, started=False)), at(1, waits(5, started=False))], [], ""),
+        ([at(0, waits(5)), at(1, waits(5))], [], None),
+        ([at(0, waits(5, started=False)), at(1, waits(5, started=False))], [], None),
         # a rank that waits for another one in one group is not to blame in the next
         (
             [at(0, waits(5)), at(1, Group("0", 4), waits(2, "tp")), at(2, Group("tp", 1))],
-            [2], "has not called all_reduce (number 2 of process group tp), in which rank 1 waits",
+            [2], blocked(CollectiveSign.NOT_CALLED, number=2, group="tp", waiting="1"),
         ),
         # two that wait for each other
         (
             [at(0, waits(5, "a"), Group("b", 4)), at(1, Group("a", 4), waits(5, "b"))],
-            [0, 1], "has not called",
+            [0, 1], None,
         ),
     ],
 )  # fmt: skip
-def test_who_is_blamed(recorders: list[Recorder], guilty: list[int], why: str) -> None:
+def test_who_is_blamed(recorders: list[Recorder], guilty: list[int], blocked: BlockedCollective | None) -> None:
     found = blame(recorders)
     assert [suspect.rank for suspect in found] == guilty
-    assert all(why in suspect.why for suspect in found), found
+    assert blocked is None or all(suspect.collective == blocked for suspect in found), found
+
+
+def test_ranks_that_wait_for_each_other_block_different_collectives() -> None:
+    found = blame([at(0, waits(5, "a"), Group("b", 4)), at(1, Group("a", 4), waits(5, "b"))])
+    assert [(each.rank, each.collective.group, each.collective.waiting) for each in found] == [
+        (0, "b", "1"),
+        (1, "a", "0"),
+    ]
 
 
 @pytest.mark.parametrize(
