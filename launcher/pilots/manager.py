@@ -286,7 +286,7 @@ class SlotManager:
         run = self._sweep.run(each.point)
         if code < 0:
             with contextlib.suppress(OSError, LauncherError):
-                points.close(run, 128 - code)
+                points.close(run, -code, self._host, asked=each.stopping or each.kill_at is not None)
         kind = outcome(
             code, stopping=each.stopping, cancelled=each.cancelled, stopped=_has(run, "stop"), pruned=each.pruned,
             spent=each.before.releases + 1 >= self._plan.resume.max_attempts,

@@ -18,13 +18,15 @@ from launcher.agent import attempt as agent
 from launcher.agent.forks import garbage_kept
 from launcher.agent.outcome import AttemptFailed
 from launcher.errors import UnavailableError
+from launcher.failures import text
+from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.log_line import log_line
 from launcher.pilots.slots import Slot
 from launcher.processes import orphans
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Ended, Started
+from launcher.runs.events import Ended, Fault, Started
 from launcher.worker import handover
 
 # Variables that an agent sets for a rank; a point's agent is none.
@@ -77,14 +79,24 @@ def start(run: Run, slot: Slot, host: str) -> int:
     return pid
 
 
-def close(run: Run, code: int) -> None:
+def close(run: Run, number: int, host: str, *, asked: bool) -> None:
     """Writes how an attempt ended whose process was killed before it could.
+
+    Args:
+        run: the point.
+        number: of the signal.
+        host: of this node, as the scheduler names it.
+        asked: whether it was asked to end before; otherwise the signal is its failure.
 
     Raises:
         OSError: it cannot be written.
     """
-    if (attempts := run.attempts()) and not _has_ended(attempts[-1]):
-        event_file.append(attempts[-1].events_file("script"), Ended(code=code))
+    attempts = run.attempts()
+    attempt = attempts[-1] if attempts and not _has_ended(attempts[-1]) else _next_attempt(run)
+    if not asked:
+        name = text.signal_name(number)
+        event_file.append(attempt.events_file("script"), Fault(code=FaultCode.SIGNALLED, host=host, signal=name))
+    event_file.append(attempt.events_file("script"), Ended(code=128 + number))
 
 
 def _has_ended(attempt: Attempt) -> bool:

@@ -286,6 +286,7 @@ class Claims:
         self._folder, self._managers, self._retries = sweep / CLAIMS, sweep / MANAGERS, retries
         self._names: dict[int, Entry] = {}  # by inode
         self._made: set[Path] = set()  # marks that are known to exist
+        self._added: set[Path] = set()  # the entries that this object has made
         self._full: dict[str, int] = {}  # by the name of a mark, how many of them have all the links that are possible
 
     @classmethod
@@ -352,13 +353,15 @@ class Claims:
         return logs
 
     def add(self, point: int, number: int, kind: Kind, manager: Manager | None) -> bool:
-        """Makes an entry of a point's log; whether this call made it, rather than somebody else another one.
+        """Makes an entry of a point's log; whether this call made it, rather than an earlier one or somebody else.
 
         Raises:
             OSError: the file system refuses.
         """
         name = f"{'user' if manager is None else manager}.{kind.value}"
         path = self._folder / f"{point}.{number}"
+        if path in self._added:  # on some file systems a listing that is a moment old does not show it
+            return False
         serial = self._full.get(name, 0)
         while True:
             mark = self._folder / (f"{name}.{serial}" if serial else name)
@@ -366,10 +369,14 @@ class Claims:
                 self._make(mark, name)
             try:
                 os.link(mark, path)
+                self._added.add(path)
                 return True
             except FileExistsError:
                 # Over NFS the answer to a link that succeeded may be lost: then it is this manager's.
-                return manager is not None and os.path.samefile(mark, path)
+                if manager is None or not os.path.samefile(mark, path):
+                    return False
+                self._added.add(path)
+                return True
             except OSError as error:
                 if error.errno != errno.EMLINK:
                     raise

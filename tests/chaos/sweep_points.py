@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -19,6 +20,18 @@ def writes(config: Any, env: Any) -> dict[str, Any]:
     if os.environ.get("FAILS") == str(config.seed):
         raise ValueError(f"point {os.environ['FAILS']} has a banana")
     return {"seed": config.seed}
+
+
+def alone(config: Any, env: Any) -> dict[str, Any]:
+    """As `writes`; if the point is run twice at the same time, the second one makes the file RUN/twice."""
+    folder = Path(os.environ["LAUNCHER_RUN_DIR"])
+    with open(folder / "alone", "a", opener=_private) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            (folder / "twice").touch()
+            raise
+        return writes(config, env)
 
 
 def _private(path: str, flags: int) -> int:

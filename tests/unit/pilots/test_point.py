@@ -1,14 +1,16 @@
-"""The variables of a point's agent."""
+"""The variables of a point's agent, and what is recorded of one that was killed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.failures import text
 from launcher.pilots import point
 from launcher.pilots.slots import Slot
 from launcher.rendezvous.protocol import Member
 from launcher.rendezvous.rank_environment import environment_of
 from launcher.runs.directory import Run
+from launcher.runs.events import Ended, Fault, every
 from launcher.schedulers import topology
 
 RANK = environment_of(
@@ -26,3 +28,16 @@ def test_a_point_has_an_agent_of_its_own_whatever_rank_its_slot_manager_is() -> 
     assert (place.source, place.world_size, place.hosts) == ("launcher", 1, ("node2",))
     kept = {"HOME": "/root", "LAUNCHER_DEADLINE": "99", "CUDA_VISIBLE_DEVICES": "3", "LAUNCHER_ATTEMPT": "2"}
     assert kept.items() <= found.items()
+
+
+def test_a_point_that_was_killed_has_a_cause_even_if_its_attempt_had_not_begun(tmp_path: Path) -> None:
+    run = Run(tmp_path / "5")
+    Path(run.path, "attempts").mkdir(parents=True)
+    for _ in range(2):
+        point.close(run, 9, "node2", asked=False)
+    point.close(run, 9, "node2", asked=True)
+    first, second, third = (attempt.events() for attempt in run.attempts())
+    causes = [text.of_fault(fault) for fault in every([*first, *second], Fault)]
+    assert causes == ["the task on node2: killed by SIGKILL"] * 2
+    assert [end.code for end in every([*first, *second, *third], Ended)] == [137] * 3
+    assert not every(third, Fault)

@@ -146,11 +146,24 @@ def test_of_two_managers_one_makes_an_entry(sweep: Path) -> None:
     assert one.logs()[7].owner == B
 
 
-def test_a_lost_answer_to_a_link_is_no_lost_claim(sweep: Path) -> None:
+def test_a_lost_answer_to_a_link_is_no_lost_claim(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def repeated(source: Path, target: Path) -> None:
+        link(source, target)
+        if target.name == "0.0":
+            link(source, target)
+
+    monkeypatch.setattr(os, "link", repeated)
+    assert Claims(sweep, 0).add(0, 0, Kind.CLAIMED, A)
+    assert not Claims(sweep, 0).add(0, 0, Kind.CLAIMED, None)
+
+
+def test_a_manager_whose_listing_does_not_show_its_own_claim_does_not_claim_again(sweep: Path) -> None:
+    """It would run the point twice at the same time, or once more after its end."""
     mine = Claims(sweep, 0)
     assert mine.add(0, 0, Kind.CLAIMED, A)
-    assert mine.add(0, 0, Kind.CLAIMED, A)
-    assert not mine.add(0, 0, Kind.CLAIMED, None)
+    assert not mine.add(0, 0, Kind.CLAIMED, A)
 
 
 def test_the_user_starts_a_point_again(sweep: Path) -> None:
