@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from launcher.config import profile_errors
 from launcher.config.hydra_text import key_of, quoted
-from launcher.config.keys import OPEN_KEYS, of_other_schedulers, types_of_keys, workloads_with
+from launcher.config.keys import as_typed, of_other_schedulers, types_of_keys, workloads_with
 from launcher.errors import ConfigError, near
 from launcher.own_module import program
 from launcher.paths import GROUPS, choices
@@ -62,8 +62,6 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
-        if key.rpartition(".")[0] in OPEN_KEYS:
-            return f"{key} is a new key: put a + in front of it (+{key}=...)"
         return of_other_schedulers(key, kind) or _unknown_key(key, arguments)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = match.groups()
@@ -112,7 +110,7 @@ def _unknown_key(key: str, arguments: Sequence[str]) -> str:
 
 def _unreadable(arguments: Sequence[str]) -> str | None:
     """Returns what to write instead of the first word that Hydra's grammar cannot parse; None: it can parse all."""
-    for number, word in enumerate(arguments):
+    for number, word in enumerate(map(as_typed, arguments)):
         key, equals, value = word.partition("=")
         if word.startswith("-") or _parses(word):
             continue

@@ -22,8 +22,8 @@ from launcher.config.scheduler_table import (
 )
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
-OPENED = ("cluster.directives", "cluster.environment", *OWN_ARGUMENTS)  # new keys in them need no `+`
-OPEN_KEYS = ("cluster.pools", *OPENED)  # any key is allowed in them
+OF_CLUSTER = ("directives", "environment", "rank_environment", "expects", "chunk", "resources")
+OPENED = (*(f"cluster.{name}" for name in OF_CLUSTER), *OWN_ARGUMENTS)  # new keys in them need no `+`
 WORKLOADS = {
     "p2p": schema.P2P,
     "collective": schema.Collective,
@@ -210,3 +210,9 @@ def opened(words: Iterable[str]) -> list[str]:
     """Adds `++` to overrides of the user's own names, since Hydra requires it for keys not in the schema. Pure."""
     own = tuple(f"{key}{rest}" for key in OPENED for rest in (".", "={"))
     return [f"++{word}" if word.startswith(own) else word for word in words]
+
+
+def as_typed(word: str) -> str:
+    """Returns an override without the `++` of `opened`. Pure."""
+    short = word.removeprefix("++")
+    return short if opened([short]) == [word] else word

@@ -25,6 +25,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.files.checksum import digest_of
 from launcher.files.run_files import write
+from launcher.own_module import program
 from launcher.paths import user_cache_dir
 from launcher.spec.sections import Archive
 
@@ -40,11 +41,13 @@ def checked(name: str) -> tuple[str, Archive]:
     key = f"env.archive={name}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
     if not path.name.endswith(SUFFIXES):
-        raise ConfigError(f"{key} is none of {', '.join(SUFFIXES)}: make one with `env pack FOLDER {path.name}.tar.gz`")
+        raise ConfigError(
+            f"{key} is none of {', '.join(SUFFIXES)}: make one with `{program()} env pack FOLDER {path.name}.tar.gz`"
+        )
     if not path.is_file():
         raise ConfigError(
-            f"{key}: there is no file {path.name} in {path.parent}: make it with `env pack FOLDER {name}`, on a file "
-            "system that all nodes share"
+            f"{key}: there is no file {path.name} in {path.parent}: make it with `{program()} env pack FOLDER {name}`, "
+            "on a file system that all nodes share"
         )
     cached = user_cache_dir() / "archives" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
     facts = _read_facts(Path(f"{path}.json"), path) or _read_facts(cached, path) or _compute_facts(cached, path)

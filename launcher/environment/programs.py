@@ -358,7 +358,7 @@ def _check_call(tree: ast.Module, name: str, kwargs: Mapping[str, Any], key: str
     if missing:
         raise ConfigError(
             f"{key}: {name}() needs {', '.join(missing)}: add "
-            + " ".join(f"+workload.kwargs.{each}=..." for each in missing)
+            + " ".join(f"workload.kwargs.{each}=..." for each in missing)
         )
 
 

@@ -73,7 +73,7 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
                 if redaction.is_secret(each[1], patterns) and not empty:
                     raise ConfigError(
                         f"cluster.environment={{...}} has {each[1]}, a secret (env.secrets): give it by itself, as "
-                        f"+cluster.environment.{each[1]}=..., so that its value can be left out of the record"
+                        f"cluster.environment.{each[1]}=..., so that its value can be left out of the record"
                     )
         found.append(word)
     return found

@@ -470,12 +470,11 @@ def _require(cluster: schema.Cluster) -> None:
         name, *parts = key.split(".")
         if name not in known:
             raise ConfigError(f"cluster.required: there is no key cluster.{name}.{near(name, known)}")
-        value, new = getattr(cluster, name), ""
+        value = getattr(cluster, name)
         for part in parts:
-            new = "" if isinstance(value, Mapping) and part in value else "+"
             value = value.get(part) if isinstance(value, Mapping) else None
         if not value:
-            override = f"{new}cluster.{key}={example or '...'}"
+            override = f"cluster.{key}={example or '...'}"
             raise ConfigError(
                 f"cluster.{key} is not set, and cluster={cluster.name} wants it: add {shlex.quote(override)}, or "
                 "set it for good in ~/.config/launcher/user.yaml"

@@ -22,6 +22,7 @@ from launcher.cli import submit
 from launcher.cli.multirun import CommandLine
 from launcher.cli.submit import command_line, with_program_arguments
 from launcher.config.hydra_errors import explain
+from launcher.config.keys import opened
 from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.submission import configs
@@ -37,12 +38,13 @@ def hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yaml.SafeLoader.yaml_implicit_resolvers = resolvers
 
 
-def explained(*arguments: str) -> str:
+def explained(*typed: str) -> str:
+    arguments = opened(typed)
     try:
         with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-            OmegaConf.to_object(compose("config", list(arguments)))
+            OmegaConf.to_object(compose("config", arguments))
     except (HydraException, OmegaConfBaseException) as error:
-        return explain(error, list(arguments))
+        return explain(error, arguments)
     raise AssertionError("it composed")
 
 
@@ -76,6 +78,7 @@ def explained(*arguments: str) -> str:
         (["workload=p2p", "workload.size=1M"], "Did you mean workload.sizes or workload.seed"),  # and each once
         (["workload=p2p", "workload.lr=1"], "There is one with workload=ddp_mnist or fsdp_lm."),
         (["workload=program", "workload.script=a.py", "lr=1"], "Arguments of your own program follow `--`"),
+        (["workload=p2p", "cluster.directives.l=a=1"], "cluster.directives.l=a=1: the value has characters"),
         (["workload=p2p", "name=my run!"], "name=my run!: the value has characters that Hydra reads in its own way"),
     ],
 )
@@ -149,9 +152,11 @@ def test_an_option_that_there_is_not(words: list[str], problem: str) -> None:
         submit.main(words)
 
 
-@pytest.mark.parametrize("key", ["cluster.environment.A", "cluster.directives.licenses"])
-def test_keys_that_are_the_users_own_need_a_plus(key: str) -> None:
-    assert f"+{key}=" in explained("workload=p2p", "cluster=slurm", f"{key}=1")
+@pytest.mark.parametrize("section", ["chunk", "directives", "environment", "expects", "rank_environment", "resources"])
+def test_keys_that_are_the_users_own_need_no_plus(section: str) -> None:
+    words = command_line(["workload=p2p", "cluster=pbs", f"cluster.{section}.a=1"]).words
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        assert compose("config", list(words)).cluster[section].a == 1
 
 
 def test_another_hydra_app_is_no_command_line_of_ours() -> None:

@@ -30,7 +30,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "x: [\n", "mine.yaml, line 4: this is no YAML:"),
         (BASE + "required: [account]\n", "cluster.account is not set, and cluster=mine wants it: add cluster.account="),
         (BASE + "required: ['directives.W=[\"group_list=ME\"]']\n",
-         "wants it: add '+cluster.directives.W=[\"group_list=ME\"]', or set"),
+         "wants it: add 'cluster.directives.W=[\"group_list=ME\"]', or set"),
         (BASE + "required: [environment.A]\nenvironment: {A: null}\n", "wants it: add cluster.environment.A=..., or"),
         (BASE + "queue: gpu\n",
          "mine.yaml: cluster.queue is a key for pbs and sge, and the cluster is slurm: use cluster.partition"),

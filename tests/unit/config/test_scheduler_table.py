@@ -143,7 +143,7 @@ def test_the_keys_of_ours_are_in_their_folders(name: str) -> None:
         (["cluster=pbs", "cluster.exclude=node4"], "PBS cannot exclude nodes"),
         (["cluster=pbs", "cluster.gpu_type=a100"], "cluster.chunk"),
         (["cluster=pbs", "cluster.gpu_directive=gres"], "it is one of ngpus, none"),
-        (["cluster=slurm", "+cluster.chunk.model=a100"], "use cluster.constraint"),
+        (["cluster=slurm", "cluster.chunk.model=a100"], "use cluster.constraint"),
         (["cluster=slurm", "cluster.mpiexec=[mpiexec]"], "srun starts the tasks"),
         (
             ["cluster=slurm", "+cluster.queue=gpu"],

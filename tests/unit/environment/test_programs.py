@@ -198,7 +198,7 @@ def test_a_function_is_found_without_importing_it(
         ("pkg.mdo:main", {}, "there is no module pkg.mdo in pkg ({dir}/pkg). Did you mean pkg.mod"),
         ("pkg.mod:mian", {}, "there is no mian in {dir}/pkg/mod.py. Did you mean main"),
         ("pkg.mod:main", {"lr": 1, "wd": 1, "lrr": 2}, "takes no argument 'lrr'. Did you mean lr? It takes lr, epochs"),
-        ("pkg.mod:main", {}, "main() needs lr, wd: add +workload.kwargs.lr=... +workload.kwargs.wd=..."),
+        ("pkg.mod:main", {}, "main() needs lr, wd: add workload.kwargs.lr=... workload.kwargs.wd=..."),
         ("pkg.mod:bare", {"a": 1}, "bare() in {dir}/pkg/mod.py takes no argument 'a'. It takes none"),
         ("pkg.mod:by_position", {"a": 1}, "takes arguments by position"),
         (

@@ -326,7 +326,7 @@ def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> Non
     "section", ["{API_KEY: abcdefgh, B: 1}", "{B: 1,API_KEY:e}", "{API_KEY: '${oc.env:MINE,abcdefgh}'}"]
 )
 def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> None:
-    with pytest.raises(ConfigError, match=r"has API_KEY, a secret .* as \+cluster\.environment\.API_KEY=") as caught:
+    with pytest.raises(ConfigError, match=r"has API_KEY, a secret .* as cluster\.environment\.API_KEY=") as caught:
         secrets.redact_overrides([f"+cluster.environment={section}"], redaction.SECRETS)
     assert "abcdefgh" not in str(caught.value)
 

@@ -359,7 +359,7 @@ def test_what_it_cost_and_saved_is_said_once(
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("env.zip", r"is none of \.tar"), ("gone.tar", r"there is no file gone\.tar in .*`env pack FOLDER gone\.tar`")],
+    [("env.zip", r"is none of \.tar"), ("gone.tar", r"no file gone\.tar in .*launcher env pack FOLDER gone\.tar`")],
 )
 def test_an_archive_that_is_none_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
