@@ -33,7 +33,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed, Cancelled, Ended, Progress, every
 from launcher.runs.journal import journal_events, process_of
 from launcher.schedulers import registry
-from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryError, SchedulerJob
+from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
 from launcher.spec.plan import JobPlan
 
@@ -56,7 +56,8 @@ class RunStatus:
     """A run's current state.
 
     Attributes:
-        detail: the scheduler's own state if it adds something (`PENDING (Resources)`), or why it did not respond.
+        raw_state, reason: of its job, as the scheduler prints them (`PENDING`, `Resources`); empty: not known.
+        problem: why the state of its job is not known; empty: it is known, or not needed.
         progress: the last progress event of rank 0.
         left: seconds of wall time left, according to the scheduler.
         unanswered: the scheduler that did not respond; empty if it did, or was not asked.
@@ -69,13 +70,20 @@ class RunStatus:
     plan: JobPlan
     history: RunHistory
     state: RunState
-    detail: str
     progress: Progress | None
+    raw_state: str = ""
+    reason: str = ""
+    problem: str = ""
     left: int | None = None
     unanswered: str = ""
     before: str = ""
     age: float | None = None
     signal: int | None = None
+
+    @property
+    def detail(self) -> str:
+        """The state of its job for people, or why that is not known."""
+        return self.problem or state_text(self.raw_state, self.reason)
 
     @property
     def exit_code(self) -> int:
@@ -114,14 +122,15 @@ class JobStatus:
 
     Attributes:
         state: of the job; None: there is none.
-        detail: the scheduler's state of the job with its reason, or why it did not respond.
-        answered: the scheduler responded, or need not be asked.
+        raw_state, reason: as the scheduler prints them; empty: not known.
+        problem: why the state is not known; empty: it is known, or there is no job.
         signal: number of the signal that ended it, if the scheduler says so.
     """
 
     state: JobState | None = None
-    detail: str = ""
-    answered: bool = True
+    raw_state: str = ""
+    reason: str = ""
+    problem: str = ""
     signal: int | None = None
 
 
@@ -156,7 +165,7 @@ class JobMonitor:
             if process is None:
                 return JobStatus()
             if not process.here():
-                return JobStatus(JobState.UNKNOWN, f"it runs on {process.host}", answered=False)
+                return JobStatus(JobState.UNKNOWN, problem=f"it runs on {process.host}")
             return JobStatus(JobState.RUNNING) if process.alive() else JobStatus()
         if history.job_id is None:
             return JobStatus()
@@ -168,15 +177,15 @@ class JobMonitor:
             job = answer.jobs.get(key)
             older = plan.cluster.query_interval is not None and _predates(answer, history)
             if older and not answer.problem and (job is None or not job.state.live):
-                return JobStatus(detail=_not_yet(plan), answered=False)
+                return JobStatus(problem=_not_yet(plan))
         if answer.problem:
-            return JobStatus(detail=answer.problem, answered=False)
+            return JobStatus(problem=answer.problem)
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
             try:
                 job = self.ended(plan, history.job_id) or job
             except QueryError as error:
-                return JobStatus(detail=str(error), answered=False)
-        return JobStatus() if job is None else JobStatus(job.state, _detail(job), signal=job.signal)
+                return JobStatus(problem=str(error))
+        return JobStatus() if job is None else JobStatus(job.state, job.raw_state, job.reason, signal=job.signal)
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
         """The fields `left`, `before` and `age` of RunStatus, from the last reply."""
@@ -186,7 +195,7 @@ class JobMonitor:
         job = answer.jobs.get(queries(plan).key(history.job_id))
         age = None if answer.asked is None else max(0.0, time.time() - answer.asked)
         left = None if job is None or job.time_left is None or age is None else max(0, int(job.time_left - age))
-        return left, _detail(job) if job else "", age
+        return left, state_text(job.raw_state, job.reason) if job else "", age
 
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
         """Fetches, with one query, how jobs ended that their scheduler no longer lists, if there are several."""
@@ -381,10 +390,6 @@ def _not_yet(plan: JobPlan) -> str:
     return f"its site wants {plan.cluster.query_interval} s between two queries (cluster.query_interval)"
 
 
-def _detail(job: SchedulerJob) -> str:
-    return job.raw_state + (f" ({job.reason})" if job.reason else "")
-
-
 def read_history(run: Run) -> RunHistory:
     """The run's history, from its journal and the events of its last attempt."""
     attempts = run.attempts()
@@ -417,14 +422,14 @@ def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | No
 
 def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> RunStatus:
     if history.ended == 0:
-        return RunStatus(run, plan, history, RunState.DONE, "", history.last(Progress))
+        return RunStatus(run, plan, history, RunState.DONE, history.last(Progress))
     job = live.job(run, plan, history)
-    state = run_state(history, job.state, answered=job.answered)
+    state = run_state(history, job.state, answered=not job.problem)
     left, before, age = live.details(plan, history)
-    asked = plan.cluster.scheduler if plan.queued and not job.answered else ""
+    asked = plan.cluster.scheduler if plan.queued and job.problem else ""
     return RunStatus(
-        run, plan, history, state, job.detail, history.last(Progress), left, asked, before if asked else "", age,
-        job.signal,
+        run, plan, history, state, history.last(Progress), job.raw_state, job.reason, job.problem, left, asked,
+        before if asked else "", age, job.signal,
     )  # fmt: skip
 
 

@@ -85,6 +85,11 @@ class SchedulerJob:
     signal: int | None = None
 
 
+def state_text(raw_state: str, reason: str) -> str:
+    """Returns a job's state for people: `PENDING (Resources)`."""
+    return raw_state + (f" ({reason})" if reason else "")
+
+
 @dataclass(frozen=True)
 class JobOrigin:
     """The script and token of a job or array.

@@ -49,7 +49,14 @@ def of(seen: RunStatus) -> Evidence:
     evidence = _from_events(
         seen.plan,
         history.events,
-        Evidence(seen.state, begun=history.attempt is not None, detail=seen.detail, signal=seen.signal),
+        Evidence(
+            seen.state,
+            begun=history.attempt is not None,
+            raw_state=seen.raw_state,
+            reason=seen.reason,
+            problem=seen.problem,
+            signal=seen.signal,
+        ),
     )
     evidence = replace(evidence, cancelled=history.cancelled, pruned=history.pruned, ended=history.code)
     if not seen.state.over or seen.state is RunState.DONE or not evidence.unexplained:
@@ -78,7 +85,9 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
         evidence = _with_texts(seen, attempt, following, evidence)
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
-        evidence = replace(evidence, detail=evidence.detail or past.raw_state, memory=memory)
+        if not evidence.job_text:
+            evidence = replace(evidence, raw_state=past.raw_state)
+        evidence = replace(evidence, memory=memory)
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     limit = scheduler.memory(seen.plan) if isinstance(scheduler, RemembersJobs) else seen.plan.mem
     if limit and "limit" not in evidence.memory:

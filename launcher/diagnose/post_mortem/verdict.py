@@ -32,6 +32,7 @@ from launcher.formatting import rough_size
 from launcher.monitoring.state import RunState
 from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRequested
 from launcher.schedulers import notices
+from launcher.schedulers.queries import state_text
 
 NEAR_LIMIT = 0.9  # a killed process that used this part of its memory limit was probably killed for it
 GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
@@ -110,7 +111,8 @@ class Evidence:
         ended: the exit code.
         begun: whether the attempt has started.
         scheduler: the title of the scheduler (`Slurm`).
-        detail: the scheduler's state of the job, with its reason (`TIMEOUT`, `FAILED (NonZeroExitCode)`).
+        raw_state, reason: of the job, as the scheduler prints them (`FAILED`, `NonZeroExitCode`); empty: not known.
+        problem: why the scheduler's state of the job is not known.
         signal: the number of the signal that ended the job, if the scheduler reports it.
         notices: messages of the scheduler in the job's output.
         log: the last lines of the failed rank's log.
@@ -132,7 +134,9 @@ class Evidence:
     ended: int | None = None
     begun: bool = True
     scheduler: str = ""
-    detail: str = ""
+    raw_state: str = ""
+    reason: str = ""
+    problem: str = ""
     signal: int | None = None
     notices: tuple[notices.Notice, ...] = ()
     log: tuple[str, ...] = ()
@@ -165,8 +169,13 @@ class Evidence:
     @property
     def job_state(self) -> str:
         """The final state of the job according to the scheduler (`TIMEOUT`); empty: it says nothing of use."""
-        state = self.detail.partition(" ")[0]
+        state = self.raw_state
         return state if state in DECISIVE else notices.main_state(self.notices) or state * (state in _STATE_KINDS)
+
+    @property
+    def job_text(self) -> str:
+        """The scheduler's state of the job for people, or why that is not known; empty: it says nothing."""
+        return self.problem or state_text(self.raw_state, self.reason)
 
     @property
     def failed_uncancelled(self) -> bool:
@@ -302,7 +311,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
     request = text.of_request(seen.request.host, seen.request.signal) if seen.request else ""
-    reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.detail or state
+    reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.job_text or state
     found = symptoms.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""
     if seen.state is RunState.FAILED:

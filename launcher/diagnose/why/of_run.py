@@ -75,9 +75,9 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
     if state is RunState.RUNNING:
         return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` shows more")
     if state is RunState.SUSPENDED:
-        says = seen.detail.partition(" ")[0]
         return Explanation(
-            run, state.value, f"its scheduler has stopped its processes for another job (it says {says})", job=job,
+            run, state.value, f"its scheduler has stopped its processes for another job (it says {seen.raw_state})",
+            job=job,
             do="wait: it continues by itself when the other job is over",
         )  # fmt: skip
     if state is RunState.DONE:
@@ -89,7 +89,7 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
         )  # fmt: skip
     if state is RunState.UNKNOWN:
         why = seen.detail or "its scheduler does not answer"
-        if seen.plan.queued and seen.detail and not seen.unanswered:
+        if seen.plan.queued and seen.raw_state:
             scheduler = seen.plan.cluster.scheduler
             why = f"{scheduler} says {seen.detail}, a state that the launcher does not know, so it counts as not over"
         return Explanation(
@@ -110,9 +110,8 @@ def _running(seen: RunStatus) -> str:
     if seen.progress:
         total = f" of {seen.progress.total}" if seen.progress.total > 0 else ""
         parts.append(f"step {seen.progress.step}{total}")
-    return ", ".join(parts) + (
-        f" (the scheduler says {seen.detail})" if seen.detail.split(" ")[0] not in ("", "RUNNING", "R") else ""
-    )
+    says = f" (the scheduler says {seen.reason})" if seen.reason else ""
+    return ", ".join(parts) + (f" (its scheduler does not answer: {seen.problem})" if seen.problem else says)
 
 
 def _not_begun(run: Run, state: str, program: str) -> Explanation:

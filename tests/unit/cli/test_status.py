@@ -49,7 +49,7 @@ def event(moment: float, name: str, **values: Any) -> dict[str, Any]:
 def seen(state: RunState, *events: dict[str, Any], left: int | None = None, **plan: Any) -> RunStatus:
     """A run whose last attempt has told these events."""
     history = history_of([event(0, "submitted", job="7")], 0, events)
-    return RunStatus(Run(Path("/runs/a")), plan_of(**plan), history, state, "", history.last(kinds.Progress), left)
+    return RunStatus(Run(Path("/runs/a")), plan_of(**plan), history, state, history.last(kinds.Progress), left=left)
 
 
 def progress(moment: float, step: int, total: int = 1000) -> dict[str, Any]:
@@ -369,7 +369,7 @@ def test_a_job_that_no_query_can_know_yet_is_unknown_and_not_lost(
     run.journal(kinds.Submitted(job="3"))
     found = status_of(run, monitor)
     assert (found.state, found.unanswered) == (RunState.UNKNOWN, "slurm")
-    assert found.detail == "its site wants 30 s between two queries (cluster.query_interval)"
+    assert found.problem == "its site wants 30 s between two queries (cluster.query_interval)"
     clock.now += 31
     says({"3": RUNNING})
     assert status_of(run, monitor).state is RunState.RUNNING

@@ -141,7 +141,7 @@ def test_nobody_waits_for_a_run_that_is_over_or_leaves_one_that_may_not_be(state
     ],
 )
 def test_who_waits_for_a_run_exits_as_it_ended(state: RunState, code: int | None, exit_code: int) -> None:
-    seen = RunStatus(Run(Path("/runs/a")), plan_of(), history(attempt=0, code=code), state, "", None)
+    seen = RunStatus(Run(Path("/runs/a")), plan_of(), history(attempt=0, code=code), state, None)
     assert seen.exit_code == exit_code
 
 

@@ -242,7 +242,7 @@ def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
     assert (event.code, event.signal, event.host) == (code, signal, "here")
     assert (event.error or "").startswith("pbsdsh says ")
     assert classify(Evidence(RunState.FAILED, fault=event)).kind is kind
-    assert classify(Evidence(RunState.FAILED, fault=event, detail="NODE_FAIL")).kind is Kind.NODE_LOST
+    assert classify(Evidence(RunState.FAILED, fault=event, raw_state="NODE_FAIL")).kind is Kind.NODE_LOST
     memory = {"limit": 100, "largest": 99}
     out_of_memory = classify(Evidence(RunState.FAILED, fault=event, memory=memory)).kind is Kind.OUT_OF_MEMORY
     assert out_of_memory == (signal == "SIGKILL")
