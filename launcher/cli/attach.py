@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find, whole_number
+from launcher.attach import connect, requests
+from launcher.attach.connect import REPLY_TIMEOUT, wait_until
+from launcher.attach.debugger_prompt import run_prompt
+from launcher.attach.terminal import connect_terminal
+from launcher.cli.find import find
 from launcher.errors import RunError
+from launcher.files.os_errors import NOT_ON_PATH
+from launcher.files.ownership import require_own
+from launcher.monitoring.live import JobMonitor, status_of
+from launcher.monitoring.state import RunState
 from launcher.own_module import own_module
+from launcher.runs import stacks
+from launcher.runs.event_json import known
+from launcher.runs.events import Breakpoint, Continued, Met, Restart, every
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
     from launcher.monitoring.live import RunStatus
     from launcher.runs.directory import Attempt
-    from launcher.runs.events import Breakpoint, Met
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument(
-        "--rank", type=whole_number, metavar="R",
-        help="this rank (default: 0; stacks: all; debugger: the one that waits)",
-    )  # fmt: skip
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--shell", action="store_const", const="shell", dest="what",
-        help="a shell on the rank's node, in its folder and environment (default at a terminal)",
-    )  # fmt: skip
-    what.add_argument(
-        "--stack", action="store_const", const="stack", dest="what",
-        help="where every rank is, as Python stacks; the ranks continue (default elsewhere)",
-    )  # fmt: skip
-    what.add_argument(
-        "--debug", action="store_const", const="debug", dest="what",
-        help="the prompt of the rank that waits at breakpoint(); submit with debug.rank=0",
-    )  # fmt: skip
-    add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Attach to a rank of RUN, which must be running: a shell, the stacks of all ranks, or the rank's debugger."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.files.ownership import require_own
-    from launcher.monitoring.live import JobMonitor, status_of
-
     found = find(arguments.name, arguments.runs_dir)
     require_own(found.path, "attach to it")
     seen = status_of(found, JobMonitor())
@@ -67,9 +52,6 @@ def _running(seen: RunStatus) -> Attempt:
     Raises:
         RunError: no attempt runs.
     """
-    # Lazily: neither --help nor completion needs it
-    from launcher.monitoring.state import RunState
-
     id, attempts = seen.run.id, seen.run.attempts()
     if seen.state.over:
         raise RunError(
@@ -82,18 +64,12 @@ def _running(seen: RunStatus) -> Attempt:
 
 def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
     """Returns the `met` events of the newest round, one of each agent; each has the number of agents. Pure."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.runs.events import Met, every
-
     met = every(events, Met)
     newest = max((event.round for event in met), default=0)
     return [event for event in met if event.round == newest]
 
 
 def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> None:
-    # Lazily: neither --help nor completion needs it
-    from launcher.attach import requests
-
     if not members or not requests.is_listening(seen.run.attempts()[-1]):
         raise RunError(f"the agents of {seen.run.id} have not met yet: try again in a moment")
     ranks = members[0].ranks
@@ -105,11 +81,6 @@ def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> 
 
 
 def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.attach import requests
-    from launcher.attach.connect import REPLY_TIMEOUT, wait_until
-    from launcher.runs import stacks
-
     count = members[0].members
     folder = requests.send(attempt, requests.STACKS, count)
     wait_until(lambda: len(requests.replies(folder)) >= count or None)
@@ -135,13 +106,6 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
 
 
 def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
-    # Lazily: neither --help nor completion needs it
-    import socket
-    import subprocess
-
-    from launcher.attach import connect, requests
-    from launcher.files.os_errors import NOT_ON_PATH
-
     count = members[0].members
     folder = requests.send(attempt, requests.RANK, count, rank=rank)
     place = connect.wait_until(lambda: next(iter(requests.replies(folder)), None))
@@ -151,9 +115,6 @@ def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int)
     host, job = location["host"], location["job"]
     way = connect.way(host, job, socket.gethostname())
     if way is connect.Way.NETWORK:
-        # Lazily: neither --help nor completion needs it
-        from launcher.attach.terminal import connect_terminal
-
         term = os.environ.get("TERM")
         return connect_terminal(connect.over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
     command = [sys.executable, *own_module("launcher.attach.node_session"), "shell", str(file)]
@@ -174,10 +135,6 @@ def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
     Args:
         events: of one attempt, oldest first.
     """
-    # Lazily: neither --help nor completion needs it
-    from launcher.runs.event_json import known
-    from launcher.runs.events import Breakpoint, Continued, Restart
-
     found: dict[int, Breakpoint] = {}
     for event in known(events):
         if isinstance(event, Breakpoint):
@@ -190,12 +147,6 @@ def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
 
 
 def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
-    # Lazily: neither --help nor completion needs it
-    import socket
-
-    from launcher.attach import connect
-    from launcher.attach.debugger_prompt import run_prompt
-
     at = _choose(seen, waiting(attempt.events()), rank)
     rank, host, job = at.rank, at.host, at.job
     way = connect.way(host, job, socket.gethostname())

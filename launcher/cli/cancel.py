@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import EITHER, add_runs_dir, find_either
+from launcher.cli.find import find_either
 from launcher.errors import RunError
+from launcher.files.ownership import require_own
+from launcher.maintenance import orphaned_jobs
+from launcher.maintenance.orphaned_jobs import Orphan
+from launcher.monitoring.live import JobMonitor, status_of
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep, sweep_of
+from launcher.schedulers.queries import QueryError
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from pathlib import Path
-
-    from launcher.maintenance.orphaned_jobs import Orphan
-    from launcher.runs.directory import Run
-    from launcher.runs.sweep_directory import Sweep
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of a job in the queue")
-    add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """End the RUNs, or all points of a sweep. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A job of the
-    launcher may be named by its id, also when the directory of its run is gone (`status` calls it orphaned)."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.files.ownership import require_own
-    from launcher.maintenance import orphaned_jobs
-    from launcher.maintenance.orphaned_jobs import Orphan
-    from launcher.monitoring.live import JobMonitor, status_of
-    from launcher.runs.sweep_directory import Sweep, sweep_of
-
     found = [_find(name, arguments.runs_dir) for name in arguments.names]
     for each in found:
         if not isinstance(each, Orphan):
@@ -43,7 +32,7 @@ def run(arguments: Namespace) -> int:
             continue
         sweep = each if isinstance(each, Sweep) else sweep_of(each)
         if sweep is not None:
-            # Lazily: neither --help nor completion needs it
+            # Lazily: Hydra and submitit take 150 ms, and only a sweep needs them
             from launcher.cli import sweep_change
 
             sweep_change.cancel(sweep, None if sweep is each else [int(each.path.name)])
@@ -64,12 +53,6 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
     Raises:
         RunError: nothing matches, or several runs do.
     """
-    # Lazily: neither --help nor completion needs it
-    from launcher.maintenance import orphaned_jobs
-    from launcher.runs.directory import Run
-    from launcher.runs.sweep_directory import Sweep
-    from launcher.schedulers.queries import QueryError
-
     try:
         return find_either(name, runs_dir)
     except RunError as error:

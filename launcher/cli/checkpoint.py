@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find, folder, require_action, whole_number
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import retention
+from launcher.cli.find import find
+from launcher.cli.options import require_action
+from launcher.cli.text import print_columns
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, long_size, plural
+from launcher.runs.directory import require_private
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Iterator
-    from pathlib import Path
 
     from launcher.checkpoint.format import Manifest
 
-FORMATS = ("torch", "safetensors")
-ACTIONS = ("list", "inspect", "verify", "extract", "adopt")
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.usage = "%(prog)s ACTION RUN [STEP] [options]"
-    parser.add_argument(
-        "action", metavar="ACTION", help="list, inspect, verify (exit code 1: damaged), extract or adopt"
-    )
-    parser.add_argument("name", metavar="RUN", help=f"{RUN}; or a folder of checkpoints, or of one")
-    parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: for programs")
-    parser.add_argument("--shard", type=whole_number, metavar="R", help="extract: only the shard of rank R")
-    parser.add_argument(
-        "--key", action="append", metavar="NAME", dest="keys", default=[],
-        help="extract: only values of this name (model.weight, or model for all of it; may be repeated)",
-    )  # fmt: skip
-    parser.add_argument("-o", "--output", type=folder, metavar="FILE", help="extract: file to write (default: by name)")
-    parser.add_argument(
-        "--format", choices=FORMATS, dest="as_format", help="extract: torch (default), or safetensors: only tensors"
-    )
-    add_runs_dir(parser)
-
 
 def run(arguments: Namespace) -> int:
-    """List the checkpoints of a run, show the contents of one, verify them, or make a plain torch.save file of one."""
     action = arguments.action
-    require_action("checkpoint", action, ACTIONS)
+    require_action("checkpoint", action)
     extracting = {"--shard": arguments.shard is not None, "--key": arguments.keys, "--output": arguments.output,
                   "--format": arguments.as_format}  # fmt: skip
     for option, given in extracting.items():
@@ -90,11 +72,6 @@ class Place:
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
-    # Lazily: neither --help nor completion needs it
-    from pathlib import Path
-
-    from launcher.checkpoint import format as checkpoints
-
     wanted = None
     if step is not None:
         wanted = int(step) if step.isdecimal() else checkpoints.step_of(step)
@@ -120,9 +97,6 @@ def _chosen(place: Place) -> list[Path]:
     Raises:
         CheckpointError: there is none, or none of this step.
     """
-    # Lazily: neither --help nor completion needs it
-    from launcher.checkpoint import format as checkpoints
-
     found = checkpoints.candidates(place.folder)
     chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
     if not found:
@@ -138,9 +112,6 @@ def _chosen(place: Place) -> list[Path]:
 
 def _one(place: Place) -> tuple[Path, Manifest]:
     """Returns the checkpoint of the given step, or the newest one that seems undamaged."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.checkpoint import format as checkpoints
-
     chosen = _chosen(place)
     if place.step is None:
         newest = next(iter(checkpoints.sound(place.folder).items()), None)
@@ -154,17 +125,11 @@ def _one(place: Place) -> tuple[Path, Manifest]:
 def _list(place: Place, as_json: bool) -> int:
     rows = list(_rows(place))
     if as_json:
-        # Lazily: neither --help nor completion needs it
-        import json
-
         print(json.dumps(rows, indent=1))
         return 0
     if not rows:
         print(f"no checkpoints in {place.folder}")
         return 0
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import print_columns
-
     lines = [
         (
             str(row["step"]), brief(row["age"]), long_size(row["bytes"]), str(row["world_size"] or "-"),
@@ -183,10 +148,6 @@ def _list(place: Place, as_json: bool) -> int:
 
 
 def _rows(place: Place) -> Iterator[dict[str, Any]]:
-    # Lazily: neither --help nor completion needs it
-    from launcher.checkpoint import format as checkpoints
-    from launcher.checkpoint import retention
-
     manifests: dict[Path, Manifest] = {}
     problems: dict[Path, list[str]] = {}
     sizes: dict[Path, str] = {}
@@ -239,10 +200,6 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     entries = checkpoint_read.entries(path, manifest)
     rest = checkpoint_read.values(path, manifest)
     if as_json:
-        # Lazily: neither --help nor completion needs it
-        import json
-        from dataclasses import asdict
-
         shown = {**asdict(manifest), "path": str(path), "tensors": [asdict(entry) for entry in entries]}
         print(json.dumps({**shown, "values": dict(_flat(rest))}, indent=1, default=str))
         return 0
@@ -262,9 +219,6 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
         for name, value in lines:
             print(_cut(f"  {name}: {value}"))
     print()
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import print_columns
-
     rows = [
         (entry.name, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.shards)))
         for entry in entries
@@ -286,9 +240,6 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _verify(place: Place) -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.checkpoint import format as checkpoints
-
     code = 0
     for path in _chosen(place):
         try:
@@ -326,7 +277,7 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     _require_private(path)
     if plain:
-        # Lazily: neither --help nor completion needs it
+        # Lazily: torch takes a second
         from launcher.checkpoint import safetensors
 
         tensors = safetensors.flat(checkpoint_read.whole(path, manifest, arguments.keys))
@@ -343,9 +294,6 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
 
 
 def _require_private(path: Path) -> None:
-    # Lazily: neither --help nor completion needs it
-    from launcher.runs.directory import require_private
-
     require_private(path.parent)
     require_private(path)
 
@@ -354,17 +302,15 @@ def _require_private(path: Path) -> None:
 
 
 def _adopt(name: str, step: str | None) -> int:
-    # Lazily: neither --help nor completion needs it
-    from pathlib import Path
-
-    from launcher.checkpoint.adopting import adopt
-
     path = Path(name).expanduser().resolve()
     if not path.is_dir():
         raise ConfigError(f"{name}: checkpoint adopt takes a folder that torch.distributed.checkpoint has written")
     number = step or "".join(re.findall(r"(\d+)\D*$", path.name))
     if not number.isdecimal():
         raise ConfigError(f"{step or path.name!r} contains no step: checkpoint adopt {name} STEP")
+    # Lazily: torch takes a second
+    from launcher.checkpoint.adopting import adopt
+
     adopted = adopt(path, int(number))
     print(f"{adopted}: step {int(number)}; load it with launcher.checkpoint.Checkpointer or LauncherReader")
     return 0

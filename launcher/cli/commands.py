@@ -1,7 +1,6 @@
 """The table of sub-commands, and their dispatch. A command's module is imported only when the command is called.
 
-Each module has `configure(parser)`, which adds the command's arguments, and `run(arguments)`, which returns its exit
-code. The docstring of `run` is the description in the command's help.
+Each module has `run(arguments)`, which returns the exit code. The command's options and its help are in `options`.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import os
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from launcher.cli import options
 from launcher.errors import ConfigError, near
 from launcher.own_module import program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
 # The command's name, which is also its module's (with `_` for `-`), and its line in the list of commands.
@@ -99,12 +99,18 @@ def main(arguments: list[str]) -> int:
             f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}; "
             "anything else is KEY=VALUE and submits a run"
         )
-    command = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
-    parser = Parser(f"{program()} {name}", command.run.__doc__)
-    command.configure(parser)
+    about = configuration(name)
+    parser = Parser(f"{program()} {name}", about.__doc__)
+    about(parser)
     try:
         parsed = parser.parse(words)
     except SystemExit:
         return 0
-    code: int = command.run(parsed)
+    code: int = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}").run(parsed)
     return code
+
+
+def configuration(name: str) -> Callable[[Parser], None]:
+    """Returns the function that adds a command's options to a parser; its docstring is the command's help."""
+    found: Callable[[Parser], None] = getattr(options, f"of_{name.replace('-', '_')}")
+    return found

@@ -8,27 +8,14 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from pathlib import Path
 
 SHELLS = ("bash", "zsh", "fish")
 WORDS = "LAUNCHER_COMPLETE"  # variable with the words after the program's name, one per line, then a line with a dot
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.usage = "%(prog)s [--install [SHELL] | --print SHELL]"
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--install", nargs="?", const="", metavar="SHELL",
-        help="have every new shell load it; bash, zsh or fish (default: that of $SHELL)",
-    )  # fmt: skip
-    what.add_argument("--print", dest="shell", metavar="SHELL", help="print the script that the shell has to load")
-    what.add_argument("--candidates", action="store_true", help="for that script: list completions of the words so far")
-
-
 def run(arguments: Namespace) -> int:
-    """Complete commands, their options, run ids and overrides (KEY=VALUE) with the Tab key, after `launcher` and
-    `python -m launcher`."""
     if arguments.candidates:
         return _print_candidates()
     if arguments.shell is not None:

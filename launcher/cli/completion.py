@@ -6,13 +6,13 @@ not used, since its import takes half a second.
 
 from __future__ import annotations
 
-import importlib
 import os
 import types
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from launcher.cli.commands import COMMANDS, Parser
+from launcher.cli.commands import COMMANDS, Parser, configuration
+from launcher.cli.options import ACTIONS
 from launcher.paths import GROUPS, choices
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ FLAGS = (
     "--yes",
 )
 VALUES_OF = {"--cfg": ("job", "hydra", "all"), "--info": ("all", "config", "defaults", "plugins", "searchpath")}
-ACTIONS = {"checkpoint": ("list", "inspect", "verify", "extract"), "data": ("fetch",)}
 MAX_RUNS = 200  # a terminal shows no more
 
 
@@ -61,11 +60,10 @@ def candidates(words: Sequence[str]) -> list[str]:
 def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
     if "--" in before and name == "run":
         return []  # arguments of the script; the shell offers files
-    module = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
     parser = Parser(name, None)
-    module.configure(parser)
+    configuration(name)(parser)
     if before and (option := parser._option_string_actions.get(before[-1])) is not None and _takes_value(option):
-        return _starting(option.choices or (), word) or _values_of_argument(option, module, name, word)
+        return _starting(option.choices or (), word) or _values_of_argument(option, name, word)
     if word.startswith("-"):
         return _starting(sorted(parser._option_string_actions), word)
     positionals = [action for action in parser._actions if not action.option_strings]
@@ -74,7 +72,7 @@ def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
     number = _count_positionals(before, parser._option_string_actions)
     if number >= len(positionals) and positionals[-1].nargs not in ("*", "+"):
         return []
-    return _values_of_argument(positionals[min(number, len(positionals) - 1)], module, name, word)
+    return _values_of_argument(positionals[min(number, len(positionals) - 1)], name, word)
 
 
 def _takes_value(option: Action) -> bool:
@@ -94,7 +92,7 @@ def _count_positionals(before: Sequence[str], options: Mapping[str, Action]) -> 
     return count
 
 
-def _values_of_argument(action: Action, module: Any, command: str, word: str) -> list[str]:
+def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
     """Returns the completions of an argument's value, by the name that the help shows for it."""
     name, text = str(action.metavar or ""), action.help or ""
     if name == "RUN":
@@ -102,7 +100,7 @@ def _values_of_argument(action: Action, module: Any, command: str, word: str) ->
     if name == "SWEEP":
         return runs(word, sweeps=True, points=False)
     if name == "ACTION" or name == "fetch":
-        return _starting(getattr(module, "ACTIONS", ACTIONS.get(command, ())), word)
+        return _starting(ACTIONS.get(command, ()), word)
     if name == "WHAT":
         group, equals, _ = word.partition("=")
         named = overrides(word, ()) if not equals or group in GROUPS else []

@@ -8,43 +8,24 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import folder, require_action
+from launcher.cli.options import require_action
+from launcher.cli.progress import Rate, of_download, shown
 from launcher.errors import FAILED, ConfigError, LauncherError, near
 from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Iterator
     from pathlib import Path
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
-    parser.add_argument("action", nargs="?", metavar="fetch", help="download NAME, verify its checksums, keep it here")
-    parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(workload_hook.data_sets()[0]))
-    parser.add_argument(
-        "--mirror",
-        action="append",
-        metavar="URL",
-        dest="mirrors",
-        help="folder to download from, instead of ours (may be repeated)",
-    )
-    parser.add_argument(
-        "--data-dir",
-        type=folder,
-        metavar="DIR",
-        help="folder of the data sets, where runs look for them (default: the per-user data folder)",
-    )
-
-
 def run(arguments: Namespace) -> int:
-    """Show which data sets are on this machine; with `fetch NAME`, download one."""
     action, name = arguments.action, arguments.name
     if action is None:
         if arguments.mirrors:
             raise ConfigError("--mirror goes with fetch NAME")
         return _list(arguments.data_dir)
-    require_action("data", action, ["fetch"])
+    require_action("data", action)
     known, problems = workload_hook.data_sets()
     names = ", ".join(known)
     if name is None:
@@ -87,9 +68,6 @@ def _fetch(source: workload_hook.KnownDataSet, mirrors: list[str] | None, data_d
 @contextlib.contextmanager
 def _shown() -> Iterator[workload_hook.Progress]:
     """Shows a progress bar for each file; where there is no terminal, a line at intervals."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.progress import Rate, of_download, shown
-
     rates: dict[str, Rate] = {}
     with shown(sys.stderr, keep=True) as show:
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from launcher import __version__
+from launcher.diagnose.doctor import all_checks
+from launcher.diagnose.doctor.runner import run_all, start
 from launcher.errors import ConfigError
+from launcher.findings import Level, problem, worst
 from launcher.formatting import plural
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Iterator
 
     from launcher.config.schema import Config
@@ -20,18 +26,7 @@ WIDTH = 79
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--cluster", metavar="NAME", help="check this profile (default: the one that runs get)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
-
-
 def run(arguments: Namespace) -> int:
-    """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and names.
-    Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is shown.
-    Exits with 0 if there is no problem, else with 1."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.findings import Level, worst
-
     found = []
     for each in _all(arguments.cluster):
         found.append(each)
@@ -48,11 +43,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _all(cluster: str | None) -> Iterator[Finding]:
-    # Lazily: neither --help nor completion needs it
-    from launcher.diagnose.doctor import all_checks
-    from launcher.diagnose.doctor.runner import run_all, start
-    from launcher.findings import problem
-
     torch = start(all_checks.torch())
     yield from run_all(all_checks.first())
     try:
@@ -72,7 +62,7 @@ def config_of(cluster: str | None) -> Config:
     Raises:
         ConfigError: the configuration cannot be composed.
     """
-    # Lazily: neither --help nor completion needs it
+    # Lazily: what it needs may not be installed, which the checks before report
     from launcher.submission import configs
 
     return configs.composed(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]).config
@@ -90,13 +80,6 @@ def line(found: Finding) -> str:
 
 
 def _json(found: list[Finding]) -> str:
-    # Lazily: neither --help nor completion needs it
-    import dataclasses
-    import json
-
-    from launcher import __version__
-    from launcher.findings import worst
-
     rows = [dataclasses.asdict(each) for each in found]
     return json.dumps({"launcher": __version__, "python": sys.version.split()[0], "level": worst(found).value,
                        "findings": rows}, indent=1)  # fmt: skip

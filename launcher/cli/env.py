@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import add_actions, require_action
+from launcher.cli.options import require_action
+from launcher.environment import archives
 from launcher.errors import ConfigError
+from launcher.formatting import rough_size
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-ACTIONS = {"pack": "make an archive of a venv that env.archive unpacks on each node"}
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE"
-    add_actions(parser, ACTIONS)
-    parser.add_argument("paths", metavar="[FOLDER] ARCHIVE", nargs="+", help="venv (default: this one), and the file")
-    parser.add_argument("--force", action="store_true", help="replace an existing archive")
+    from argparse import Namespace
 
 
 def run(arguments: Namespace) -> int:
-    """Make an archive of an environment (env.archive): .tar, .tar.gz or .tar.zst."""
-    # Lazily: neither --help nor completion needs it
-    from pathlib import Path
-
-    from launcher.environment import archives
-    from launcher.formatting import rough_size
-
-    require_action("env", arguments.action, ACTIONS)
+    require_action("env", arguments.action)
     if len(arguments.paths) > 2:
         raise ConfigError("`env pack` takes a FOLDER and an ARCHIVE")
     *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)

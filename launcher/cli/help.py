@@ -18,7 +18,7 @@ from launcher.errors import ConfigError, near
 from launcher.paths import choices
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -84,15 +84,7 @@ launcher {version}: runs PyTorch here, on Slurm, on PBS and on Grid Engine.
       lists the keys that most runs need, and all commands"""
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "words", metavar="WHAT", nargs="*", default=[], help="a command, a key (nodes), a group of keys, or GROUP=NAME"
-    )
-    parser.add_argument("--all", action="store_true", dest="everything", help="all keys with their defaults")
-
-
 def run(arguments: Namespace) -> int:
-    """Show keys with their defaults and meaning: those that most runs need, those of WHAT, or all."""
     if arguments.everything:
         print("\n".join(everything()))
     elif not arguments.words:

@@ -4,45 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
+from launcher.cli.find import find_either
 from launcher.cli.progress import RunBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError
 from launcher.formatting import plural
 from launcher.runs.carriage_returns import LineCollapser
-from launcher.units import parse_ranges
+from launcher.runs.directory import Run
+from launcher.runs.output import Part, Stream, read, start_of, start_of_last
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launcher.runs.directory import Attempt, Run
-    from launcher.runs.output import Stream
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="continue until the run is over, through all attempts"
-    )
-    parser.add_argument(
-        "--rank", type=_ranks, default=(), metavar="N", help="only these ranks (3, 0-3,7); of one rank: its own files"
-    )
-    parser.add_argument("--attempt", type=whole_number, metavar="N", help="only this attempt (default: all)")
-    parser.add_argument("--tail", type=_positive, metavar="N", help="begin with the last N lines")
-    add_runs_dir(parser)
+    from launcher.runs.directory import Attempt
 
 
 def run(arguments: Namespace) -> int:
-    """Print the run's output: the lines of all ranks in the order of time, each after its rank, for all attempts."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.runs.directory import Run
-    from launcher.runs.output import Stream
-
     wanted = find_either(arguments.name, arguments.runs_dir)
     if not isinstance(wanted, Run):
         raise RunError(f"{wanted.id} is a sweep: name one of its points ({wanted.id}/0); `sweep status` lists them")
@@ -206,9 +187,6 @@ class OneRank:
 
     def skip_to_last(self, count: int) -> None:
         """Skips all but the last `count` lines."""
-        # Lazily: neither --help nor completion needs it
-        from launcher.runs.output import start_of_last
-
         for attempt, path in reversed(self._files()):
             if count > 0:
                 self._read[path], found = start_of_last(path, 0, None, count)
@@ -219,9 +197,6 @@ class OneRank:
 
     def new(self, last: bool = False) -> Iterator[bytes]:
         """Yields the output that is new since the last call; see `Stream.new`."""
-        # Lazily: neither --help nor completion needs it
-        from launcher.runs.output import Part, read, start_of
-
         for attempt, path in self._files():
             for text in read(path, self._read.get(path, 0), None, last=last):
                 lines = b"" if self._from in (None, path) else self._lines.end()
@@ -235,17 +210,3 @@ class OneRank:
                     yield lines
         if last and (lines := self._lines.end()):
             yield lines
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    """Converts an option's value, `3` or `0-3,7`, to ranks."""
-    try:
-        return tuple(dict.fromkeys(parse_ranges(text)))
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None

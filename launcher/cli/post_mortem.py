@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find, reference, whole_number
+from launcher.cli.find import find, reference
+from launcher.cli.text import print_unreadable, program
+from launcher.diagnose.post_mortem import findings
+from launcher.diagnose.post_mortem.findings import restarts
 from launcher.errors import DONE, FAILED, RunError
 from launcher.escapes import clean
-from launcher.formatting import name_ranks
+from launcher.failures.kinds import Kind
+from launcher.formatting import name_ranks, rough_size
+from launcher.monitoring.live import Damaged, JobMonitor, or_damaged, status_of
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from launcher.diagnose.post_mortem.findings import Findings
     from launcher.diagnose.post_mortem.verdict import Codes, Verdict
@@ -20,19 +28,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("--attempt", type=whole_number, metavar="N", help="of this attempt (default: the last one)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
-    add_runs_dir(parser)
-
-
 def run(arguments: Namespace) -> int:
-    """Show why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
-    output, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.monitoring.live import Damaged, or_damaged
-
     found = find(arguments.name, arguments.runs_dir)
     code = or_damaged(found, lambda: _examine(found, arguments))
     if isinstance(code, Damaged):
@@ -41,11 +37,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _examine(found: Run, arguments: Namespace) -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import print_unreadable, program
-    from launcher.diagnose.post_mortem import findings
-    from launcher.monitoring.live import JobMonitor, status_of
-
     seen, name = status_of(found, JobMonitor()), reference(found)
     attempts, over = found.attempts(), seen.state.over
     examined = None
@@ -59,9 +50,6 @@ def _examine(found: Run, arguments: Namespace) -> int:
         examined = findings.find(seen, attempts[-1] if attempts else None, None, name=name, program=program())
     ended = findings.verdicts(seen)
     if arguments.as_json:
-        # Lazily: neither --help nor completion needs it
-        import json
-
         print(json.dumps(_as_dict(seen, examined, ended), indent=1))
         return DONE if over else FAILED
     if len(ended) > 1 or (ended and not seen.state.over):
@@ -114,9 +102,6 @@ def _print_none(seen: RunStatus, program: str, name: str) -> None:
         name: how the user may call the run.
     """
     if seen.state.value == "done":
-        # Lazily: neither --help nor completion needs it
-        from launcher.diagnose.post_mortem.findings import restarts
-
         print(f"{seen.run.id} is done: there is no cause to look for")
         for place, line in enumerate(restarts(seen.history.events), 1):
             _wrapped("before", f"round {place} began because {line}")
@@ -127,10 +112,6 @@ def _print_none(seen: RunStatus, program: str, name: str) -> None:
 
 
 def _print(seen: RunStatus, examined: Findings) -> None:
-    # Lazily: neither --help nor completion needs it
-    from launcher.failures.kinds import Kind
-    from launcher.formatting import rough_size
-
     verdict = examined.verdict
     number = f", attempt {examined.attempt}" if examined.attempt else ""
     print(f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.label}\n")
@@ -179,17 +160,11 @@ def _print(seen: RunStatus, examined: Findings) -> None:
 
 
 def _at(time: float | None) -> str:
-    # Lazily: neither --help nor completion needs it
-    from datetime import datetime
-
     return "" if time is None else f" at {datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _wrapped(head: str, text: str) -> None:
     """Prints a text after its heading, wrapped at spaces. Long words, such as paths, are not broken."""
-    # Lazily: neither --help nor completion needs it
-    import textwrap
-
     print(
         textwrap.fill(
             clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,

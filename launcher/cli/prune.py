@@ -4,40 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import add_runs_dir, age
+from launcher.cli.options import PRUNABLE
 from launcher.errors import ConfigError
+from launcher.formatting import plural, rough_size
+from launcher.maintenance import pruning
+from launcher.paths import default_runs_dir
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from pathlib import Path
-
-STATES = ("done", "pruned", "stopped", "failed", "cancelled", "lost")
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--older-than", type=age, metavar="AGE", help="whose last activity is older than that: 30d, 12h, or 2026-10-31"
-    )
-    parser.add_argument(
-        "--state", action="append", choices=STATES, metavar="STATE",
-        help=f"only of this state ({', '.join(STATES)}); may be given several times",
-    )  # fmt: skip
-    parser.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
-    add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """List the runs and sweeps that are over and older than AGE, and with --delete remove them, checkpoints included.
-    What is live, unknown, unreadable, or needed by a run that is not over is kept, and listed with the reason."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.formatting import plural, rough_size
-    from launcher.maintenance import pruning
-    from launcher.paths import default_runs_dir
-
     if arguments.older_than is None:
         raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
     folder: Path = arguments.runs_dir or default_runs_dir()
-    before, states = arguments.older_than, tuple(arguments.state or STATES)
+    before, states = arguments.older_than, tuple(arguments.state or PRUNABLE)
     freed, count = pruning.finish(folder) if arguments.delete else 0, 0
     for old in pruning.survey(folder):
         why = pruning.reason_to_keep(old, before, states)

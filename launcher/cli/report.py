@@ -5,36 +5,29 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import EITHER, RUN, add_runs_dir, find, find_either, folder
+from launcher.cli import browser
+from launcher.cli.find import find, find_either
+from launcher.cli.text import cause
 from launcher.errors import ConfigError
+from launcher.formatting import rough_size
+from launcher.monitoring.live import all_statuses, status_of
+from launcher.monitoring.sweep import SweepMonitor, point_statuses
+from launcher.reports import comparison, page
+from launcher.reports.collect import collect
+from launcher.reports.sweep import SweepPoint, sweep_page
+from launcher.runs.directory import Run
+from launcher.runs.search_record import SearchRecord
+from launcher.runs.sweep_directory import Sweep
+from launcher.search.progress import last_value, look
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from pathlib import Path
 
     from launcher.reports.parts import Page
-    from launcher.runs.directory import Run
-    from launcher.runs.sweep_directory import Sweep
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; several runs are shown side by side")
-    parser.add_argument(
-        "--baseline", metavar="RUN", help=f"compare with this run (default: with the first of several); {RUN}"
-    )
-    parser.add_argument(
-        "-o", "--output", type=folder, metavar="FILE",
-        help="file to write (default: report.html in the run's directory; of several runs comparison.html)",
-    )  # fmt: skip
-    parser.add_argument("--open", action="store_true", dest="show", help="open it in the browser")
-    add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. It needs no network."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.runs.sweep_directory import Sweep
-
     runs_dir = arguments.runs_dir
     named = list({each.path: each for each in (find_either(name, runs_dir) for name in arguments.names)}.values())
     baseline = find(arguments.baseline, runs_dir) if arguments.baseline is not None else None
@@ -47,55 +40,30 @@ def run(arguments: Namespace) -> int:
     path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
     _write(path, shown)
     if arguments.show:
-        # Lazily: neither --help nor completion needs it
-        from launcher.cli import browser
-
         browser.show(path)
     return 0
 
 
 def write_alone(found: Run | Sweep) -> Path:
     """Writes the page of one run or sweep into its directory, and returns the page's path."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.runs.directory import Run
-
     path = found.path / "report.html"
     _write(path, _runs([found], None) if isinstance(found, Run) else _sweep(found))
     return path
 
 
 def _write(path: Path, shown: Page) -> None:
-    # Lazily: neither --help nor completion needs it
-    from launcher.formatting import rough_size
-    from launcher.reports import page
-
     text = page.render(shown)
     page.write(path, text)
     print(f"wrote {path} ({rough_size(len(text.encode()))})")
 
 
 def _runs(runs: list[Run], baseline: Run | None) -> Page:
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import cause
-    from launcher.monitoring.live import all_statuses
-    from launcher.reports import comparison
-    from launcher.reports.collect import collect
-
     wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
     shown = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values(), strict=True)}
     return comparison.page([shown[each.path] for each in runs], shown[baseline.path] if baseline else None)
 
 
 def _sweep(sweep: Sweep) -> Page:
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import cause
-    from launcher.monitoring.live import status_of
-    from launcher.monitoring.sweep import SweepMonitor, point_statuses
-    from launcher.reports.collect import collect
-    from launcher.reports.sweep import SweepPoint, sweep_page
-    from launcher.runs.search_record import SearchRecord
-    from launcher.search.progress import last_value, look
-
     live, manifest, points = SweepMonitor(), sweep.manifest(), []
     search, reported = None, {}
     if manifest.search:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import add_actions, require_action
+from launcher.cli import doctor
+from launcher.cli.options import require_action
+from launcher.cli.text import print_columns
+from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
+from launcher.findings import Level, worst
 from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import DescribesSite
 from launcher.schedulers.queries import QueryError
+from launcher.schedulers.site import described_schedulers
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from launcher.schedulers.site import Site
 
-ACTIONS = {
-    "list": "profiles that `cluster=NAME` knows, and where their files are",
-    "show": "the file of a profile",
-    "init": "write a profile from the configuration of this machine's scheduler",
-    "check": "compare a profile with the scheduler of this machine",
-}
 TIMEOUT = 20.0  # seconds for one query to a scheduler
 POOLS = ("partition", "queue")
 # Options of single actions: the attribute, the option, and its actions.
@@ -33,22 +33,9 @@ OPTIONS = {
 }
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.usage = "%(prog)s ACTION [NAME] [options]"
-    add_actions(parser, ACTIONS)
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of the profile (init: default the cluster's own name)")
-    names = [each.name for each in _schedulers()]
-    parser.add_argument("--scheduler", choices=names, help="init: the one to query, if there are several")
-    parser.add_argument("--partition", metavar="P", help="init: a partition other than the default one")
-    parser.add_argument("--queue", metavar="Q", help="init: a queue other than the default one")
-    parser.add_argument("--print", action="store_true", dest="only_print", help="init: show it, and write nothing")
-    parser.add_argument("--force", action="store_true", help="init: replace a profile of this name")
-
-
 def run(arguments: Namespace) -> int:
-    """Show, make and check profiles of sites. Yours are in ~/.config/launcher/cluster."""
     action, name = arguments.action, arguments.name
-    require_action("site", action, ACTIONS)
+    require_action("site", action)
     for key, (option, actions) in OPTIONS.items():
         if getattr(arguments, key) and action not in actions:
             raise ConfigError(f"{option} goes with `site {actions[0]}`, not with `site {action}`")
@@ -64,10 +51,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _list() -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import print_columns
-    from launcher.config import profiles
-
     rows = [("NAME", "SCHEDULER", "FILE")]
     for each in profiles.profiles():
         rows.append((each.name, each.scheduler or "?", str(each.path) if each.own else f"ours: {each.path.name}"))
@@ -77,9 +60,6 @@ def _list() -> int:
 
 
 def _show(name: str) -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.config import profiles
-
     found = profiles.find(name)
     print(f"# {found.path}")
     print(found.path.read_text(), end="")
@@ -87,11 +67,6 @@ def _show(name: str) -> int:
 
 
 def _init(arguments: Namespace) -> int:
-    # Lazily: neither --help nor completion needs it
-    from datetime import date
-
-    from launcher.config import profiles
-
     scheduler, site = survey(arguments.scheduler)
     wanted = {key: getattr(arguments, key) for key in POOLS if getattr(arguments, key) is not None}
     if wanted.keys() - {site.pool}:
@@ -108,11 +83,6 @@ def _init(arguments: Namespace) -> int:
 
 
 def _check(name: str) -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli import doctor
-    from launcher.config import profiles
-    from launcher.findings import Level, worst
-
     profiles.find(name)
     cluster = doctor.config_of(name).cluster
     if not isinstance(registry.scheduler(cluster.scheduler), DescribesSite):
@@ -137,7 +107,7 @@ def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
         RunError: no scheduler is installed here, or none answers.
     """
     silent, others = [], []
-    known = _schedulers()
+    known = described_schedulers()
     for scheduler in (each for each in known if wanted in (None, each.name)):
         if problem := scheduler.problem():
             others += [problem] if wanted or scheduler.found() else []
@@ -148,7 +118,3 @@ def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
             silent.append(f"{scheduler.title} does not answer: {error}")
     none = f"there is neither {' nor '.join(dict.fromkeys(each.command for each in known))} on PATH"
     raise RunError("; ".join(silent or others) or f"{none}: run this on a login node of the cluster")
-
-
-def _schedulers() -> list[DescribesSite]:
-    return [each for each in registry.schedulers() if isinstance(each, DescribesSite)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.options import find_either
+from launcher.cli.find import find_either
 from launcher.cli.text import ending, program
 from launcher.files.shared_files import is_transient
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans

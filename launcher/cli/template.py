@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import add_actions, require_action
+from launcher.cli.options import require_action
+from launcher.cli.text import print_columns
 from launcher.errors import ConfigError
+from launcher.paths import resource
+from launcher.schedulers import job_script, registry
+from launcher.schedulers.planning import make_plan
+from launcher.script import lost_parts
+from launcher.spec.sections import Code
+from launcher.submission import configs, submit
+from launcher.submission.inputs import Inputs
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from launcher.spec.plan import JobPlan
 
-ACTIONS = {
-    "show": "one that changes nothing, to start from (--whole: our templates)",
-    "lint": "errors in one of yours, and which parts of ours it lacks",
-}
-
-
-def configure(parser: ArgumentParser) -> None:
-    parser.usage = "%(prog)s ACTION [PATH] [options]"
-    add_actions(parser, ACTIONS, "\n\nlint exits with 0 (nothing is missing), 1 (something is) or 2 (errors)")
-    parser.add_argument("path", metavar="PATH", nargs="?", help="lint: the template (default: that of the profile)")
-    parser.add_argument("--cluster", metavar="NAME", help="the profile that it is for (default: slurm)")
-    parser.add_argument("--whole", action="store_true", help="show: our templates, with all parts of a script")
-
 
 def run(arguments: Namespace) -> int:
-    """Show a template to start from (cluster.template), or check what yours lacks."""
-    require_action("template", arguments.action, ACTIONS)
+    require_action("template", arguments.action)
     if arguments.action == "show":
         if arguments.path is not None:
             raise ConfigError("`template show` takes no PATH: it prints ours; --cluster NAME selects the scheduler")
@@ -38,10 +33,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(cluster: str, *, whole: bool) -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.paths import resource
-    from launcher.schedulers import registry
-
     scheduler = registry.scheduler(_plan(cluster, None).cluster.scheduler)
     name = scheduler.template
     if not whole:
@@ -59,11 +50,6 @@ def _show(cluster: str, *, whole: bool) -> int:
 
 
 def _lint(cluster: str, path: str | None) -> int:
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import print_columns
-    from launcher.schedulers import job_script
-    from launcher.script import lost_parts
-
     plan = _plan(cluster, path)
     if plan.cluster.template is None:
         raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
@@ -78,13 +64,6 @@ def _lint(cluster: str, path: str | None) -> int:
 
 def _plan(cluster: str, template: str | None) -> JobPlan:
     """Returns a plan for a cluster and a template. Keys that the profile requires from users get made-up values."""
-    # Lazily: neither --help nor completion needs it
-    import dataclasses
-
-    from launcher.schedulers.planning import make_plan
-    from launcher.submission import configs, submit
-    from launcher.submission.inputs import Inputs
-
     config = configs.composed(["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"]).config
     missing: dict[str, Any] = {
         key: "made-up"
@@ -99,12 +78,6 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
 
 def with_all_parts(plan: JobPlan) -> JobPlan:
     """Returns the plan with optional settings added, so that its script has every part which a template can lack."""
-    # Lazily: neither --help nor completion needs it
-    import dataclasses
-
-    from launcher.schedulers import registry
-    from launcher.spec.sections import Code
-
     in_files = registry.scheduler(plan.cluster.scheduler).secrets_in_files
     return dataclasses.replace(
         plan,

@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import add_runs_dir, find, whole_number
-from launcher.errors import ConfigError
+from launcher.binding import devices, masks, node_types, nvidia, sysfs
+from launcher.binding.wanted import NONE, Wanted, parse
+from launcher.cli.find import find
+from launcher.cli.text import print_unreadable
+from launcher.cli.topology_picture import devices_of, pictures
+from launcher.errors import ConfigError, RunError
+from launcher.runs.bindings import event_of, latest
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Collection, Mapping
 
     from launcher.binding.node import Node
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="RUN", nargs="?", help="its ranks, as they were bound in its last attempt")
-    parser.add_argument(
-        "--ranks", type=whole_number, metavar="N", help="ranks on this node (default: one per GPU, else one)"
-    )
-    parser.add_argument("--bind", default="auto", metavar="HOW", help="as launch.bind (default: auto)")
-    parser.add_argument("--node-type", metavar="TYPE", help="a node of this type instead of this one (`list`: all)")
-    add_runs_dir(parser)
-
-
 def run(arguments: Namespace) -> int:
-    """Draw this node: its NUMA nodes and CPUs, and which of them each rank would get; of a RUN, which its ranks got."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.topology_picture import pictures
-
     if arguments.name is not None and arguments.node_type is not None:
         raise ConfigError("--node-type shows a type of node, and RUN the nodes of a run: leave out one of the two")
     if arguments.name is None:
         print("\n".join(_unbound(arguments.ranks, arguments.bind, arguments.node_type)))
         return 0
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import print_unreadable
-    from launcher.errors import RunError
-    from launcher.runs.bindings import latest
-
     found = find(arguments.name, arguments.runs_dir)
     for attempt in reversed(found.attempts()):
         if bindings := latest(attempt.events()):
@@ -52,12 +40,6 @@ def run(arguments: Namespace) -> int:
 
 def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
     """Returns the picture of this node, or of one of a known type, with `wanted` ranks."""
-    # Lazily: neither --help nor completion needs it
-    import os
-    import socket
-
-    from launcher.binding import node_types, sysfs
-
     if node_type is None:
         return _drawn(socket.gethostname(), sysfs.read(), os.sched_getaffinity(0), os.environ, wanted, how)
     if node_type == "list":
@@ -73,12 +55,6 @@ def _drawn(
     host: str, node: Node, allowed: Collection[int], environ: Mapping[str, str], wanted: int | None, how: str
 ) -> list[str]:
     """Returns the picture of a node with `wanted` ranks; None: one rank for each GPU, without GPUs one rank."""
-    # Lazily: neither --help nor completion needs it
-    from launcher.binding import devices, masks, nvidia
-    from launcher.binding.wanted import NONE, Wanted, parse
-    from launcher.cli.topology_picture import devices_of, pictures
-    from launcher.runs.bindings import event_of
-
     bind = parse(how)
     try:
         seen = len(devices.visible_gpus(node, environ, nvidia.parent_of_slice))

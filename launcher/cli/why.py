@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 import time
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.cli.find import find
+from launcher.cli.text import cause, print_unreadable, program
+from launcher.diagnose.why.of_run import explain
+from launcher.schedulers.explanation import as_json
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from launcher.schedulers.explanation import Explanation, Option
 
 WIDTH = 79
 
 
-def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="RUN", help=f"of a run, or a sweep's point (SWEEP/7): {RUN}")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
-    add_runs_dir(parser)
-
-
 def run(arguments: Namespace) -> int:
-    """Explain why RUN waits: the reason in words, the scheduler's estimate, the limit that applies, and the smallest
-    change that would start clearly sooner. If RUN does not wait: what it does, or why it ended."""
     found = find(arguments.name, arguments.runs_dir)
-    # Lazily: neither --help nor completion needs it
-    from launcher.cli.text import cause, print_unreadable, program
-    from launcher.diagnose.why.of_run import explain
-    from launcher.schedulers.explanation import as_json
-
     explanation = explain(found, program(), cause)
     if arguments.as_json:
-        # Lazily: neither --help nor completion needs it
-        import json
-
         print(json.dumps(as_json(explanation), indent=1))
         return 0
     print(shown(explanation, time.time()))

@@ -11,6 +11,8 @@ from typing import Protocol, TypeVar
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding
+from launcher.schedulers import registry
+from launcher.schedulers.diagnosis import DescribesSite
 from launcher.schedulers.queries import QueryError
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
@@ -59,6 +61,11 @@ class Site(ABC):
     @abstractmethod
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
         """Returns the differences between a profile and the site. Pure."""
+
+
+def described_schedulers() -> list[DescribesSite]:
+    """Returns the schedulers that describe their site, from which a profile of it can be made."""
+    return [each for each in registry.schedulers() if isinstance(each, DescribesSite)]
 
 
 class ErrorCollector:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import commands, status
+from launcher.cli import commands, status_view
 from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
 from launcher.failures.codes import StopReason
@@ -107,7 +107,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
         "print(*sorted(name for name in sys.modules if name.startswith('launcher.')), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
-    loaded = ["cli", "cli.commands", "cli.options", "cli.status", "errors", "escapes", "own_module"]
+    loaded = ["cli", "cli.commands", "cli.options", "errors", "own_module", "units"]
     assert done.stderr.splitlines() == ["[]", " ".join(f"launcher.{name}" for name in loaded)]
 
 
@@ -353,9 +353,9 @@ def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
 def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> None:
     run = make(tmp_path, ranks=1)
     seen = live.RunStatus(run, plan_of(), live.read_history(run), RunState.RUNNING, None)
-    assert status._remark(seen) is None  # nobody holds the lease: it has ended
+    assert status_view._remark(seen) is None  # nobody holds the lease: it has ended
     lease = run.path / "lease"
     lease.touch()
-    assert status._remark(seen) is None
+    assert status_view._remark(seen) is None
     os.utime(lease, (time.time() - 400,) * 2)
-    assert "no sign of life for 00:06:4" in str(status._remark(seen))
+    assert "no sign of life for 00:06:4" in str(status_view._remark(seen))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from launcher.checkpoint import format as checkpoints
-from launcher.cli import checkpoint, post_mortem, status, sweep_status, why
+from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
 from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain
 from launcher.cli.status_table import table
@@ -132,7 +132,7 @@ def a_status(run: Run) -> None:
     assert states["whole"] == "running", "a run hides another one"
     for each in view.seen:
         if each.run == run:
-            status._print_details(each, heading=True)
+            status_view._print_details(each, heading=True)
 
 
 def a_why(run: Run) -> None:

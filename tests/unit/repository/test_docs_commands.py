@@ -23,7 +23,7 @@ from launcher.__main__ import main
 from launcher.cli import commands, submit
 from launcher.cli.commands import COMMANDS
 from launcher.cli.multirun import Multirun
-from launcher.cli.options import require_action
+from launcher.cli.options import ACTIONS, require_action
 from launcher.submission import configs
 from launcher.sweeps import searches
 from tests.launch import ROOT
@@ -182,19 +182,18 @@ def exit_code(words: tuple[str, ...]) -> int | str | None:
 
 def parsed_only(module: str) -> Any:
     """A sub-command that does nothing once its arguments are parsed, but for looking at its action and KEY=VALUEs."""
-    command = importlib.import_module(module)
-    if module.rpartition(".")[2] in SUBMITS:
-        return command
+    command = module.rpartition(".")[2]
+    if command in SUBMITS:
+        return importlib.import_module(module)
 
     def run(arguments: Any) -> int:
-        if hasattr(command, "ACTIONS"):
-            require_action(module.rpartition(".")[2], arguments.action, command.ACTIONS)
+        if command in ACTIONS and arguments.action is not None:
+            require_action(command, arguments.action)
         if overrides := getattr(arguments, "overrides", ()):
             configs.composed(["workload=ddp_mnist", *overrides])
         return 0
 
-    run.__doc__ = command.run.__doc__
-    return SimpleNamespace(configure=command.configure, run=run)
+    return SimpleNamespace(run=run)
 
 
 @pytest.mark.parametrize("shown", all_shown(), ids=lambda shown: f"{shown.place} {' '.join(shown.words)}")

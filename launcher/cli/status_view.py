@@ -1,0 +1,157 @@
+"""What `status` shows: the table of runs and sweeps, and details of those that were named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
+from launcher.cli.status_table import WIDTH, brief, short_job, table
+from launcher.cli.text import cause, print_columns, print_unreadable
+from launcher.errors import ConfigError, RunError
+from launcher.escapes import one_line
+from launcher.formatting import format_time
+from launcher.runs.events import Ended, Met, Progress, Started, last
+from launcher.runs.health import preflights, stragglers
+from launcher.runs.sweep_directory import Sweep
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from launcher.cli.status_rows import View
+    from launcher.monitoring.live import RunStatus
+
+SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
+
+
+def show(arguments: Namespace, folder: Path) -> int:
+    """Shows what `status` shows when there is something in the folder of runs or in a queue; returns the exit code.
+
+    Raises:
+        ConfigError: options contradict each other.
+        RunError: none of the named runs can be read.
+    """
+    names = arguments.names
+    if names and (arguments.failed or arguments.since is not None):
+        raise ConfigError("--failed and --since choose among all runs: leave the names out")
+    rows = Rows(names, folder, arguments.everything, Wanted(arguments.failed, arguments.since))
+    if arguments.watch:
+        # Lazily: 5 ms, and only --watch needs it
+        from launcher.cli import watch
+
+        return watch.show(rows)
+    if len(rows.wanted) == 1 and isinstance(rows.wanted[0], Sweep):
+        # Lazily: 15 ms, and only a sweep needs it
+        from launcher.cli import sweep_status
+
+        return sweep_status.show(rows.wanted[0], everything=arguments.everything, as_json=arguments.as_json)
+    view = rows.look()
+    damaged = [row for row in view.rows if "unread" in row]
+    if names and len(damaged) == len(view.rows):
+        raise RunError("\n".join(row["cause"] for row in damaged))
+    if arguments.as_json:
+        print(json.dumps([plain(row) for row in view.rows], indent=1))
+        return 0
+    if not view.rows:
+        print(f"no runs in {folder}" + (" that match" if rows.filter.filters else ""))
+        return 0
+    for line in table(view.rows, _width()):
+        print(line)
+    for each in view.seen if names else ():
+        _print_details(each, heading=len(view.rows) > 1)
+    for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
+        print(f"\n{one_line(row['run'])}: {row['cause']}")
+    for number, line in enumerate(unanswered(view)):
+        print(line if number else f"\n{line}")
+    if view.older:
+        print(f"... and {view.older} older; --all shows them")
+    return 0
+
+
+def unanswered(view: View) -> Iterator[str]:
+    """Yields a line or two for each scheduler that did not answer."""
+    for scheduler, seen in view.unanswered.items():
+        unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
+        yield f"This is incomplete: {scheduler} does not answer ({seen.problem})."
+        if unknown and seen.age is not None:
+            states = "1 state is" if unknown == 1 else f"{unknown} states are"
+            yield f"{states} unknown; the state of {brief(seen.age)} ago is in brackets."
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def _print_details(seen: RunStatus, *, heading: bool) -> None:
+    """Prints details of a run that the table does not show.
+
+    Args:
+        seen: the run.
+        heading: whether the run's id is printed above its attempts.
+    """
+    if seen.history.attempt:
+        print(f"\n{one_line(seen.run.id)}:" if heading else "")
+        print_columns(_attempts(seen))
+    if not seen.unanswered and (why := _remark(seen)):
+        print(f"\n{one_line(f'{seen.run.id}: {why}')}")
+    for line in _health(seen):
+        print(one_line(f"{seen.run.id}: {line}"))
+    print_unreadable(seen.run)
+
+
+def _remark(seen: RunStatus) -> str | None:
+    """Returns a remark about a run, or None.
+
+    | the run is | remark |
+    |---|---|
+    | done | none |
+    | running | that its heartbeat is missing, if it is |
+    | queued, unknown, unconfirmed | the scheduler's reason, if there is one |
+    | over in another way | the cause |
+    """
+    if seen.state.value == "running":
+        silent = seen.run.lease_age()
+        if silent is None or silent < SILENCE:
+            return None
+        return (
+            f"its job shows no sign of life for {format_time(int(silent))}, although the scheduler says that it runs: "
+            "has it lost its first node? Cancel it, then resume it"
+        )
+    if seen.state.value == "done":
+        return None
+    return cause(seen) if seen.state.over else seen.detail or None
+
+
+def _health(seen: RunStatus) -> list[str]:
+    """Returns lines about the preflight checks of the last attempt, and about ranks that are slower than the others."""
+    attempts = seen.run.attempts()
+    if not attempts:
+        return []
+    plan, over = seen.plan, seen.state.over
+    slow = stragglers(attempts[-1].paces(), plan.train.straggler_factor, plan.train.straggler_time, over=over)
+    return preflights(seen.history.events) + [each.words for each in slow if over or each.until is None]
+
+
+def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
+    """Returns a table of a run's attempts, with its heading."""
+    # Lazily: 20 ms, and only a run that was named needs it
+    from launcher.diagnose.post_mortem.findings import verdicts
+
+    ends = {attempt.number: verdict for attempt, verdict, _ in verdicts(seen)}
+    lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
+    for attempt in seen.run.attempts():
+        events = attempt.latest_events()
+        elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
+        progress, ended, end = last(events, Progress), last(events, Ended), ends.get(attempt.number)
+        words = f"{ended.code}" if ended else "-"
+        if end is not None and end.cause is not None:
+            words += f" {end.kind.value}: {end.cause}"
+        met, started = last(events, Met), last(events, Started)
+        lines.append((
+            str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),
+            str(progress.step if progress else "-"), format_time(int(elapsed)), words,
+        ))  # fmt: skip
+    return lines
