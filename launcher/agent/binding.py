@@ -16,8 +16,9 @@ from functools import partial
 from launcher.binding import devices, masks, nvidia, sysfs, wanted
 from launcher.binding.devices import DeviceError
 from launcher.binding.masks import Binding, RankDevices
-from launcher.binding.node import Node
+from launcher.binding.node import Node, Unbound
 from launcher.config.schema import Device, LaunchMode
+from launcher.failures.codes import UnboundReason
 from launcher.rendezvous.rank_environment import AgentLike, Placement
 from launcher.runs import bindings
 from launcher.runs.events import Bound
@@ -26,8 +27,6 @@ from launcher.worker.devices import torch_build
 from launcher.worker.threads import OWN_CORES
 
 THREADS = "OMP_NUM_THREADS"
-SCHEDULERS = "launch=tasks: the scheduler has bound each rank"
-
 
 Look = Callable[[], "tuple[Node, Set[int]]"]  # returns the description of the node, and the CPUs of the job there
 
@@ -78,7 +77,7 @@ class Binder:
             for rank, bound in zip(ranks, mine, strict=True)
         ]  # fmt: skip
         event = bindings.event_of(
-            agents[position].host, node, allowed, mine, first_rank=ranks[0].rank, why_not=found.why_not,
+            agents[position].host, node, allowed, mine, first_rank=ranks[0].rank, unbound=found.unbound,
             round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
         )  # fmt: skip
         return placed, event
@@ -94,17 +93,15 @@ class Binder:
         own = agents[position]
         tasks = self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == wanted.AUTO:
-            return 0, replace(
-                masks.bind(node, allowed, [RankDevices()], wanted.Wanted(wanted.NONE)), why_not=SCHEDULERS
-            )
+            return 0, masks.unbound(node, allowed, [RankDevices()], Unbound(UnboundReason.SCHEDULER))
         alone = tasks or self._wanted.kind == wanted.MAP
         on_this_host = [agent for agent in agents if agent.host == own.host and (agent is own or not alone)]
         try:
             here = [each for agent in on_this_host for each in self._near(node, agent, tasks)]
         except DeviceError as error:
             count = sum(agent.ranks for agent in on_this_host)
-            found = masks.bind(node, allowed, [RankDevices()] * count, wanted.Wanted(wanted.NONE))
-            return _before(on_this_host, own), replace(found, why_not=str(error))
+            why = Unbound(UnboundReason.DEVICES, error=str(error))
+            return _before(on_this_host, own), masks.unbound(node, allowed, [RankDevices()] * count, why)
         lists = self._wanted
         if tasks and lists.kind == wanted.MAP:
             lists = wanted.Wanted(wanted.MAP, lists.lists[own.first_local_rank :])

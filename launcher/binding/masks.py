@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from launcher.binding import wanted as kinds
-from launcher.binding.node import Core, Gpu, Nic, Node
+from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
 from launcher.binding.wanted import Wanted
 from launcher.errors import NO_RETRY, LauncherError
+from launcher.failures.codes import UnboundReason
 from launcher.formatting import plural, ranges
 
 # With fewer cores for each rank, `auto` lets ranks share a NUMA node. A rank has several threads (those of gloo, for
@@ -67,15 +69,23 @@ class Binding:
 
     Attributes:
         ranks: by local rank.
-        why_not: why the ranks are not bound, as text; empty: they are bound.
+        unbound: why the ranks are not bound; None: they are.
     """
 
     ranks: tuple[RankBinding, ...]
-    why_not: str = ""
+    unbound: Unbound | None = None
 
     @property
     def bound(self) -> bool:
-        return not self.why_not
+        return self.unbound is None
+
+
+def unbound(node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], why: Unbound) -> Binding:
+    """Returns a binding by which each rank may use all allowed CPUs. Arguments as of `bind`."""
+    cores = _allowed_cores(node, allowed)
+    cpus, numa = tuple(sorted(allowed)), tuple(sorted({core.numa for core in cores}))
+    own = max(1, len(cores) // len(ranks))
+    return Binding(tuple(RankBinding(cpus, len(cores), own, numa, devices) for devices in ranks), why)
 
 
 def bind(
@@ -110,27 +120,25 @@ def bind(
     """
     everything = tuple(sorted(allowed))
     cores = _allowed_cores(node, allowed)
-
-    def unbound(why: str) -> Binding:
-        numa = tuple(sorted({core.numa for core in cores}))
-        own = max(1, len(cores) // len(ranks))
-        return Binding(tuple(RankBinding(everything, len(cores), own, numa, devices) for devices in ranks), why)
-
+    refuse = partial(unbound, node, allowed, ranks)
     if wanted.kind == kinds.NONE:
-        return unbound("launch.bind=none")
+        return refuse(Unbound(UnboundReason.NOT_WANTED))
     if wanted.kind == kinds.MAP:
         _check_map(wanted, everything, len(ranks))
         return Binding(tuple(_bound(wanted.lists[place], cores, devices) for place, devices in enumerate(ranks)))
-    if node.unknown or not cores or _size(cores) < len(everything):
-        return unbound("; ".join(node.unknown) or "which CPUs are of one core cannot be told")
+    if node.unbound is not None:
+        return refuse(node.unbound)
+    if not cores or _size(cores) < len(everything):
+        return refuse(Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS))
+    few_cores = Unbound(UnboundReason.FEW_CORES, ranks=len(ranks), cores=len(cores))
     if len(ranks) > len(cores):
-        return unbound(f"{plural(len(ranks), 'rank')} and {plural(len(cores), 'core')}")
+        return refuse(few_cores)
     homes = [_home(node, devices, cores) for devices in ranks]
     if any(devices.gpu is not None for devices in ranks) and None in homes:
         lost = next(
             devices.gpu.name for devices, home in zip(ranks, homes, strict=True) if home is None and devices.gpu
         )
-        return unbound(f"the NUMA node of GPU {lost} cannot be told")
+        return refuse(Unbound(UnboundReason.GPU_NUMA, gpu=lost))
     need = min(cpus_per_rank, _size(cores) // len(ranks))
     known = [home for home in homes if home is not None]
     if len(known) < len(homes):
@@ -138,7 +146,7 @@ def bind(
     else:
         shares = _enough(_by_home(cores, known), known, node, need, cores)
     if any(not share for share in shares):  # a NUMA node has more ranks than cores, and no other has cores left
-        return unbound("there are not enough cores for each rank")
+        return refuse(few_cores)
     wide = shares
     if wanted.kind == kinds.CORE:
         wide = shares = [_fewest(share, need) for share in shares]

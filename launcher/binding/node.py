@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from launcher.failures.codes import UnboundReason
 from launcher.formatting import plural
+
+CPUS = "/sys/devices/system/cpu"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,29 @@ class Nic:
 
 
 @dataclass(frozen=True)
+class Unbound:
+    """Why the ranks of a node are not bound to cores. `launcher.failures.text.of_unbound` describes it to people.
+
+    Attributes:
+        reason: code of the reason.
+        path: for NO_TOPOLOGY, the folder in which the kernel shows too little.
+        models: for MIXED_GPUS, those of the GPUs.
+        ranks, cores: for FEW_CORES, their numbers.
+        gpu: for GPU_NUMA, the PCI address of the GPU.
+        error: for DEVICES, the message of the DeviceError.
+    """
+
+    OPEN: ClassVar[bool] = True
+    reason: UnboundReason
+    path: str = ""
+    models: tuple[str, ...] = ()
+    ranks: int = 0
+    cores: int = 0
+    gpu: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Node:
     """The hardware of a node, as far as it is known.
 
@@ -79,14 +106,14 @@ class Node:
         gpus: the accelerators that this process may open, in the order of their device numbers.
         nics: the network devices with a link, by name.
         distances: between NUMA nodes, by pair, as the firmware reports them (10: the same node).
-        unknown: what could not be found out, as texts.
+        unbound: why no rank can be bound here; None: ranks can be.
     """
 
     cores: tuple[Core, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
     distances: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()
+    unbound: Unbound | None = None
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.binding.node import Core, Gpu, Nic, Node
+from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
+from launcher.failures.codes import UnboundReason
 from launcher.units import parse_ranges
 
 INTEL, DISPLAY = "0x8086", "0x0380"  # vendor and class of Intel's data-centre GPUs; its other GPUs have another class
@@ -22,17 +23,14 @@ ALIKE = "PCI_BUS_ID"  # value of CUDA_DEVICE_ORDER: device numbers follow the bu
 
 
 def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
-    """Returns the hardware of the node whose file system is at `root`; `unknown` names what could not be found out."""
+    """Returns the hardware of the node whose file system is at `root`; `unbound` says what could not be found out."""
     files = _Files(str(root).rstrip("/"))
-    cores, unknown = _cores(files)
+    cores, unbound = _cores(files)
     gpus = _nvidia(files) or _amd(files) or _intel(files, environ)
     models = sorted({gpu.model for gpu in gpus})
     if len(models) > 1 and gpus[0].vendor == "nvidia" and environ.get("CUDA_DEVICE_ORDER") != ALIKE:
-        unknown += (
-            f"GPUs of different models ({', '.join(models)}), whose numbers CUDA gives by their speed: set "
-            f"CUDA_DEVICE_ORDER={ALIKE}",
-        )
-    return Node(cores, tuple(gpus), _nics(files), _distances(files), unknown)
+        unbound = unbound or Unbound(UnboundReason.MIXED_GPUS, models=tuple(models))
+    return Node(cores, tuple(gpus), _nics(files), _distances(files), unbound)
 
 
 class _Files:
@@ -89,12 +87,11 @@ class _Files:
 # -- cores
 
 
-def _cores(files: _Files) -> tuple[tuple[Core, ...], tuple[str, ...]]:
-    """Returns the cores that are online, and what is unknown about them. Each list of CPUs is read once."""
-    cpu = "/sys/devices/system/cpu"
-    online = files.cpus(f"{cpu}/online")
+def _cores(files: _Files) -> tuple[tuple[Core, ...], Unbound | None]:
+    """Returns the cores that are online, and why they are not known. Each list of CPUs is read once."""
+    online = files.cpus(f"{CPUS}/online")
     if not online:
-        return (), (f"{cpu} is not there",)
+        return (), Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
     numa = {
         each: number
         for name in files.names("/sys/devices/system/node")
@@ -108,12 +105,12 @@ def _cores(files: _Files) -> tuple[tuple[Core, ...], tuple[str, ...]]:
     for first in online:
         if first in found:
             continue
-        folder = f"{cpu}/cpu{first}"
+        folder = f"{CPUS}/cpu{first}"
         siblings = files.cpus(f"{folder}/topology/core_cpus_list") or files.cpus(
             f"{folder}/topology/thread_siblings_list"
         )
         if first not in siblings:
-            return (), (f"{folder}/topology does not tell which CPUs are of one core",)
+            return (), Unbound(UnboundReason.NO_TOPOLOGY, path=f"{folder}/topology")
         if first not in sockets:
             package = files.cpus(f"{folder}/topology/package_cpus_list") or files.cpus(
                 f"{folder}/topology/core_siblings_list"
@@ -125,7 +122,7 @@ def _cores(files: _Files) -> tuple[tuple[Core, ...], tuple[str, ...]]:
         cpus = tuple(each for each in siblings if each in known)
         core = Core(cpus, numa.get(first, 0), sockets.get(first, 0), caches.get(first, first))
         found |= dict.fromkeys(cpus, core)
-    return tuple(dict.fromkeys(found[each] for each in online)), ()
+    return tuple(dict.fromkeys(found[each] for each in online)), None
 
 
 def _number(name: str, prefix: str) -> int | None:

@@ -75,6 +75,7 @@ def bound_to(plan: JobPlan) -> list[str]:
     """The cores of each rank, as far as they are known before a node is: those of its type, if the profile names it."""
     # Lazily: only this table needs it
     from launcher.binding import devices, masks, node_types, wanted
+    from launcher.failures.text import of_unbound
 
     asked = wanted.parse(plan.launch.bind)
     if plan.procs_per_node == 1 and asked.kind == wanted.AUTO:
@@ -98,8 +99,8 @@ def bound_to(plan: JobPlan) -> list[str]:
     except devices.DeviceError as error:
         return [*lines, f"on a node of type {about.name} nothing: {error}"]
     found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
-    if not found.bound:
-        return [*lines, f"on a node of type {about.name} nothing: {found.why_not}"]
+    if found.unbound is not None:
+        return [*lines, f"on a node of type {about.name} nothing: {of_unbound(found.unbound)}"]
     return [*lines, f"on a whole node of type {about.name}:", *(
         ", ".join([
             f"  CPUs {ranges(rank.cpus)}: local rank {place}",

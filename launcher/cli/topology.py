@@ -9,11 +9,13 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from launcher.binding import devices, masks, node_types, nvidia, sysfs
-from launcher.binding.wanted import NONE, Wanted, parse
+from launcher.binding.node import Unbound
+from launcher.binding.wanted import parse
 from launcher.cli.find import find
 from launcher.cli.text import print_unreadable
 from launcher.cli.topology_picture import devices_of, pictures
 from launcher.errors import ConfigError, RunError
+from launcher.failures.codes import UnboundReason
 from launcher.runs.bindings import event_of, latest
 
 if TYPE_CHECKING:
@@ -62,10 +64,9 @@ def _drawn(
             node, environ, range(wanted or seen or 1), gpus=seen > 0, parent=nvidia.parent_of_slice
         )  # fmt: skip
         found = masks.bind(node, allowed, near, bind)
-        why_not = found.why_not
     except devices.DeviceError as error:
-        found = masks.bind(node, allowed, [masks.RankDevices()] * (wanted or 1), Wanted(NONE))
-        why_not = str(error)
-    binding = event_of(host, node, allowed, found.ranks, why_not=why_not)
+        why = Unbound(UnboundReason.DEVICES, error=str(error))
+        found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), why)
+    binding = event_of(host, node, allowed, found.ranks, unbound=found.unbound)
     names = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
     return pictures([binding], names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from launcher.failures.text import of_unbound
 from launcher.formatting import name_ranks, ranges
 from launcher.runs.bindings import differing
 from launcher.runs.events import Bound
@@ -31,7 +32,7 @@ def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | N
     """
     alike: dict[tuple[object, ...], list[Bound]] = {}
     for each in bindings:
-        same = (each.node, each.allowed, each.why_not, tuple((rank.cpus, rank.gpu, rank.nic) for rank in each.ranks))
+        same = (each.node, each.allowed, each.unbound, tuple((rank.cpus, rank.gpu, rank.nic) for rank in each.ranks))
         alike.setdefault(same, []).append(each)
     lines = textwrap.wrap(note, WIDTH) if (note := differing(bindings)) else []
     for group in alike.values():
@@ -45,8 +46,8 @@ def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None
     hosts = ", ".join(names[:_HOSTS]) + (f" and {len(names) - _HOSTS} more" if names[_HOSTS:] else "")
     lines = textwrap.wrap(f"{hosts}: {first.node or 'its hardware is not known'}", WIDTH, subsequent_indent="  ")
     lines += textwrap.wrap(f"  the job may use CPUs {first.allowed}", WIDTH, subsequent_indent="    ")
-    if first.why_not:
-        lines += textwrap.wrap(f"  no rank is bound: {first.why_not}", WIDTH, subsequent_indent="    ")
+    if first.unbound is not None:
+        lines += textwrap.wrap(f"  no rank is bound: {of_unbound(first.unbound)}", WIDTH, subsequent_indent="    ")
     lines += [*_map(first, _devices(first) if devices is None else devices), ""] if first.numas else [""]
     rows = [("rank", "cores", "CPUs", "NUMA", "GPU", "NIC")]
     shared = len(group) > 1
@@ -65,7 +66,7 @@ def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns the lines of all NUMA nodes, and a legend."""
     allowed = frozenset(parse_ranges(bound.allowed))
     owners: dict[int, list[int]] = {}
-    for place, rank in enumerate(bound.ranks if not bound.why_not else ()):
+    for place, rank in enumerate(bound.ranks if bound.unbound is None else ()):
         for cpu in parse_ranges(rank.cpus):
             owners.setdefault(cpu, []).append(place)
 

@@ -148,6 +148,19 @@ class PreflightReason(Code):
     UNKNOWN = "unknown"
 
 
+class UnboundReason(Code):
+    """Why ranks are not bound to cores."""
+
+    NOT_WANTED = "not_wanted"  # launch.bind=none
+    SCHEDULER = "scheduler"  # launch=tasks: the scheduler binds each of them
+    NO_TOPOLOGY = "no_topology"  # the kernel does not show which CPUs are of one core
+    MIXED_GPUS = "mixed_gpus"  # of different models, so that their numbers are not known
+    FEW_CORES = "few_cores"  # fewer cores than ranks
+    GPU_NUMA = "gpu_numa"  # the NUMA node of a GPU is not known
+    DEVICES = "devices"  # it is not known which devices a rank uses
+    UNKNOWN = "unknown"
+
+
 class SetupPart(Code):
     """Which setting a set-up line of the job script comes from."""
 

@@ -16,10 +16,12 @@ from launcher.failures.codes import (
     PreflightReason,
     SetupPart,
     StopReason,
+    UnboundReason,
 )
 from launcher.formatting import plural
 
 if TYPE_CHECKING:
+    from launcher.binding.node import Unbound
     from launcher.runs.events import (
         Accused,
         Again,
@@ -404,6 +406,27 @@ def of_resized(event: Resized) -> str:
     changes = {"without": event.without, "with": event.back}
     parts = [f"{preposition} {', '.join(map(of_place, places))}" for preposition, places in changes.items() if places]
     return f"round {event.round} continues {' and '.join(parts)}: {event.members} of {event.size}"
+
+
+_UNBOUND = {
+    UnboundReason.NOT_WANTED: "launch.bind=none",
+    UnboundReason.SCHEDULER: "launch=tasks: the scheduler has bound each rank",
+    UnboundReason.NO_TOPOLOGY: "{path} does not show which CPUs are of one core",
+    UnboundReason.MIXED_GPUS: "GPUs of different models ({models}), which CUDA numbers by their speed: set "
+                              "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    UnboundReason.FEW_CORES: "{ranks} and {cores}",
+    UnboundReason.GPU_NUMA: "the NUMA node of GPU {gpu} is not known",
+    UnboundReason.DEVICES: "{error}",
+    UnboundReason.UNKNOWN: "unknown",
+}  # fmt: skip
+
+
+def of_unbound(unbound: Unbound) -> str:
+    """Returns why ranks are not bound to cores."""
+    return _UNBOUND[unbound.reason].format(
+        path=unbound.path, models=", ".join(unbound.models), gpu=unbound.gpu, error=unbound.error,
+        ranks=plural(unbound.ranks, "rank"), cores=plural(unbound.cores, "core"),
+    )  # fmt: skip
 
 
 def of_save_failed(event: SaveFailed) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from launcher import __version__
+from launcher.failures import text
 from launcher.formatting import long_size
 from launcher.monitoring.state import RunState
 from launcher.reports import words
@@ -157,7 +158,7 @@ def ranks_section(run: RunData) -> Section | None:
 
 
 def unbound(bound: Bound) -> str:
-    return f"ranks on {bound.host} are not bound to cores: {bound.why_not}" if bound.why_not else ""
+    return f"ranks on {bound.host} are not bound to cores: {text.of_unbound(bound.unbound)}" if bound.unbound else ""
 
 
 def result_section(run: RunData) -> Section | None:

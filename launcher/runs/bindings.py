@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.binding import masks
-from launcher.binding.node import Node
+from launcher.binding.node import Node, Unbound
 from launcher.formatting import ranges
 from launcher.runs import events
 from launcher.runs.events import Bound, BoundRank
@@ -14,7 +14,7 @@ from launcher.runs.events import Bound, BoundRank
 
 def event_of(
     host: str, node: Node, allowed: Collection[int], found: Sequence[masks.RankBinding], *, first_rank: int = 0,
-    round_number: int = 0, why_not: str = "",
+    round_number: int = 0, unbound: Unbound | None = None,
 ) -> Bound:  # fmt: skip
     """Returns the event about the ranks of one agent.
 
@@ -25,13 +25,13 @@ def event_of(
         found: the bindings of the agent's ranks, in order.
         first_rank: the number of its first rank.
         round_number: the round of the ranks.
-        why_not: why the ranks are not bound; empty: they are.
+        unbound: why the ranks are not bound; None: they are.
     """
     numas: dict[str, list[int]] = {}
     for core in node.cores:
         numas.setdefault(str(core.numa), []).extend(core.cpus)
     return Bound(
-        host=host, round=round_number, node=node.kind, allowed=ranges(sorted(allowed)), why_not=why_not,
+        host=host, round=round_number, node=node.kind, allowed=ranges(sorted(allowed)), unbound=unbound,
         numas={numa: ranges(sorted(cpus)) for numa, cpus in sorted(numas.items(), key=lambda each: int(each[0]))},
         ranks=tuple(_rank(first_rank + place, bound) for place, bound in enumerate(found)),
     )  # fmt: skip

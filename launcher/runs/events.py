@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from launcher.binding.node import Unbound
 from launcher.failures.codes import (
     AgentPhase,
     CollectiveSign,
@@ -852,7 +853,7 @@ class Bound(Event):
         node: description of the node's type.
         allowed: CPUs of the job on this node.
         numas: CPUs of each NUMA node that has any, by its number.
-        why_not: why the ranks are not bound; empty: they are bound.
+        unbound: why the ranks are not bound; None: they are.
     """
 
     event: ClassVar[str] = "bound"
@@ -862,7 +863,7 @@ class Bound(Event):
     node: str = ""
     allowed: str = ""
     numas: Mapping[str, str] | None = None
-    why_not: str = ""
+    unbound: Unbound | None = None
 
 
 E_ = TypeVar("E_", bound=Event)

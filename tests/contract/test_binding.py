@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.binding.node import Unbound
+from launcher.failures.codes import UnboundReason
 from launcher.runs.events import Bound, every
 from launcher.units import parse_ranges
 from tests.launch import Launcher, Result
@@ -46,8 +48,8 @@ def test_each_rank_has_the_cores_that_the_run_reports(launcher: Launcher, progra
     given = [sorted(parse_ranges(rank.cpus)) for rank in told.ranks]
     found = masks(result)
     assert [mask for mask, _ in found] == given
-    if told.why_not:  # a job of one core
-        assert (told.why_not, set(map(len, given))) == ("2 ranks and 1 core", {1})
+    if told.unbound:  # a job of one core
+        assert (told.unbound, set(map(len, given))) == (Unbound(UnboundReason.FEW_CORES, ranks=2, cores=1), {1})
     else:
         allowed = parse_ranges(told.allowed)
         assert set(given[0]) | set(given[1]) <= set(allowed)
@@ -78,7 +80,7 @@ def test_ranks_are_not_bound_if_that_is_disabled_or_impossible(
         pytest.skip("there are as many cores as ranks")
     result = launcher.run("workload=program", program, *(keys if "procs" in keys[0] else ["procs_per_node=2", *keys]))
     assert [mask for mask, _ in masks(result)] == [sorted(os.sched_getaffinity(0))] * 2
-    assert all(told.why_not for told in every(result.run.attempts()[-1].events(), Bound))
+    assert all(told.unbound for told in every(result.run.attempts()[-1].events(), Bound))
 
 
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)

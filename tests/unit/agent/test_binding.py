@@ -12,7 +12,8 @@ from launcher.agent import binding
 from launcher.agent.binding import Binder
 from launcher.binding import sysfs
 from launcher.binding.masks import BindingRefused
-from launcher.binding.node import Node
+from launcher.binding.node import Node, Unbound
+from launcher.failures.codes import UnboundReason
 from launcher.rendezvous.members import Member
 from launcher.rendezvous.rank_environment import Placement, placements
 from launcher.runs.events import Bound
@@ -41,13 +42,13 @@ def test_each_rank_has_its_cores_and_as_many_threads() -> None:
     assert [rank.cpus for rank in ranks] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert [rank.environment["OMP_NUM_THREADS"] for rank in ranks] == ["4", "4"]
     assert [rank.environment["LAUNCHER_CORES"] for rank in ranks] == ["4", "4"]
-    assert (told.host, told.allowed, told.why_not, [rank.rank for rank in told.ranks]) == ("node1", "0-7", "", [2, 3])
+    assert (told.host, told.allowed, told.unbound, [rank.rank for rank in told.ranks]) == ("node1", "0-7", None, [2, 3])
     assert [(rank.cpus, rank.numa) for rank in told.ranks] == [("0-3", "0"), ("4-7", "1")]
 
 
 def test_ranks_that_are_not_bound_are_as_they_were() -> None:
     ranks, told = bound(flat(1), {0})
-    assert told.why_not == "2 ranks and 1 core"
+    assert told.unbound == Unbound(UnboundReason.FEW_CORES, ranks=2, cores=1)
     assert [(rank.cpus, rank.environment.get("OMP_NUM_THREADS")) for rank in ranks] == [((), None)] * 2
 
 
@@ -60,9 +61,9 @@ def test_simulated_nodes_of_one_machine_share_its_cores() -> None:
 def test_with_tasks_the_schedulers_binding_stands_unless_asked() -> None:
     tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
     ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks"})
-    assert (ranks[0].cpus, told.why_not, shown(told)) == ((), binding.SCHEDULERS, ["4-5"])
+    assert (ranks[0].cpus, told.unbound, shown(told)) == ((), Unbound(UnboundReason.SCHEDULER), ["4-5"])
     ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks", "bind": "core"})
-    assert (ranks[0].cpus, told.why_not) == ((4,), "")
+    assert (ranks[0].cpus, told.unbound) == ((4,), None)
     ranks, told = bound(
         flat(8), set(range(8)), agents=tasks, position=1, launch={"mode": "tasks", "bind": "map:0-1:6-7"}
     )
@@ -101,6 +102,10 @@ def nics_of(ranks: list[Placement]) -> list[str]:
     return [rank.environment["NCCL_SOCKET_IFNAME"] for rank in ranks]
 
 
+def no_devices(error: str) -> Unbound:
+    return Unbound(UnboundReason.DEVICES, error=error)
+
+
 def test_each_rank_talks_through_the_nic_of_its_gpu(tmp_path: Path) -> None:
     about = trees.description("polaris")
     node, allowed = sysfs.read(trees.build(tmp_path, about), {}), set(trees.allowed(about))
@@ -112,7 +117,7 @@ def test_each_rank_talks_through_the_nic_of_its_gpu(tmp_path: Path) -> None:
 def test_without_gpus_and_unbound_the_nic_follows_the_local_rank() -> None:
     assert nics_of(bound(flat(8), set(range(8)), **NICS)[0]) == ["hsn1", "hsn0"]
     told = bound(flat(8), set(range(8)), **NICS)[1]
-    assert told.why_not == "cluster.nics names hsn1, hsn0, and there is none"
+    assert told.unbound == no_devices("cluster.nics names hsn1, hsn0, and there is none")
     tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
     assert nics_of(bound(flat(8), {0}, agents=tasks, position=1, launch={"mode": "tasks"}, **NICS)[0]) == ["hsn0"]
 
@@ -126,7 +131,7 @@ def test_without_gpus_and_unbound_the_nic_follows_the_local_rank() -> None:
 )
 def test_gpus_that_cannot_be_told_are_told(environ: dict[str, str], keys: dict[str, Any], why: str) -> None:
     ranks, told = bound(flat(8), set(range(8)), environ=environ, **keys)
-    assert told.why_not == why
+    assert told.unbound == (no_devices(why) if why else None)
     assert all(bool(rank.cpus) is not bool(why) for rank in ranks)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from launcher.binding import devices, sysfs
 from launcher.binding.devices import DeviceError
-from launcher.binding.node import Node
+from launcher.binding.node import Node, Unbound
+from launcher.failures.codes import UnboundReason
 from tests.unit.binding import trees
 
 UUID = "GPU-0000000{}-0000-0000-0000-000000000000"
@@ -106,8 +107,9 @@ def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_
     about = trees.description("polaris")
     about["gpus"][1][3] = "NVIDIA T4"
     trees.build(tmp_path, about)
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in sysfs.read(tmp_path, {}).unknown[0]
-    assert sysfs.read(tmp_path, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).unknown == ()
+    models = ("NVIDIA A100-SXM4-40GB", "NVIDIA T4")
+    assert sysfs.read(tmp_path, {}).unbound == Unbound(UnboundReason.MIXED_GPUS, models=models)
+    assert sysfs.read(tmp_path, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).unbound is None
 
 
 def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu(tmp_path: Path) -> None:

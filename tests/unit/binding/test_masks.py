@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from launcher.binding import devices, masks, node_types, sysfs
 from launcher.binding.masks import Binding, BindingRefused, RankDevices
-from launcher.binding.node import Core, Gpu, Nic, Node
+from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
 from launcher.binding.wanted import parse
+from launcher.failures.codes import UnboundReason
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 from tests.unit.binding import trees
@@ -62,7 +63,7 @@ def node_of(name: str, root: Path) -> tuple[Node, list[int]]:
 
 
 def shown(binding: Binding) -> list[str]:
-    assert binding.bound, binding.why_not
+    assert binding.bound, binding.unbound
     return [ranges(rank.cpus) for rank in binding.ranks]
 
 
@@ -70,7 +71,7 @@ def shown(binding: Binding) -> list[str]:
 def test_a_known_node_type_has_its_ranks_beside_their_gpus(name: str, tmp_path: Path) -> None:
     node, allowed = node_of(name, tmp_path)
     ranks = devices.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
-    assert node.unknown == ()
+    assert node.unbound is None
     assert shown(masks.bind(node, allowed, ranks, parse("auto"))) == AUTO[name]
 
 
@@ -185,21 +186,25 @@ def test_a_gpu_whose_memory_is_a_numa_node_without_cores_is_next_to_the_nearest_
     assert masks.bind(node, range(16), [gpu(9)], parse("numa")).ranks[0].numa == (2,)
 
 
+FEW_CORES = Unbound(UnboundReason.FEW_CORES, ranks=3, cores=2)
+MIXED = Unbound(UnboundReason.MIXED_GPUS, models=("A", "B"))
+
+
 @pytest.mark.parametrize(
     ("node", "ranks", "bind", "why"),
     [
-        (flat(2), [RankDevices()] * 3, "auto", "3 ranks and 2 cores"),
-        (flat(2, threads=2), [RankDevices()] * 3, "auto", "3 ranks and 2 cores"),  # hardware threads are no cores
-        (flat(4), [RankDevices()] * 2, "none", "launch.bind=none"),
-        (flat(4, numas=2), [gpu(None), gpu(0)], "auto", "the NUMA node of GPU 0000:00:00.0 cannot be told"),
-        (Node(unknown=("/sys is not there",)), [RankDevices()] * 2, "auto", "/sys is not there"),
-        (Node(flat(4).cores[:3]), [RankDevices()] * 2, "numa", "which CPUs are of one core cannot be told"),
+        (flat(2), [RankDevices()] * 3, "auto", FEW_CORES),
+        (flat(2, threads=2), [RankDevices()] * 3, "auto", FEW_CORES),  # hardware threads are no cores
+        (flat(4), [RankDevices()] * 2, "none", Unbound(UnboundReason.NOT_WANTED)),
+        (flat(4, numas=2), [gpu(None), gpu(0)], "auto", Unbound(UnboundReason.GPU_NUMA, gpu="0000:00:00.0")),
+        (Node(unbound=MIXED), [RankDevices()] * 2, "auto", MIXED),
+        (Node(flat(4).cores[:3]), [RankDevices()] * 2, "numa", Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)),
     ],
 )
-def test_nothing_is_bound_and_the_reason_is_told(node: Node, ranks: list[RankDevices], bind: str, why: str) -> None:
+def test_nothing_is_bound_and_the_reason_is_told(node: Node, ranks: list[RankDevices], bind: str, why: Unbound) -> None:
     allowed = range(sum(len(core.cpus) for core in node.cores) or 4) if len(node.cores) != 3 else range(4)
     found = masks.bind(node, allowed, ranks, parse(bind))
-    assert (found.why_not, {rank.cpus for rank in found.ranks}) == (why, {tuple(allowed)})
+    assert (found.unbound, {rank.cpus for rank in found.ranks}) == (why, {tuple(allowed)})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.binding import sysfs
-from launcher.binding.node import Core
+from launcher.binding.node import CPUS, Core, Unbound
+from launcher.failures.codes import UnboundReason
 from tests.unit.binding import trees
 
 
@@ -35,15 +36,15 @@ def test_a_kernel_of_another_age_has_other_names_for_the_same_lists(tmp_path: Pa
 
 
 def test_without_sysfs_nothing_is_known_and_that_is_told(tmp_path: Path) -> None:
-    assert sysfs.read(tmp_path, {}).unknown == ("/sys/devices/system/cpu is not there",)
+    assert sysfs.read(tmp_path, {}).unbound == Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
 
 
 def test_without_the_folder_of_a_cores_neighbours_nothing_is_known_of_cores(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-3\n")
     node = sysfs.read(tmp_path, {})
-    assert (node.cores, node.unknown) == (
-        (), ("/sys/devices/system/cpu/cpu0/topology does not tell which CPUs are of one core",)
+    assert (node.cores, node.unbound) == (
+        (), Unbound(UnboundReason.NO_TOPOLOGY, path=f"{CPUS}/cpu0/topology")
     )  # fmt: skip
 
 

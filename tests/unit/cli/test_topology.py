@@ -26,7 +26,7 @@ def told(
     near = devices.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     found = masks.bind(node, trees.allowed(about), near, parse(bind))
     beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
-    return event_of(host, node, trees.allowed(about), found.ranks, why_not=found.why_not, first_rank=first), beside
+    return event_of(host, node, trees.allowed(about), found.ranks, unbound=found.unbound, first_rank=first), beside
 
 
 POLARIS = """\

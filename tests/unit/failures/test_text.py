@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.binding.node import Unbound
 from launcher.failures import text
 from launcher.failures.codes import (
     AgentPhase,
@@ -17,6 +18,7 @@ from launcher.failures.codes import (
     NextReason,
     PreflightReason,
     StopReason,
+    UnboundReason,
 )
 from launcher.runs.events import (
     Accused,
@@ -176,6 +178,24 @@ def test_why_a_preflight_ends_the_attempt(
     findings = (Finding("node2", "node2", "device", "no GPU"),)
     failure = PreflightFailure(reason=reason, nodes=nodes, failed=failed, findings=findings, exclude=exclude)
     assert text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=failure)) == f"preflight: {shown}"
+
+
+@pytest.mark.parametrize(
+    ("unbound", "shown"),
+    [
+        (Unbound(UnboundReason.NOT_WANTED), "launch.bind=none"),
+        (Unbound(UnboundReason.SCHEDULER), "launch=tasks: the scheduler has bound each rank"),
+        (Unbound(UnboundReason.NO_TOPOLOGY, path="/sys"), "/sys does not show which CPUs are of one core"),
+        (Unbound(UnboundReason.MIXED_GPUS, models=("A", "B")), "GPUs of different models (A, B), which CUDA numbers by "
+         "their speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (Unbound(UnboundReason.FEW_CORES, ranks=2, cores=1), "2 ranks and 1 core"),
+        (Unbound(UnboundReason.GPU_NUMA, gpu="0000:c1:00.0"), "the NUMA node of GPU 0000:c1:00.0 is not known"),
+        (Unbound(UnboundReason.DEVICES, error="there is no GPU 7"), "there is no GPU 7"),
+        (Unbound(UnboundReason.UNKNOWN), "unknown"),
+    ],
+)  # fmt: skip
+def test_why_ranks_are_not_bound(unbound: Unbound, shown: str) -> None:
+    assert text.of_unbound(unbound) == shown
 
 
 def test_of_many_agents_ten_are_named() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from launcher.binding.node import Unbound
+from launcher.failures.codes import UnboundReason
 from launcher.reports.collect import RunData
 from launcher.reports.sections import ranks_section
 from launcher.runs.event_json import values
@@ -24,7 +26,12 @@ def test_each_rank_has_a_row() -> None:
 
 
 def test_why_nothing_is_bound_and_how_nodes_differ_is_told() -> None:
-    section = ranks_section(page(bound(), dataclasses.replace(bound("node2", cores=4), why_not="2 ranks and 1 core")))
+    section = ranks_section(
+        page(
+            bound(),
+            dataclasses.replace(bound("node2", cores=4), unbound=Unbound(UnboundReason.FEW_CORES, ranks=2, cores=1)),
+        )
+    )
     assert section is not None
     assert "the nodes differ" in section.note
     assert "ranks on node2 are not bound to cores: 2 ranks and 1 core." in section.note
