@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; a later time of an event is damage
@@ -39,6 +39,8 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
     if is_dataclass(kind):
         return _misfit_of_fields(value, kind, name)
     if isinstance(kind, type) and issubclass(kind, Enum):
+        if issubclass(kind, str) and type(value) is not str:
+            return _wrong(name, str)
         try:
             kind(value)  # an enum with a member UNKNOWN accepts any text
         except ValueError:
@@ -59,26 +61,46 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
     return next((words for key, each in value.items() if (words := misfit(each, each_kind, f"{name}.{key}"))), None)
 
 
-def as_json(value: Any) -> Any:
-    """Converts a dataclass, and dataclasses in its fields, to dictionaries. Other values are shared, not copied."""
-    if not is_dataclass(value):
-        return value
-    return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+def as_json(value: Any, *, defaults: bool = True) -> Any:
+    """Converts dataclasses, enums, tuples and mappings, also inside of each other, to JSON types.
+
+    Args:
+        value: a dataclass, say.
+        defaults: whether fields of dataclasses that have their default are in the result.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        kept = [each for each in fields(value) if defaults or getattr(value, each.name) != each.default]
+        return {each.name: as_json(getattr(value, each.name), defaults=defaults) for each in kept}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each, defaults=defaults) for each in value]
+    return {k: as_json(each, defaults=defaults) for k, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def from_json(value: Any, kind: Any) -> Any:
     """The inverse of `as_json`, after a round trip through JSON: dataclasses, enums and tuples where the type has them.
 
     Args:
-        value: in which `misfit` found nothing.
+        value: in which `misfit` found nothing. Unknown fields of a dataclass are left out.
         kind: its type.
     """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        kinds = [each for each in arguments if each is not types.NoneType]
+        if value is None or len(kinds) > 1:
+            kinds = [each for each in arguments if misfit(value, each, "") is None]
+        return from_json(value, kinds[0])
     if isinstance(kind, type) and is_dataclass(kind):
         hints, _ = _fields_of(kind)
-        return kind(**{name: from_json(each, hints[name]) for name, each in value.items()})
+        return kind(**{name: from_json(each, hints[name]) for name, each in value.items() if name in hints})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    return tuple(value) if isinstance(value, list) and get_origin(kind) is tuple else value
+    if origin is tuple:
+        return tuple(map(from_json, value, arguments if arguments[-1] is not ... else (arguments[0],) * len(value)))
+    if isinstance(value, dict) and arguments and arguments[1] is not Any:
+        return {key: from_json(each, arguments[1]) for key, each in value.items()}
+    return value
 
 
 def _misfit_of_items(value: Any, origin: Any, kinds: tuple[Any, ...], name: str) -> str | None:
@@ -110,7 +132,7 @@ def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
     return None
 
 
-@lru_cache(maxsize=64)
+@cache
 def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The types of a dataclass's fields, and the names of the fields without a default."""
     hints = get_type_hints(kind)

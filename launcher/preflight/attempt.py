@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from launcher.failures.codes import PreflightThen
+from launcher.files.json_types import from_json
 from launcher.log_line import log_line
 from launcher.preflight import bad_nodes as verdicts
 from launcher.preflight import process as processes
@@ -33,7 +34,7 @@ from launcher.preflight.checks import Check, Level
 from launcher.rendezvous import store
 from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, address_reached
 from launcher.rendezvous.ports import free_ports, listen
-from launcher.runs import directory, event_json
+from launcher.runs import directory
 from launcher.runs.event_writer import Events
 from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
 from launcher.runs.health import preflight_lines
@@ -283,9 +284,10 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
 
 def verdict_of(values: Mapping[str, Any]) -> Verdict:
     """The verdict that the leader has sent as JSON."""
-    return event_json.from_json(Verdict, values)
+    verdict: Verdict = from_json(values, Verdict)
+    return verdict
 
 
 def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[Check] | None:
     """The checks that an agent has sent as JSON; None if it has sent none."""
-    return None if values is None else [event_json.from_json(Check, each) for each in values]
+    return None if values is None else [from_json(each, Check) for each in values]

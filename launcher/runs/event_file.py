@@ -191,10 +191,4 @@ def _misfit(event: object) -> str | None:
         run_files.require_json_bounds(event)
     except ValueError as error:
         return str(error)
-    for key, type_, needed in event_json.field_checks(kind):
-        if key not in event:
-            if needed:
-                return f"{key} is missing"
-        elif words := misfit(event[key], type_, key):
-            return words
-    return None
+    return misfit(event, event_json.TYPES[kind], "") if kind in event_json.TYPES else None  # else of a newer version

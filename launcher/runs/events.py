@@ -23,7 +23,7 @@ from launcher.failures.codes import (
     SetupPart,
     StopReason,
 )
-from launcher.runs.event_json import Event, from_entry
+from launcher.runs.event_json import Event, Open, from_entry
 
 # -- the journal of a run, and of a sweep
 
@@ -218,7 +218,7 @@ class Ended(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Awaited:
+class Awaited(Open):
     """A run or sweep that another run has waited for.
 
     Attributes:
@@ -227,7 +227,6 @@ class Awaited:
         state: its state when the condition was met.
     """
 
-    OPEN: ClassVar[bool] = True
     id: str
     condition: str
     state: str
@@ -244,7 +243,7 @@ class ConditionsMet(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Open):
     """Where an agent runs.
 
     Attributes:
@@ -253,7 +252,6 @@ class Place:
         task: rank of its task with launch.mode=tasks; else None.
     """
 
-    OPEN: ClassVar[bool] = True
     host: str
     node: int
     task: int | None = None
@@ -310,10 +308,9 @@ class Finished(Event):
 
 
 @dataclass(frozen=True)
-class CheckEnded:
+class CheckEnded(Open):
     """A check of a preflight on one node; see `launcher.preflight.checks.Check`."""
 
-    OPEN: ClassVar[bool] = True
     name: str
     level: str
     words: str = ""
@@ -341,7 +338,7 @@ class NodeChecked(Event):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Open):
     """A problem that a preflight has found on a node.
 
     Attributes:
@@ -351,7 +348,6 @@ class Finding:
         words: the problem and the fix, for people.
     """
 
-    OPEN: ClassVar[bool] = True
     name: str
     host: str
     check: str
@@ -534,7 +530,7 @@ class Continued(Event):
 
 
 @dataclass(frozen=True)
-class Accused:
+class Accused(Open):
     """The node, or one of its ranks, that probably caused a fault.
 
     Attributes:
@@ -543,23 +539,21 @@ class Accused:
         node: number of the node in the job, if known.
     """
 
-    OPEN: ClassVar[bool] = True
     host: str
     rank: int | None = None
     node: int | None = None
 
 
 @dataclass(frozen=True)
-class HostSignal:
+class HostSignal(Open):
     """A signal that the agent on a host got."""
 
-    OPEN: ClassVar[bool] = True
     host: str
     signal: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockedCollective:
+class BlockedCollective(Open):
     """A collective that ranks block, as NCCL's flight recorder shows it.
 
     Attributes:
@@ -571,7 +565,6 @@ class BlockedCollective:
         called: for OTHER_CALLED, the operation that these ranks have called.
     """
 
-    OPEN: ClassVar[bool] = True
     sign: CollectiveSign
     operation: str
     number: int
@@ -581,7 +574,7 @@ class BlockedCollective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hang:
+class Hang(Open):
     """What is known of a hang.
 
     Attributes:
@@ -591,7 +584,6 @@ class Hang:
         stacks: folder with the stacks of all ranks.
     """
 
-    OPEN: ClassVar[bool] = True
     sign: HangSign = HangSign.UNKNOWN
     collective: BlockedCollective | None = None
     slowest: int | None = None
@@ -599,7 +591,7 @@ class Hang:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartLimit:
+class StartLimit(Open):
     """Why the system did not start a process.
 
     Attributes:
@@ -607,22 +599,20 @@ class StartLimit:
         maximum: the limit (`ulimit`) that was exceeded; -1: unlimited; None: it is none of the user's limits.
     """
 
-    OPEN: ClassVar[bool] = True
     errno: int
     maximum: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentCount:
+class AgentCount(Open):
     """Number of agents that took part in a rendezvous, and number that was needed."""
 
-    OPEN: ClassVar[bool] = True
     arrived: int
     expected: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreflightFailure:
+class PreflightFailure(Open):
     """Why a preflight ends the attempt.
 
     Attributes:
@@ -633,7 +623,6 @@ class PreflightFailure:
         exclude: override with which the run can be resumed without the bad nodes; empty: the scheduler has none.
     """
 
-    OPEN: ClassVar[bool] = True
     reason: PreflightReason
     nodes: int
     failed: int
@@ -820,7 +809,7 @@ class Stays(Event):
 
 
 @dataclass(frozen=True)
-class BoundRank:
+class BoundRank(Open):
     """One rank of `Bound`.
 
     Attributes:
@@ -833,7 +822,6 @@ class BoundRank:
         nic: network device that is paired with the accelerator, or nearest to it.
     """
 
-    OPEN: ClassVar[bool] = True
     rank: int
     cpus: str
     cores: int = 0

@@ -24,7 +24,7 @@ from typing import Any
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import RunError
 from launcher.files import run_files
-from launcher.files.json_types import as_json
+from launcher.files.json_types import as_json, from_json, misfit
 from launcher.files.shared_files import exists, read_json, retry_read, unwrap
 
 FOLDER = "search"
@@ -153,7 +153,7 @@ class SearchRecord:
         """
         run_files.make_folder(self.folder)
         run_files.write(self.folder / "template.json", json.dumps(template))
-        values = {"format": FORMAT, **_values(settings)}
+        values = {"format": FORMAT, **as_json(settings)}
         run_files.write(self.folder / "settings.json", json.dumps(values, indent=1))
 
     def settings(self) -> SearchSettings:
@@ -167,16 +167,10 @@ class SearchRecord:
         found = unwrap(read_json(path))
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
             raise RunError(f"{path} cannot be read: it is damaged, or of another version of the launcher")
-        try:
-            space = {
-                key: Dimension(**{**each, "choices": tuple(each["choices"])}) for key, each in found["space"].items()
-            }
-            return SearchSettings(**{
-                **found, "method": Method(found["method"]), "goal": Goal(found["goal"]), "space": space,
-                "fixed": tuple(found["fixed"]),
-            })  # fmt: skip
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise RunError(f"{path} cannot be read: {error!r}") from None
+        if wrong := misfit(found, SearchSettings, "settings"):
+            raise RunError(f"{path} cannot be read: {wrong}")
+        settings: SearchSettings = from_json(found, SearchSettings)
+        return settings
 
     def template(self) -> Any:
         """Returns the template of points.
@@ -248,8 +242,3 @@ def _apply(journal: Journal, entry: Mapping[str, Any]) -> None:
 
 def _time(text: str | None) -> float:
     return datetime.datetime.fromisoformat(text).timestamp() if text else 0.0
-
-
-def _values(settings: SearchSettings) -> dict[str, Any]:
-    space = {key: as_json(each) for key, each in settings.space.items()}
-    return {**as_json(settings), "method": settings.method.value, "goal": settings.goal.value, "space": space}

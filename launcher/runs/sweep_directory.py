@@ -24,12 +24,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.config.hydra_text import key_of
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
-from launcher.files.json_types import misfit
+from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import exists, read_json, read_text, unwrap
 from launcher.formatting import ranges
 from launcher.runs import directory, event_file, event_json, live_index
@@ -190,12 +189,11 @@ class Sweep:
             raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
         if wrong := misfit(values, Manifest, RECORD):
             raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
-        points = tuple(tuple(overrides) for overrides in values.pop("points"))
-        sequences: dict[str, Any] = {key: tuple(values.pop(key)) for key in ("command", "objective") if key in values}
-        packing = Packing(**found) if (found := values.pop("packing", None)) else None
-        if values.get("search"):
+        manifest: Manifest = from_json(values, Manifest)
+        if manifest.search:
             points = tuple(canonical(each.overrides) for each in SearchRecord(self.path).journal().trials)
-        return Manifest(points=points, packing=packing, **sequences, **values)
+            return replace(manifest, points=points)
+        return manifest
 
     def points(self) -> list[Point]:
         """Returns all points, sorted by their numbers."""

@@ -203,7 +203,7 @@ class JobPlan:
 
 
 def as_dict(plan: JobPlan) -> dict[str, Any]:
-    """Returns the plan as plain JSON types. Mutable values in it are shared with the plan."""
+    """Returns the plan as plain JSON types."""
     return as_json(plan)
 
 

@@ -281,7 +281,9 @@ def test_a_field_of_another_type_is_named(one: Run) -> None:
     journal = one.path / "journal.jsonl"
     journal.write_text(journal.read_text() + '{"time": 3170843000000000, "event": "submitted", "job": "9"}\n')
     with (one.path / "attempts/1/events/node-0.jsonl").open("a") as file:
-        file.write('{"time": 2, "event": "fault", "error": ["x"]}\n{"time": 2, "event": "met", "ranks": "2"}\n')
+        file.write(
+            '{"time": 2, "event": "fault", "error": ["x"]}\n{"time": 2, "event": "met", "ranks": "2", "members": 2}\n'
+        )
     assert unreadable.problems(one) == [
         f"{journal}, line 3: time is no time",
         f"{one.path}/attempts/1/events/node-0.jsonl, line 7: error is no text",
