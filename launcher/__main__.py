@@ -17,11 +17,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     # Commands make many objects and little garbage. The collector took a fifth of a submission's time.
     gc.set_threshold(300_000)
-    # Lazily: nothing may be imported before the note on the folder
-    from launcher.cli.screen import Cleaned
+    try:
+        # Lazily: nothing may be imported before the note on the folder
+        from launcher.cli.screen import Cleaned
 
-    with Cleaned():
-        return _report_errors(arguments)
+        with Cleaned():
+            return _report_errors(arguments)
+    except KeyboardInterrupt:  # while modules were imported
+        return 130  # INTERRUPTED of launcher/errors.py, which may not be among them
 
 
 def _report_errors(arguments: list[str]) -> int:

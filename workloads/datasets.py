@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from launcher.errors import ConfigError, near
 from launcher.files.checksum import digest_of
+from launcher.own_module import program
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"
@@ -263,7 +264,7 @@ def _base(data_dir: str | Path | None) -> Path:
 
 
 def _fetch_line(name: str, data_dir: str | Path | None) -> str:
-    return f"python -m launcher data fetch {name}" + (f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else "")
+    return f"{program()} data fetch {name}" + (f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else "")
 
 
 def _present(file: IdxFile, folder: Path) -> Path | None:

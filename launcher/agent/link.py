@@ -16,6 +16,7 @@ from launcher.agent.coordinator import Coordinator
 from launcher.agent.round_watch import Limits
 from launcher.agent.signals import Signals
 from launcher.failures.codes import FaultCode
+from launcher.log_line import log_line
 from launcher.rendezvous.channel import Channel, ChannelError, Message
 from launcher.rendezvous.hub import Hub
 from launcher.rendezvous.leader_search import NO_ANSWER, ConnectBackoff, find_leader
@@ -90,6 +91,8 @@ class Link:
         while True:
             found = find_leader(host, ports, secret, deadline, wake=self._signals.wake)
             self._signals.clear()
+            if self._signals.ends() and problem != NO_ANSWER:  # the leader has given up, and does not know why
+                log_line(f"{self.own.host} could not reach {host}: {problem}")
             self._signals.require_none()
             if isinstance(found, Channel):
                 break

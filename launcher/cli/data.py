@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.options import require_action
 from launcher.cli.progress import Rate, of_download, shown
 from launcher.errors import FAILED, ConfigError, LauncherError, near
+from launcher.own_module import program
 from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _list(data_dir: Path | None) -> int:
             code = FAILED
             continue
         where = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
-        missing = f"not here; python -m launcher data fetch {name}{where}"
+        missing = f"not here; {program()} data fetch {name}{where}"
         print(f"{name:<15} {f'{found.dir} ({found.how})' if found else missing}")
     for problem in problems:
         print(problem)

@@ -266,11 +266,12 @@ def _size(seen: RunStatus) -> tuple[int, int]:
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the row of a sweep. Its state is like `3/15 done`."""
-    failed = f", {number['failed']} failed" if "failed" in number else ""
+    """Returns the row of a sweep. Its state is like `3/15 done, 1 failed, 2 pruned`."""
+    also = [state for state in ("failed", "pruned") if state in number]
+    others = "".join(f", {number[state]} {state}" for state in also)
     return {
         **dict.fromkeys(COLUMNS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),
-        "state": f"{number.get('done', 0)}/{sum(number.values())} done{failed}", "over": not _unfinished(number),
+        "state": f"{number.get('done', 0)}/{sum(number.values())} done{others}", "over": not _unfinished(number),
         "settled": True,
     }  # fmt: skip
 

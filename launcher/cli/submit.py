@@ -149,8 +149,6 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
     from launcher.submission import from_overrides
 
     wanted = composed.config
-    if wanted.sweep.search is not None:
-        raise ConfigError(f"sweep.search={wanted.sweep.search.value} chooses the points of a sweep: add -m")
     ready = from_overrides.new(composed, overrides)
     prepared = ready.prepared
     if wanted.dry_run or not registry.scheduler(prepared.plan.cluster.scheduler).on_this_machine:

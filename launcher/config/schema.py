@@ -466,7 +466,7 @@ class Config:
     """The root of the config of a run."""
 
     workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm, program, function
-    cluster: Cluster = MISSING  # group; where it runs: local (default), slurm, pbs, allocation, or your own profile
+    cluster: Cluster = MISSING  # group; where it runs: local (default), slurm, pbs, sge, allocation, or a profile
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
     env: Env = field(default_factory=Env)  # group; software environment of the ranks: default, or your own file in env/
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when a training saves, and which checkpoints are kept

@@ -90,7 +90,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     """
     if not archive.name.endswith(SUFFIXES):
         raise ConfigError(f"{archive} is none of {', '.join(SUFFIXES)}")
-    interpreter.checked(str(folder))
+    interpreter.checked(str(folder), "")
     if (folder / "conda-meta").is_dir():
         raise ConfigError(
             f"{folder} is an environment of conda, whose files contain its path: `conda-pack -p {folder} -o {archive}` "

@@ -41,14 +41,18 @@ else
 fi"""
 
 
-def checked(folder: str) -> tuple[str, tuple[str, ...]]:
+def checked(folder: str, given_as: str = "env.activate=") -> tuple[str, tuple[str, ...]]:
     """Returns the environment's absolute path, and notes for the user.
+
+    Args:
+        folder: of the environment.
+        given_as: what stands in front of it in messages.
 
     Raises:
         ConfigError: the environment's parent folder is on this machine, and the environment is not in it, or lacks
             something.
     """
-    key = f"env.activate={folder}"
+    key = f"{given_as}{folder}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(folder))))
     if not path.exists():
         if path.parent.is_dir():

@@ -244,7 +244,7 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
             for place in range(len(axes))
         ],
     }  # fmt: skip
-    pruned = ", and those that were pruned" if any(point.metric(goal) is None for point in done) else ""
+    pruned = "; a pruned point has the last value it reported" if any(p.metric(goal) is None for p in done) else ""
     caption = f"A line is a point; green is the best, grey are the worst{pruned}."
     return Figure("", traces, layout, caption, height=380, wide=True)
 

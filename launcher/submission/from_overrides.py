@@ -51,6 +51,8 @@ def new(composed: Composed, overrides: Sequence[str]) -> Ready:
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
     """
+    if word := next((each for each in overrides if key_of(each).startswith("sweep.")), None):
+        raise ConfigError(f"{word} is for a sweep, and this is a single run: add -m, or leave it out")
     return Ready(composed, prepare(composed.config), tuple(overrides))
 
 

@@ -32,6 +32,7 @@ from launcher.files.os_errors import explain
 from launcher.monitoring.live import JobMonitor, read_history, status_of
 from launcher.monitoring.packed import is_packed
 from launcher.monitoring.state import RunState
+from launcher.own_module import program
 from launcher.paths import code_root, default_runs_dir
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run, new_id, token_of
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from submitit import Job
 
 # Fields of a plan that may differ between two submissions of one run.
-OF_THE_COMMAND = ("workdir", "umask", "python", "code.repository", "code.path", "secrets_dir")
+OF_THE_COMMAND = ("workdir", "umask", "python", "queued", "code.repository", "code.path", "secrets_dir")
 
 
 @dataclass(frozen=True)
@@ -493,7 +494,7 @@ def _with_baseline(config: Config) -> Config:
     if not hasattr(workload, "baseline"):
         raise ConfigError(
             f"baseline={config.baseline}: workload={workload.name} is not compared with another run: leave it out "
-            "(python -m launcher report compares runs of every kind)"
+            f"({program()} report compares runs of every kind)"
         )
     path = Path(config.baseline).expanduser().absolute()
     if not path.is_file():

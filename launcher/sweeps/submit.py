@@ -202,14 +202,12 @@ def prepare_sweep(
     keys = sweep_directory.differing(recorded)
     arrays = grouping.groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
     asking, manifest = _pilots(first, manifest, arrays, plans, Sweep(path))
+    packing = manifest.packing
     for _, members in arrays:
-        with _naming(members[0], by_index[members[0]].overrides, keys):
-            config = by_index[members[0]].config
-            held, jobs = (
-                held_allocation(config, environ),
-                0 if existing else 1,
-            )  # the rest of them can be submitted later
-            plan = asking[0] if asking else plans[members[0]]
+        plan, point = asking[0] if asking else plans[members[0]], by_index[members[0]]
+        with _naming_pilots(packing.slots) if packing else _naming(members[0], point.overrides, keys):
+            config = point.config
+            held, jobs = held_allocation(config, environ), 0 if existing else 1  # the rest can be submitted later
             notes.update(dict.fromkeys(check_capacity(plan, config, environ, held, jobs)))
     return PreparedSweep(
         path, existing, manifest, tuple(order), by_index, plans, arrays, manifest.parallelism, tuple(notes), secrets,
@@ -237,7 +235,8 @@ def _pilots(
             "what ranks see may differ (workload, train, seed, ...); make a sweep of each"
         )
     found = {number: pilots.plan_of(point, sweep, packing, number) for number in range(packing.pilots)}
-    limits.check_limits(found[0], config.cluster)
+    with _naming_pilots(packing.slots):
+        limits.check_limits(found[0], config.cluster)
     job_script.script(found[0], token="")
     return found, dataclasses.replace(manifest, packing=packing)
 
@@ -309,6 +308,15 @@ def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterat
         raise ConfigError(
             f"point {index} ({sweep_directory.label(overrides, keys) or 'the only one'}): {error}"
         ) from None
+
+
+@contextlib.contextmanager
+def _naming_pilots(slots: int) -> Iterator[None]:
+    """Adds to a ConfigError that is raised inside why a job asks for more than a point."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"sweep.slots={slots}: a pilot asks for {slots} times what a point does: {error}") from None
 
 
 def submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:

@@ -328,6 +328,24 @@ def test_a_stop_request_ends_every_wait(make: Make) -> None:
         assert isinstance(error, StopRequested)
 
 
+def test_an_agent_that_is_stopped_tells_why_it_had_not_reached_the_leader(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The leader gives up at the same time, and the scheduler then stops the others before they could report it."""
+    agent, tries = make(1), iter(["its name cannot be resolved", "it was interrupted"])
+
+    def find_leader(*_: object, **__: object) -> str:
+        problem = next(tries)
+        if problem == "it was interrupted":
+            agent._signals._take(15, None)
+        return problem
+
+    monkeypatch.setattr(link, "find_leader", find_leader)
+    (error,) = together(agent.first)
+    assert isinstance(error, StopRequested)
+    assert capsys.readouterr().err == "launcher: node1 could not reach 127.0.0.1: its name cannot be resolved\n"
+
+
 # -- an unreliable file system
 
 

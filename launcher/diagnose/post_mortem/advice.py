@@ -195,7 +195,10 @@ def _collective(case: Case) -> Steps:
 
 def _rendezvous(case: Case) -> Steps:
     longer = case.resume(f"launch.rendezvous_timeout={2 * case.plan.launch.rendezvous_timeout}")
+    suffix = case.plan.cluster.host_suffix
+    named = f"do the nodes have names with cluster.host_suffix={suffix}? `getent hosts NODE{suffix}` there shows it"
     return [
+        *([named] if suffix else []),
         Step("is a node slow to start, or an import slow? Then wait longer", longer),
         Step(
             "is it the network? Name the interface (cluster.interface), or check all nodes",

@@ -31,8 +31,8 @@ TAKEN = {
     "cpus-per-task": "use the key cpus_per_proc",
     "time": "use the key time",
     "comment": "the launcher finds its jobs by it",
-    "output": "`python -m launcher logs RUN` shows it, wherever it is",
-    "error": "`python -m launcher logs RUN` shows it, wherever it is",
+    "output": "`launcher logs RUN` shows it, wherever it is",
+    "error": "`launcher logs RUN` shows it, wherever it is",
     "open-mode": "attempts share the output file",
     "array": "one command submits one run",
 }

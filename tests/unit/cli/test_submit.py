@@ -143,11 +143,15 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
         (["workload=true"], "workload=true: it must be the name of one"),
         (["workload=null"], "workload=null: it must be the name of one"),
         (["workload=p2p", "cluster=3"], "cluster=3: it must be the name of one"),
+        (
+            ["workload=p2p", "nodes=2", "sweep.slots=2", "dry_run=true"],
+            "sweep.slots=2 is for a sweep, and this is a single run: add -m, or leave it out",
+        ),
         (["--nodes", "2"], "there is no option '--nodes'. Keys have no dashes: nodes=VALUE"),
         (["workload=p2p", "--mulitrun"], "there is no option '--mulitrun'. Did you mean --multirun"),
     ],
 )
-def test_an_option_that_there_is_not(words: list[str], problem: str) -> None:
+def test_a_command_line_that_cannot_be_meant(words: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         submit.main(words)
 

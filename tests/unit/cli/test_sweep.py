@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli import commands, sweep_change, sweep_results, sweep_status
+from launcher.cli.status_rows import _row_of_sweep
 from launcher.errors import LauncherError
 from launcher.monitoring.sweep import PointStatus
 from launcher.runs.directory import Run
@@ -172,6 +173,11 @@ def test_all_sweeps_and_sweeps_among_runs(call: Call, sweep: Sweep, tmp_path: Pa
         "a": None,
         "lr-1": {"waiting": 1, "running": 1, "done": 3, "failed": 1},
     }
+
+
+def test_a_sweep_whose_other_points_were_pruned_is_not_shown_as_going_on() -> None:
+    row = _row_of_sweep(Sweep(Path("/runs/lr")), {"done": 2, "pruned": 10})
+    assert (row["state"], row["over"]) == ("2/12 done, 10 pruned", True)
 
 
 def test_no_sweeps(call: Call, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -412,3 +413,8 @@ def test_the_command_packs_and_does_not_replace(
     with pytest.raises(ConfigError, match=r"conda-pack -p"):
         commands.main([*words, "--force"])
     assert interpreter.NEEDED
+
+
+def test_a_folder_that_cannot_be_packed_is_named_without_a_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(tmp_path))}/gone: there is no gone in "):
+        archives.pack(tmp_path / "gone", tmp_path / "env.tar")

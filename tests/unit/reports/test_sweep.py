@@ -139,7 +139,7 @@ def test_a_search_has_its_rungs_and_lines_for_points_that_were_pruned() -> None:
     assert "Search asha, maximize accuracy: 3 chosen of at most 9" in first.note
     assert first.tables[0].rows == [("3", "3", "1", "0.6")]
     lines = page.sections[1].figures[0]
-    assert "those that were pruned" in lines.caption
+    assert "a pruned point has the last value it reported" in lines.caption
     assert any("lr 0.3, accuracy 0.2" in str(trace["customdata"]) for trace in lines.traces)
     best = [trace for trace in lines.traces if trace["line"]["color"] == "--good"]
     assert "accuracy 0.9" in str(best[0]["customdata"])

@@ -89,6 +89,12 @@ def test_a_point_that_is_there_with_other_values_is_refused(site: Site) -> None:
     assert len(site.slurm.jobs()) == 1
 
 
+def test_a_pilot_that_is_too_large_is_explained_by_its_slots(site: Site) -> None:
+    told = site.refused(seeds(2), sweep=_sweep(slots=8), cluster={"limits": Limits(cpus_per_node=4)})
+    assert told.startswith("sweep.slots=8: a pilot asks for 8 times what a point does: ")
+    assert "8 CPUs" in told
+
+
 def test_an_array_is_split_at_the_sites_limit(site: Site) -> None:
     site.slurm.set(most_elements=4)
     done = site.submit(seeds(9), sweep=_sweep(parallelism=5))
