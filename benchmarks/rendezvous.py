@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, report
 from launcher.agent.control import Control
-from launcher.agent.round_watch import Limits
+from launcher.agent.failure_detection import Limits
 from launcher.agent.signals import Signals
 from launcher.failures.codes import HangSign
 from launcher.rendezvous.hub import Hub

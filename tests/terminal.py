@@ -24,11 +24,11 @@ class Terminal:
         self._shown = ""
         self._read = 0
 
-    def expect(self, words: str, patience: float = 60) -> str:
+    def expect(self, words: str, timeout: float = 60) -> str:
         """Waits until these words are shown, after those that were waited for before; returns all up to them."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while (found := self._shown.find(words, self._read)) < 0:
-            assert time.monotonic() < deadline, f"{words!r} within {patience:g} s; it shows:\n{self._shown}"
+            assert time.monotonic() < deadline, f"{words!r} within {timeout:g} s; it shows:\n{self._shown}"
             assert self._more(), f"it has ended without {words!r}; it shows:\n{self._shown}"
         before, self._read = self._shown[self._read : found], found + len(words)
         return before

@@ -17,7 +17,7 @@ from launcher import errors
 from launcher.formatting import ranges
 from launcher.processes import orphans
 from launcher.rendezvous.rank_environment import Placement
-from launcher.worker import handover
+from launcher.worker import rank_report
 
 # Signals that an agent ignores at times. What it was itself started with ignored (nohup) stays so, as do those that
 # Python ignores.
@@ -57,19 +57,19 @@ def run_child(
         _take_cpus(placement)
         os.environ.update(placement.environment)
         os.environ.update({
-            "TORCHELASTIC_ERROR_FILE": str(error_file), handover.GATE: str(gate), handover.REPORT: str(report)
+            "TORCHELASTIC_ERROR_FILE": str(error_file), rank_report.GATE: str(gate), rank_report.REPORT: str(report)
         })  # fmt: skip
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if fresh is not None:
             for descriptor in (gate, report, *fresh.descriptors):
                 os.set_inheritable(descriptor, True)
             os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  a list of words needs no shell
-        handover.begin_process()
-        code = handover.run_and_report(partial(run, placement), report)
+        rank_report.begin_process()
+        code = rank_report.run_and_report(partial(run, placement), report)
     except BaseException:
         traceback.print_exc()
     finally:
-        handover.end_process(code)
+        rank_report.end_process(code)
     raise AssertionError("it has ended")
 
 

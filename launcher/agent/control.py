@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from launcher.agent.coordinator import Coordinator
+from launcher.agent.failure_detection import Blame, Limits
 from launcher.agent.link import Link
 from launcher.agent.restart_policy import History
-from launcher.agent.round_watch import Blame, Limits
 from launcher.agent.signals import Signals
 from launcher.failures import text
 from launcher.failures.codes import FaultCode

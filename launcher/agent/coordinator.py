@@ -40,8 +40,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from launcher.agent.failure_detection import AgentState, Blame, FailureDetector, Limits
 from launcher.agent.restart_policy import History, Kind
-from launcher.agent.round_watch import AgentState, Blame, Limits, RoundWatch
 from launcher.agent.verdicts import RoundFailure, Verdict, judge
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Message
@@ -94,9 +94,9 @@ class Coordinator:
         self._last_tick: float | None = None
         self._stops = LeaderSide(())
 
-    def _new_watch(self, members: Sequence[Member], now: float = 0.0) -> RoundWatch:
+    def _new_watch(self, members: Sequence[Member], now: float = 0.0) -> FailureDetector:
         agents = {member.index: AgentState(member, now) for member in members}
-        return RoundWatch(self.limits, self._own, agents, self._blame, listened=self.history.listened)
+        return FailureDetector(self.limits, self._own, agents, self._blame, listened=self.history.listened)
 
     # -- the beginning of a round
 
@@ -198,7 +198,7 @@ class Coordinator:
             return
         agent.gone = agent.ended = True
         self._broadcast_all(self._stops.leave(index))
-        # While agents report that they leave, `RoundWatch.left` names those that do not.
+        # While agents report that they leave, `FailureDetector.left` names those that do not.
         if self._watching and self.verdict is None and not self._over and not self._watch.leaves:
             self._found(self._watch.lost([agent], FaultCode.NODE_ENDED))
         self._look_at_ended()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from launcher.agent.coordinator import Coordinator
-from launcher.agent.round_watch import Limits
+from launcher.agent.failure_detection import Limits
 from launcher.agent.signals import Signals
 from launcher.failures.codes import FaultCode
 from launcher.log_line import log_line

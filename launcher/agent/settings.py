@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from launcher.agent.round_watch import Limits
+from launcher.agent.failure_detection import Limits
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous.members import Member, Rendezvous, RendezvousError

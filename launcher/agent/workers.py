@@ -35,8 +35,8 @@ from launcher.rendezvous.rank_environment import (
     place_variables,
     placements,
 )
-from launcher.worker import handover, hangs
-from launcher.worker.handover import WorkerError
+from launcher.worker import hangs, rank_report
+from launcher.worker.rank_report import WorkerError
 
 __all__ = [
     "Fresh", "LeftOver", "Placement", "StartError", "WorkerError", "WorkerExit", "WorkerGroup", "WorkersStillThere",
@@ -265,10 +265,10 @@ class WorkerGroup:
         for worker in self._workers:
             if worker.code is None and (code := _exit_code(worker.pid)) is not None:
                 worker.code = code
-                report = handover.read_report(worker.report)
+                report = rank_report.read_report(worker.report)
                 error = report.error
                 if error is None and report.returned is None and code:
-                    error = handover.read_error_file(worker.error_file)
+                    error = rank_report.read_error_file(worker.error_file)
                 placement = worker.placement
                 self._seen.append(WorkerExit(
                     placement.place, placement.rank, worker.pid, code, report.returned, error, time.time()

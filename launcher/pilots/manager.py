@@ -28,7 +28,7 @@ from launcher.errors import LauncherError, UnavailableError
 from launcher.failures.codes import StopReason
 from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.log_line import log_line
-from launcher.pilots import point as points
+from launcher.pilots import point_fork
 from launcher.pilots.board import Board
 from launcher.pilots.outcome import outcome
 from launcher.pilots.slots import Slot, slots_of_node
@@ -115,7 +115,7 @@ class SlotManager:
 
     def __init__(
         self, sweep: Sweep, pilot: int, attempt: Attempt, environ: Mapping[str, str], signals: Signals,
-        start: Callable[[Run, Slot, str], int] = points.start,
+        start: Callable[[Run, Slot, str], int] = point_fork.start,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -286,7 +286,7 @@ class SlotManager:
         run = self._sweep.run(each.point)
         if code < 0:
             with contextlib.suppress(OSError, LauncherError):
-                points.close(run, -code, self._host, asked=each.stopping or each.kill_at is not None)
+                point_fork.close(run, -code, self._host, asked=each.stopping or each.kill_at is not None)
         kind = outcome(
             code, stopping=each.stopping, cancelled=each.cancelled, stopped=_has(run, "stop"), pruned=each.pruned,
             spent=each.before.releases + 1 >= self._plan.resume.max_attempts,

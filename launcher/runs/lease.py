@@ -12,6 +12,10 @@ from launcher.files.shared_files import read_text, unwrap
 from launcher.runs import directory
 from launcher.runs.event_writer import current_attempt
 
+HEARTBEAT = 15  # seconds between two heartbeats of the job that holds a lease
+POLL = 2  # seconds between two checks of a job that waits for it
+TIMEOUT = 90  # seconds without a heartbeat until it is taken over; NFS shows times up to 60 s late
+
 
 class LeaseLost(directory.RunError):
     """Another attempt has taken over the run."""

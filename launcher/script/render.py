@@ -16,14 +16,12 @@ from launcher.failures.codes import SetupPart
 from launcher.files import shared_files
 from launcher.files.shared_folder import SEEN
 from launcher.own_module import own_module
+from launcher.runs import lease
 from launcher.script import custom_template, starters, templates
 from launcher.script.job_shell import JobShell
 from launcher.script.quoting import Raw, command, quote
 from launcher.spec.plan import JobPlan
 
-LEASE_HEARTBEAT = 15  # seconds between two heartbeats of the job that holds a run's lease
-LEASE_POLL = 2  # seconds between two checks of a job that waits for the lease
-LEASE_TIMEOUT = 90  # seconds without a heartbeat until the lease is taken over; NFS shows times up to 60 s late
 READ_TIMEOUT = int(shared_files.IN_A_JOB)  # seconds for which reading a file is retried after a transient error
 _SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of a JobShell
 READ_PAUSE = 1  # seconds between two retries
@@ -96,11 +94,11 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "again": command([plan.python, *own_module("launcher.job.requeue")]),
         "after": command([plan.python, *own_module("launcher.job.wait_for_others")]),
         "seconds": plan.time,
-        "lease_patience": LEASE_TIMEOUT,
-        "lease_beat": LEASE_HEARTBEAT,
-        "lease_look": LEASE_POLL,
+        "lease_timeout": lease.TIMEOUT,
+        "lease_heartbeat": lease.HEARTBEAT,
+        "lease_poll": lease.POLL,
         "passing": Raw(" | \\\n    ".join(sorted(f'*"{os.strerror(number)}"' for number in shared_files.TRANSIENT))),
-        "read_patience": READ_TIMEOUT,
+        "read_timeout": READ_TIMEOUT,
         "read_pause": READ_PAUSE,
         "umask": Raw(f"{plan.umask:03o}"),
     }

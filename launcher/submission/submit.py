@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from launcher import __version__, redaction
 from launcher.agent import payload
 from launcher.config.schema import Config, ResumeHow
+from launcher.environment import record_redaction, snapshot, trackers
 from launcher.environment import secrets as secret
-from launcher.environment import snapshot, trackers
 from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.files import trusted_folders
 from launcher.files.os_errors import explain
@@ -113,7 +113,7 @@ def prepare(
     if plan.cluster.template is not None:
         notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
     secrets = secrets_of(config)
-    secret.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
+    record_redaction.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
     return Prepared(plan, token, notes, secrets)
 
 
@@ -313,7 +313,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     """Creates the run directory with its record."""
     plan = prepared.plan
     require_commands(plan)
-    public = public_record(prepared, config, overrides)
+    public = redacted_record(prepared, config, overrides)
     Run.create(run.path)
     try:
         snapshot.take(plan)
@@ -323,7 +323,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     _record(run, prepared, *public)
 
 
-def public_record(
+def redacted_record(
     prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """The config and the overrides as they may be written.
@@ -332,9 +332,12 @@ def public_record(
         ConfigError: the value of a secret stands where it cannot be left out.
     """
     names = prepared.plan.env.secrets
-    found = secret.redact_config(config, prepared.secrets), secret.redact_overrides(overrides, names)
+    found = (
+        record_redaction.redact_config(config, prepared.secrets),
+        record_redaction.redact_overrides(overrides, names),
+    )
     secrets = {**redaction.secrets_in(os.environ, names), **prepared.secrets}
-    secret.require_absent({**found[0], "overrides": found[1]}, secrets)
+    record_redaction.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found
 
 
@@ -370,7 +373,7 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
         SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
     """
     with secret.exported(prepared.secrets):
-        return _resume(run, prepared, *public_record(prepared, config, overrides))
+        return _resume(run, prepared, *redacted_record(prepared, config, overrides))
 
 
 def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:

@@ -21,8 +21,8 @@ from typing import Any
 from launcher import redaction
 from launcher.agent import payload
 from launcher.config.schema import Config, ResumeHow
+from launcher.environment import record_redaction, snapshot
 from launcher.environment import secrets as secret
-from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.files import trusted_folders
 from launcher.formatting import plural
@@ -163,17 +163,17 @@ def prepare_sweep(
     _refuse_keys_of_one(points)
     trusted_folders.require_in_files([folder for each in points for folder in each.config.cluster.trusted_folders])
     secrets, names = _secrets(points), redaction.all_patterns(first.env.secrets)
-    command = secret.redact_overrides(command, names)
+    command = record_redaction.redact_overrides(command, names)
     points = [
         dataclasses.replace(
-            each, overrides=tuple(secret.redact_overrides(each.overrides, names)),
-            resolved=secret.redact_config(each.resolved, secrets),
+            each, overrides=tuple(record_redaction.redact_overrides(each.overrides, names)),
+            resolved=record_redaction.redact_config(each.resolved, secrets),
         )
         for each in points
     ]  # fmt: skip
     hidden = {**redaction.secrets_in(environ, names), **secrets}
     for each in points:
-        secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
+        record_redaction.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in points) else "sweep"
     sweep_id = id_of(command, check_name("name", name)) if first.sweep.id is None else first.sweep.id
     path = Path(first.runs_dir).expanduser().absolute() / check_name("sweep.id", sweep_id)

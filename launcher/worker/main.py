@@ -27,7 +27,7 @@ from launcher.own_module import own_module
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
-from launcher.worker import debugger, devices, handover, hangs, heartbeat, nccl_report, program, script, threads
+from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, program, rank_report, script, threads
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # variables of the agent that do not fit its ranks
 
@@ -46,7 +46,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
         The workload's metrics.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
-    agents = handover.take()
+    agents = rank_report.take()
     slot = heartbeat.Slot(mmap.mmap(pulse_file, 0), place)
     heartbeat.take(slot)
     hangs.serve(stacks_file)
@@ -98,7 +98,7 @@ def final(error: Exception) -> bool:
     return not names.isdisjoint(script.FINAL) and script.NOT_FINAL not in names
 
 
-def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
+def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str, Any]:
     # Lazily: torch takes a second, and a rank that becomes a program needs none of it
     from launcher.worker import process_group
 
@@ -152,8 +152,8 @@ def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) 
 def main(arguments: str) -> int:
     """Runs a rank in a new interpreter; returns the exit code."""
     given = json.loads(arguments)
-    report = int(os.environ[handover.REPORT])
-    for descriptor in (given["pulse"], given["stacks"], report, int(os.environ[handover.GATE])):
+    report = int(os.environ[rank_report.REPORT])
+    for descriptor in (given["pulse"], given["stacks"], report, int(os.environ[rank_report.GATE])):
         os.set_inheritable(descriptor, False)
 
     def run() -> dict[str, Any]:
@@ -164,7 +164,7 @@ def main(arguments: str) -> int:
             lives=given["lives"],
         )  # fmt: skip
 
-    return handover.run_and_report(run, report)
+    return rank_report.run_and_report(run, report)
 
 
 if __name__ == "__main__":

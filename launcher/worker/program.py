@@ -26,7 +26,7 @@ from launcher.failures.symptoms import LOST_PEER
 from launcher.spec.arguments import is_executable
 from launcher.spec.arguments import words as words_of
 from launcher.spec.plan import JobPlan
-from launcher.worker import debugger, handover, script
+from launcher.worker import debugger, rank_report, script
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _execute(plan: JobPlan, shared: Shared) -> NoReturn:
     os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{shared.pulse}:{shared.place}"
     settings: dict[str, Any] = {
         "stacks": shared.stacks, "report": shared.report, "descriptors": descriptors,
-        "lost_peer": LOST_PEER.pattern, "delay": handover.SYMPTOM_DELAY,
+        "lost_peer": LOST_PEER.pattern, "delay": rank_report.SYMPTOM_DELAY,
         "debug": {"launcher": str(Path(script.__file__).parents[2]), **debugger.install_arguments(plan)},
     }  # fmt: skip
     os.environ["LAUNCHER_PROGRAM"] = json.dumps(settings)

@@ -6,7 +6,7 @@
 This replaces a rank, in whatever interpreter the program needs (3.8 or later, without torch or launcher). So it imports
 the standard library only, and none of it before the program's `sys.path` is set up.
 The functions that turn an error into a report, and that recognise the loss of another rank, are used for forked ranks
-as well (`handover`).
+as well (`rank_report`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends that faults.py does not have: of memory, of disks, of time, of patience. Nothing here needs torch."""
+"""Ends that faults.py does not have: of memory, of disks, of time, of timeouts. Nothing here needs torch."""
 
 from __future__ import annotations
 

@@ -91,13 +91,13 @@ class Chaos(Target):
 
     def insist(self, words: list[str]) -> None:
         """Runs a command of the launcher whose process may be killed on the way; then it is repeated."""
-        for patience in (self.random.uniform(0.1, 1.0), None):
+        for timeout in (self.random.uniform(0.1, 1.0), None):
             command = subprocess.Popen(
                 [PYTHON, "-m", "launcher", *words], cwd=ROOT, env=self.launcher.environ, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
             try:
-                said, _ = command.communicate(timeout=patience)
+                said, _ = command.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 command.kill()
                 command.communicate()

@@ -80,10 +80,10 @@ def descendants(roots: Iterable[Proc]) -> list[Proc]:
     return family
 
 
-def end(procs: Iterable[Proc], *, patience_s: float = 3.0) -> None:
-    """SIGTERM, wait, SIGKILL what is left, wait. With patience_s=0 SIGKILL at once."""
+def end(procs: Iterable[Proc], *, timeout_s: float = 3.0) -> None:
+    """SIGTERM, wait, SIGKILL what is left, wait. With timeout_s=0 SIGKILL at once."""
     left = list(procs)
-    steps = [(signal.SIGTERM, patience_s)] if patience_s else []
+    steps = [(signal.SIGTERM, timeout_s)] if timeout_s else []
     for signum, wait_s in [*steps, (signal.SIGKILL, 5.0)]:
         for proc in left:
             proc.send(signum)
@@ -132,9 +132,9 @@ class DaemonSet:
         """Names of the daemons that were started, not stopped, and run no more."""
         return [path.name for path in sorted(self.pids.glob("*")) if self.get(path.name) is None]
 
-    def stop(self, *names: str, patience_s: float = 3.0) -> None:
+    def stop(self, *names: str, timeout_s: float = 3.0) -> None:
         """End these daemons and their children, together, and wait for them."""
-        end(descendants(proc for name in names if (proc := self.get(name))), patience_s=patience_s)
+        end(descendants(proc for name in names if (proc := self.get(name))), timeout_s=timeout_s)
         for name in names:
             (self.pids / name).unlink(missing_ok=True)
 

@@ -233,7 +233,7 @@ class SlurmCluster:
     def _kill_nodes(self, *names: str) -> None:
         """SIGKILL these nodes' slurmd, step daemons and tasks, until none is found any more."""
         while family := descendants(self._on_nodes(names)):
-            end(family, patience_s=0)
+            end(family, timeout_s=0)
         self.daemons.stop(*names)
 
     def _on_nodes(self, names: Iterable[str]) -> Iterable[Proc]:

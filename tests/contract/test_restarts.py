@@ -61,10 +61,10 @@ def _told(launcher: Launcher, name: str) -> dict[str, Any]:
         return {}
 
 
-def further(launcher: Launcher, round_number: int, patience: float = 60) -> None:
+def further(launcher: Launcher, round_number: int, timeout: float = 60) -> None:
     """Waits until steps are done in a round."""
     what = f"a step in round {round_number}"
-    launcher.until(lambda: now(launcher).get("round", 0) >= round_number, what, patience)
+    launcher.until(lambda: now(launcher).get("round", 0) >= round_number, what, timeout)
 
 
 def restarts(launcher: Launcher) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ import pytest
 from launcher.agent import control as control_module
 from launcher.agent import link
 from launcher.agent.control import AttemptOver, Control, Overtaken
+from launcher.agent.failure_detection import Limits
 from launcher.agent.restart_policy import History
-from launcher.agent.round_watch import Limits
 from launcher.agent.signals import Signals, StopRequested
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous import round_files

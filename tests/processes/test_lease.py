@@ -11,13 +11,12 @@ import pytest
 
 from launcher.runs import lease
 from launcher.schedulers import job_script
-from launcher.script import render
 from tests.unit.sandbox import Sandbox
 
 
 @pytest.fixture
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    monkeypatch.setattr(render, "LEASE_POLL", 0.1)
+    monkeypatch.setattr(lease, "POLL", 0.1)
     return Sandbox(tmp_path)
 
 
@@ -39,7 +38,7 @@ def test_a_job_that_starts_again_takes_its_own_lease(sandbox: Sandbox) -> None:
 
 
 def test_the_lease_of_the_dead_is_taken(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "LEASE_TIMEOUT", 1)
+    monkeypatch.setattr(lease, "TIMEOUT", 1)
     held(sandbox).write_text("6 0 node1\n")
     outcome = sandbox.execute(sandbox.plan(), job="7")
     assert (outcome.code, outcome.stderr) == (0, "")
@@ -69,7 +68,7 @@ def test_the_lease_of_the_living_is_not(sandbox: Sandbox) -> None:
 
 
 def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "LEASE_TIMEOUT", 6)  # more than one of them holds it, also on a busy machine
+    monkeypatch.setattr(lease, "TIMEOUT", 6)  # more than one of them holds it, also on a busy machine
     held(sandbox).write_text("dead 0 node1\n")
     script = sandbox.folder / "script.sh"
     log = 'echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"'
@@ -91,7 +90,7 @@ def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monke
 
 
 def test_a_script_that_is_killed_stops_showing_that_it_lives(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "LEASE_HEARTBEAT", 0.1)
+    monkeypatch.setattr(lease, "HEARTBEAT", 0.1)
     script, go = sandbox.folder / "script.sh", sandbox.folder / "go"
     stand_in = sandbox.folder / "bin/srun"
     stand_in.write_text('#!/bin/bash\ntouch "$SANDBOX/go"\nexec sleep 60\n')
@@ -133,8 +132,8 @@ def test_where_there_are_no_hard_links_an_attempt_holds_its_own_file(
     lease.require()
 
 
-def until(condition: object, patience: float = 20) -> None:
-    give_up = time.monotonic() + patience
+def until(condition: object, timeout: float = 20) -> None:
+    give_up = time.monotonic() + timeout
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < give_up
         time.sleep(0.05)

@@ -115,8 +115,8 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from launcher.agent.workers import Placement, WorkerGroup
-from launcher.worker import handover
-handover.SYMPTOM_DELAY = 0.0
+from launcher.worker import rank_report
+rank_report.SYMPTOM_DELAY = 0.0
 
 def refused(t):
     import urllib.request

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore
 
 from launcher import Env
 from launcher.agent.control import Control
-from launcher.agent.round_watch import Limits
+from launcher.agent.failure_detection import Limits
 from launcher.agent.signals import Signals
 from launcher.failures.codes import HangSign, PreflightThen
 from launcher.preflight import attempt, checks, together

@@ -24,8 +24,8 @@ from launcher.failures.symptoms import LOST_PEER
 from launcher.job.requeue import further
 from launcher.runs import saves
 from launcher.spec.plan import JobPlan
-from launcher.worker import handover, program, script
-from launcher.worker.handover import WorkerError
+from launcher.worker import program, rank_report, script
+from launcher.worker.rank_report import WorkerError
 from tests.unit.plans import bare_plan, plan_of
 
 PYTHON = sys.executable
@@ -154,7 +154,7 @@ def test_it_ends_as_it_would_under_python(run: Callable[..., Any], text: str) ->
 
 def reported(tmp_path: Path) -> WorkerError:
     with open(tmp_path / "report", "rb") as file:
-        report = handover.read_report(file.fileno())
+        report = rank_report.read_report(file.fileno())
     assert report.error is not None
     return report.error
 
@@ -206,7 +206,7 @@ def test_one_that_lost_another_rank_shows_its_traceback_too(run: Callable[..., A
 
 def test_a_report_has_a_bound_and_is_json_whatever_the_error_says(run: Callable[..., Any], tmp_path: Path) -> None:
     run("raise ValueError('x' * (1 << 22) + chr(0xd800))")
-    assert (tmp_path / "report").stat().st_size < handover.LONGEST_REPORT
+    assert (tmp_path / "report").stat().st_size < rank_report.LONGEST_REPORT
     error = reported(tmp_path)
     assert error.message.startswith("xxxx")
     assert "characters left out" in error.message

@@ -21,7 +21,7 @@ import pytest
 from launcher.agent import forks, workers
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
 from launcher.processes import orphans
-from launcher.worker import handover, hangs
+from launcher.worker import hangs, rank_report
 from tests.launch import ROOT
 
 Run = Callable[[Placement], Mapping[str, Any] | None]
@@ -154,8 +154,8 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
     there, here = os.pipe()
 
     def run(_: Placement) -> None:
-        agents = handover.take()
-        assert not {handover.GATE, handover.REPORT} & os.environ.keys()
+        agents = rank_report.take()
+        assert not {rank_report.GATE, rank_report.REPORT} & os.environ.keys()
         os.write(here, b"!")
         agents.wait(30)
 
@@ -171,7 +171,7 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
 
 
 def test_a_rank_does_not_wait_for_ever(group: WorkerGroup) -> None:
-    group.start(ranks(1), lambda me: handover.take().wait(0.001))
+    group.start(ranks(1), lambda me: rank_report.take().wait(0.001))
     assert group.reap(30) == []
     (ended,) = group.poll()
     assert ended.error is not None

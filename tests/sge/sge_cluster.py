@@ -157,7 +157,7 @@ class SgeCluster:
             family = descendants(self._own())
             if not family:
                 break
-            end(family, patience_s=0)
+            end(family, timeout_s=0)
         with contextlib.suppress(FileNotFoundError):  # somebody else clears away the same orphan
             shutil.rmtree(self.folder)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.agent.coordinator import Coordinator
+from launcher.agent.failure_detection import HEARSAY, STACKS, Limits
 from launcher.agent.restart_policy import History, Kind, Then
-from launcher.agent.round_watch import HEARSAY, STACKS, Limits
 from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous.members import Member

@@ -14,10 +14,10 @@ import pytest
 
 from launcher import errors
 from launcher.agent.coordinator import Coordinator
+from launcher.agent.failure_detection import STACKS, Limits
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.rank_status import Means
 from launcher.agent.restart_policy import History
-from launcher.agent.round_watch import STACKS, Limits
 from launcher.agent.signals import Signals
 from launcher.agent.supervisor import DECIDED, DIES, LATE, Supervisor
 from launcher.agent.workers import WorkerExit
@@ -32,9 +32,9 @@ from launcher.runs.events import Accused, Fault, HostSignal, Place, Stop
 from launcher.runs.time_left import TimeLeft
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
-from launcher.worker.handover import WorkerError
 from launcher.worker.hangs import Blamed
 from launcher.worker.heartbeat import Pulse, Slot
+from launcher.worker.rank_report import WorkerError
 from tests.unit.plans import bare_plan
 
 HEARTBEAT, GRACE, HANG = 10, 20, 60

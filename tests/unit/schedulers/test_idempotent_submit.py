@@ -99,7 +99,7 @@ def test_the_table(
 @pytest.mark.parametrize(
     ("sends", "finds", "before"), [([SILENT], [DOWN], False), ([], [DOWN], True), ([SILENT], [None], False)]
 )
-def test_patience_has_an_end_and_then_nobody_claims_to_know(
+def test_after_the_timeout_nobody_claims_to_know(
     clock: Clock, sends: list[Any], finds: list[Any], before: bool
 ) -> None:
     with pytest.raises(

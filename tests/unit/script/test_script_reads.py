@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.runs import lease as leases
 from launcher.script import render
 from tests.unit.sandbox import Outcome, Sandbox, make_faulty
 
@@ -17,7 +18,8 @@ NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 
 @pytest.fixture
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    for name, seconds in (("LEASE_POLL", 0.05), ("READ_PAUSE", 0.05), ("READ_TIMEOUT", 30)):
+    monkeypatch.setattr(leases, "POLL", 0.05)
+    for name, seconds in (("READ_PAUSE", 0.05), ("READ_TIMEOUT", 30)):
         monkeypatch.setattr(render, name, seconds)
     return Sandbox(tmp_path)
 
@@ -38,7 +40,7 @@ def ended(outcome: Outcome) -> list[object]:
 def test_a_lease_that_cannot_be_read_is_not_taken(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, program: str, number: int
 ) -> None:
-    monkeypatch.setattr(render, "LEASE_TIMEOUT", 0)  # one that can be read would be taken at once
+    monkeypatch.setattr(leases, "TIMEOUT", 0)  # one that can be read would be taken at once
     lease = sandbox.run_dir / "lease"
     lease.write_text("6 3 node1\n")
     faulty(sandbox, monkeypatch, program, "lease", EVER, number)
@@ -51,7 +53,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken(
 def test_the_time_in_which_a_lease_cannot_be_read_does_not_make_it_dead(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render, "LEASE_TIMEOUT", 2)
+    monkeypatch.setattr(leases, "TIMEOUT", 2)
     (sandbox.run_dir / "lease").write_text("6 3 node1\n")
     faulty(sandbox, monkeypatch, "stat", "lease", 30, errno.EIO)  # 1.5 s at least; then it is seen, and waited for
     assert sandbox.execute(sandbox.plan(), job="7").code == 0

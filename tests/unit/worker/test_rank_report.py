@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.worker import handover
-from launcher.worker.handover import LONGEST_REPORT, Report, WorkerError, read_report, run_and_report
+from launcher.worker import rank_report
+from launcher.worker.rank_report import LONGEST_REPORT, Report, WorkerError, read_report, run_and_report
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def report() -> Iterator[int]:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(handover.time, "sleep", found.append)
+    monkeypatch.setattr(rank_report.time, "sleep", found.append)
     return found
 
 
@@ -40,7 +40,7 @@ def refused() -> None:
 def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
     report: int, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for call, waits in ((refused, []), (lost, [handover.SYMPTOM_DELAY])):
+    for call, waits in ((refused, []), (lost, [rank_report.SYMPTOM_DELAY])):
         assert run_and_report(call, report) == 1
         error = read_report(report).error
         assert error is not None
@@ -100,7 +100,7 @@ def test_what_torch_records_of_an_error_becomes_the_owners_alone(tmp_path: Path)
     told = {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback ..."}}
     path.write_text(json.dumps({"message": told}))
     path.chmod(0o644)
-    found = handover.read_error_file(path)
+    found = rank_report.read_error_file(path)
     assert found is not None
     assert found.line == "ValueError: x"
     assert path.stat().st_mode & 0o777 == 0o600

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.failures import text
-from launcher.pilots import point
+from launcher.pilots import point_fork
 from launcher.pilots.slots import Slot
 from launcher.rendezvous.protocol import Member
 from launcher.rendezvous.rank_environment import environment_of
@@ -22,7 +22,7 @@ RANK = environment_of(
 def test_a_point_has_an_agent_of_its_own_whatever_rank_its_slot_manager_is() -> None:
     environ = {**RANK, "LAUNCHER_JOB_ID": "7", "HOME": "/root", "LAUNCHER_DEADLINE": "99"}
     slot = Slot(1, variables={"CUDA_VISIBLE_DEVICES": "3"})
-    found = point.environment(environ, Run(Path("/runs/lr/5")), 2, slot, "node2")
+    found = point_fork.environment(environ, Run(Path("/runs/lr/5")), 2, slot, "node2")
     assert found.keys() & RANK.keys() <= {"LAUNCHER_HOSTS"}
     place = topology.derive(found, "node2", lambda path: "")
     assert (place.source, place.world_size, place.hosts) == ("launcher", 1, ("node2",))
@@ -34,8 +34,8 @@ def test_a_point_that_was_killed_has_a_cause_even_if_its_attempt_had_not_begun(t
     run = Run(tmp_path / "5")
     Path(run.path, "attempts").mkdir(parents=True)
     for _ in range(2):
-        point.close(run, 9, "node2", asked=False)
-    point.close(run, 9, "node2", asked=True)
+        point_fork.close(run, 9, "node2", asked=False)
+    point_fork.close(run, 9, "node2", asked=True)
     first, second, third = (attempt.events() for attempt in run.attempts())
     causes = [text.of_fault(fault) for fault in every([*first, *second], Fault)]
     assert causes == ["the task on node2: killed by SIGKILL"] * 2

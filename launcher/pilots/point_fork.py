@@ -27,7 +27,7 @@ from launcher.processes import orphans
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
-from launcher.worker import handover
+from launcher.worker import rank_report
 
 # Variables that an agent sets for a rank; a point's agent is none.
 OF_RANKS = (
@@ -109,7 +109,7 @@ def _run(run: Run, slot: Slot, host: str, manager: int) -> NoReturn:
     try:
         orphans.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
-        handover.begin_process()
+        rank_report.begin_process()
         job = os.environ.get("LAUNCHER_JOB_ID", "")
         output = run.path / f"output-{job}.log"
         _take_output(str(output))
@@ -120,7 +120,7 @@ def _run(run: Run, slot: Slot, host: str, manager: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        handover.end_process(code)
+        rank_report.end_process(code)
     raise AssertionError("it has ended")
 
 

@@ -93,7 +93,7 @@ class _Hang:
     reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
 
-class RoundWatch:
+class FailureDetector:
     """The state of all agents of one round. `look` returns the failure that it finds.
 
     Attributes:

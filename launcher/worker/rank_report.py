@@ -54,7 +54,7 @@ class GateError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Handover:
+class AgentChannels:
     """A rank's two descriptors."""
 
     gate: int
@@ -76,9 +76,9 @@ class Handover:
         os.close(self.gate)
 
 
-def take() -> Handover:
+def take() -> AgentChannels:
     """Takes this rank's descriptors out of the environment, so that its child processes do not inherit them."""
-    return Handover(int(os.environ.pop(GATE)), int(os.environ.pop(REPORT)))
+    return AgentChannels(int(os.environ.pop(GATE)), int(os.environ.pop(REPORT)))
 
 
 @dataclass(frozen=True)
