@@ -14,6 +14,7 @@ from launcher.schedulers.scheduler import Queue, Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from launcher.schedulers.functions.executor import FunctionExecutor
     from launcher.schedulers.task_group import TaskRequest
 
 # What starts tasks on the nodes of a job where srun does not, by its name in a plan.
@@ -21,6 +22,11 @@ STARTERS = {
     "pbsdsh": "launcher.schedulers.pbs.pbsdsh:run",
     "mpiexec": "launcher.schedulers.pbs.mpiexec:run",
     "qrsh": "launcher.schedulers.sge.qrsh:run",
+}
+# The executors of anybody's functions, by their names in submitit.
+FUNCTIONS = {
+    "pbs": "launcher.schedulers.pbs.submitit_executor:PBSExecutor",
+    "sge": "launcher.schedulers.sge.submitit_executor:SGEExecutor",
 }
 
 
@@ -34,6 +40,12 @@ def starter(name: str) -> Callable[[TaskRequest], int]:
     if place is None:
         raise ConfigError(f"{name} starts no tasks. Known: {', '.join(STARTERS)}")
     found: Callable[[TaskRequest], int] = load(place)
+    return found
+
+
+def function_executor(name: str) -> type[FunctionExecutor]:
+    """Returns the executor with this name in submitit, one of FUNCTIONS."""
+    found: type[FunctionExecutor] = load(FUNCTIONS[name])
     return found
 
 

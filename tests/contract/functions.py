@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
+
+from submitit.helpers import DelayedSubmission
 
 
 def square(number: int) -> int:
@@ -35,6 +38,26 @@ def waits(folder: str) -> None:
     """Writes a file to show that it runs, and sleeps for ten minutes."""
     (Path(folder) / "runs").touch()
     time.sleep(600)
+
+
+class Counter:
+    """Counts to a number, a tenth of a second each, and records which jobs did it and from which number on."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.log: list[tuple[str, int]] = []
+
+    def __call__(self, upto: int, folder: str) -> list[tuple[str, int]]:
+        job = os.environ["LAUNCHER_OWN_JOB"]
+        self.log.append((job, self.number))
+        (Path(folder) / "runs").write_text(job)
+        while self.number < upto:
+            time.sleep(0.1)
+            self.number += 1
+        return self.log
+
+    def checkpoint(self, *arguments: Any) -> DelayedSubmission:
+        return DelayedSubmission(self, *arguments)
 
 
 def most_at_once(folder: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,21 +20,23 @@ from launcher.errors import SubmissionError
 from launcher.runs.directory import Run
 from launcher.schedulers.local.executor import LocalExecutor
 from launcher.schedulers.pbs.executor import PBSRunExecutor
+from launcher.schedulers.sge.executor import SGERunExecutor
 from launcher.schedulers.slurm.executor import SlurmExecutor
 from launcher.spec.plan import Site
 from tests.contract import functions
 from tests.launch import ROOT, until
 from tests.unit.plans import plan_of
 
-RUNS = {"local": LocalExecutor, "slurm": SlurmExecutor, "pbs run": PBSRunExecutor}
+KINDS = ("local", "slurm", "pbs run", "pbs function", pytest.param("sge run", marks=pytest.mark.slow), "sge function")
+RUNS = {"local": LocalExecutor, "slurm": SlurmExecutor, "pbs run": PBSRunExecutor, "sge run": SGERunExecutor}
 
 
 @dataclass
 class Place:
-    """An executor: that of a run, or `PBSExecutor` of submitit.
+    """An executor: that of a run, or `PBSExecutor` or `SGEExecutor` of submitit.
 
     Attributes:
-        kind: `local`, `slurm`, `pbs run` or `pbs function`.
+        kind: one of KINDS.
         folder: the folder of its jobs.
     """
 
@@ -41,21 +44,26 @@ class Place:
     folder: Path
     made: list[Executor] = field(default_factory=list)
 
-    def executor(self, *, nodes: int = 1, tasks: int = 1, throttle: int | None = None, queue: str | None = None) -> Any:
-        """Returns a new executor. On Slurm, `queue` is a partition."""
-        folder = self.folder / f"e{len(self.made)}"
-        if self.kind == "pbs function":
-            executor: Any = submitit.AutoExecutor(folder, cluster="pbs")
-            limit = {} if throttle is None else {"pbs_array_parallelism": throttle}
+    def executor(
+        self, *, nodes: int = 1, tasks: int = 1, throttle: int | None = None, queue: str | None = None, **more: Any
+    ) -> Any:
+        """Returns a new executor. On Slurm, `queue` is a partition. `more` are parameters of functions."""
+        folder, scheduler = self.folder / f"e{len(self.made)}", self.kind.split()[0]
+        sites = {"parallel_environment": "nodes"} if scheduler == "sge" and nodes > 1 else {}
+        if self.kind.endswith(" function"):
+            # On a busy machine some attempts of a function are over before it has begun.
+            limit = {f"{scheduler}_max_num_timeout": 100}
+            executor: Any = submitit.AutoExecutor(folder, cluster=scheduler, **limit)
+            own = {"array_parallelism": throttle, "queue": queue, **sites, **more}
             executor.update_parameters(
-                timeout_min=5, nodes=nodes, tasks_per_node=tasks, pbs_queue=queue, **limit,
+                timeout_min=5, nodes=nodes, tasks_per_node=tasks,
+                **{f"{scheduler}_{name}": value for name, value in own.items()},
             )  # fmt: skip
         else:
-            scheduler = self.kind.split()[0]
             key = "partition" if scheduler == "slurm" else "queue"
             site = Site(folder.name, str(folder), sys.executable, str(ROOT), str(ROOT))
             plan = plan_of(
-                site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {})},
+                site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {}), **sites},
                 nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks(), "grace": 3},
             )  # fmt: skip
             executor = RUNS[self.kind](Run.create(folder), plan, f"launcher-{os.urandom(6).hex()}", throttle)
@@ -73,7 +81,7 @@ def all_tasks() -> Any:
     return LaunchMode.tasks
 
 
-@pytest.fixture(params=["local", "slurm", "pbs run", "pbs function"])
+@pytest.fixture(params=KINDS)
 def site(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     ran_against: Callable[[str, str], None],
@@ -89,7 +97,7 @@ def site(
         ran_against("slurm", f"Slurm {cluster.version()}, 4 real nodes")
         monkeypatch.setenv("SLURM_CONF", cluster.env()["SLURM_CONF"])
     else:
-        ran_against("pbs", cluster.against)
+        ran_against(backend, cluster.against)
         for name, value in cluster.environment.items():
             monkeypatch.setenv(name, value)
     yield Place(request.param, tmp_path)
@@ -127,8 +135,8 @@ def test_a_cancelled_job_is_done_and_has_no_result(site: Place) -> None:
     until(lambda: job.done(force_check=True), "it is done")
     job._results_timeout_s = 0
     assert isinstance(job.exception(), UncompletedJobError)
-    if site.kind != "local":
-        assert job.state in ("CANCELLED", "FORGOTTEN")
+    if site.kind != "local":  # Grid Engine's accounting does not tell who ended a job
+        assert job.state in ("CANCELLED", "FORGOTTEN", *(["FAILED"] if site.kind.startswith("sge") else []))
 
 
 def test_an_array_gives_its_results_in_order(site: Place) -> None:
@@ -169,9 +177,9 @@ def test_every_task_of_several_nodes_knows_its_place(site: Place) -> None:
 def test_a_bad_request_is_refused_in_the_schedulers_words(site: Place) -> None:
     if site.kind == "local":
         pytest.skip("there is nobody to refuse it")
-    with pytest.raises(SubmissionError, match=r"nvalid partition|Unknown queue"):
+    with pytest.raises(SubmissionError, match=r"nvalid partition|nknown queue"):
         site.executor(queue="no-such-queue").submit(functions.square, 7)
-    left = [path for path in site.folder.rglob("*.pkl") if site.kind == "pbs function"]
+    left = [path for path in site.folder.rglob("*.pkl") if site.kind.endswith(" function")]
     assert not left
 
 
@@ -183,8 +191,50 @@ def test_a_job_that_somebody_else_killed_is_done_and_not_a_success(site: Place) 
     elif site.kind == "slurm":
         subprocess.run(["scancel", "--signal=KILL", "--full", job.job_id], check=True)
     else:
-        subprocess.run(["qdel", "-W", "force", job.job_id], check=True)
+        force = ["-f"] if site.kind.startswith("sge") else ["-W", "force"]
+        subprocess.run(["qdel", *force, job.job_id], check=True)
     until(lambda: job.done(force_check=True), "it is done")
     job._results_timeout_s = 0
     assert isinstance(job.exception(), UncompletedJobError)
     assert job.state != "COMPLETED"
+
+
+# -- checkpoints of functions
+
+FUNCTIONS = pytest.mark.parametrize("site", ["pbs function", "sge function"], indirect=True)
+SHORT = {"walltime": "00:00:12", "signal_delay_s": 9}  # an attempt has 6 s, half of the wall time
+
+
+@FUNCTIONS
+def test_a_function_that_is_out_of_time_is_checkpointed_and_continued_by_another_job(site: Place) -> None:
+    job = site.executor(**SHORT).submit(functions.Counter(), 70, str(site.folder))
+    log = job.result()
+    assert [number for _, number in log] == sorted(number for _, number in log)
+    assert len({name for name, _ in log}) == len(log) >= 2
+    assert log[-1][1] > 0, "what was counted is not counted again"
+    until(lambda: job.done(force_check=True), "it is done")
+
+
+@FUNCTIONS
+def test_an_element_that_is_out_of_time_is_continued_by_a_plain_job(site: Place) -> None:
+    short, long = site.executor(**SHORT).map_array(functions.Counter(), [2, 70], [str(site.folder)] * 2)
+    assert long.result()[-1][1] > 0
+    assert len(short.result()) >= 1
+
+
+@FUNCTIONS
+def test_all_tasks_end_when_the_first_is_continued_by_another_job(site: Place) -> None:
+    job = site.executor(tasks=2, **SHORT).submit(functions.Counter(), 70, str(site.folder))
+    first, second = job.results()
+    assert first[-1][0] == second[-1][0] != first[0][0], "both end in the same job"
+
+
+@FUNCTIONS
+def test_a_function_whose_job_is_deleted_is_checkpointed_and_not_continued(site: Place) -> None:
+    job = site.executor().submit(functions.Counter(), 1000, str(site.folder))
+    until((site.folder / "runs").exists, "it runs")
+    time.sleep(1)
+    job.cancel()
+    until(lambda: job.done(force_check=True), "it is done")
+    until(lambda: job.submission().function.number > 0, "its checkpoint is there")
+    assert not list(site.folder.rglob("*_resubmitted.txt"))

@@ -18,6 +18,11 @@ from tests.golden.conftest import HERE, Golden, Shown, World
 SCRIPTS, PLANS, FUNCTIONS = "scripts", "plans", "functions"
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 EARLIER = {"one": "slurm", "two": "slurm", "three": "pbs"}  # runs that others wait for
+# Takes every job and runs none.
+SGE_QSUB = """\
+#!/bin/sh
+[ "$1" = -help ] && echo "SGE 8.1.9" || echo 'Your job 1 ("a") has been submitted'
+"""
 # What submitit is asked for: parameters, and how many functions.
 CALLS: dict[str, tuple[dict[str, Any], int]] = {
     "plain": ({}, 1),
@@ -38,6 +43,15 @@ CALLS: dict[str, tuple[dict[str, Any], int]] = {
     "mpiexec": (
         {"pbs_select": "2:ncpus=4:mpiprocs=4", "tasks_per_node": 4, "pbs_mpiexec": ["mpiexec", "-n", "{tasks}"]}, 1,
     ),
+    "sge": (
+        {
+            "timeout_min": 90, "cpus_per_task": 3, "gpus_per_node": 3, "sge_gpu_resource": "gpu",
+            "sge_parallel_environment": "smp", "sge_array_parallelism": 2, "sge_queue": "all.q",
+            "sge_directives": {"m": "n"}, "sge_setup": ["module load cuda"],
+        },
+        5,
+    ),
+    "sge-tasks": ({"nodes": 2, "tasks_per_node": 3, "sge_parallel_environment": "nodes"}, 1),
 }  # fmt: skip
 
 
@@ -86,7 +100,14 @@ def test_the_script_of_a_function_is_what_it_was(
     for variable in ("HOME", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "PYTEST_CURRENT_TEST"):
         monkeypatch.delenv(variable)
     folder = world.folder / FUNCTIONS / name
-    executor = submitit.AutoExecutor(folder, cluster="pbs")
+    cluster = "pbs"
+    if name.startswith("sge"):
+        cluster = "sge"
+        (world.folder / "bin-sge").mkdir(exist_ok=True)
+        (world.folder / "bin-sge/qsub").write_text(SGE_QSUB)
+        (world.folder / "bin-sge/qsub").chmod(0o755)
+        monkeypatch.setenv("PATH", "../bin-sge:/usr/bin:/bin")
+    executor = submitit.AutoExecutor(folder, cluster=cluster)
     executor.update_parameters(**parameters)
     job = executor.map_array(operator.neg, range(count))[0]
     golden(f"{FUNCTIONS}/{name}.sh", world.plain(job.paths.submission_file.read_text()))

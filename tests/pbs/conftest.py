@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.pbs.submitit_executor import PBSInfoWatcher, PBSJob
+from launcher.schedulers.functions.executor import JobWatcher
+from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.pbs.submitit_executor import PBSJob
 from tests.launch import ROOT, Launcher
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
@@ -40,7 +42,7 @@ def stand_in_launcher(stand_in: PbsCluster, tmp_path: Path) -> Launcher:
 
 
 def _use(pbs: PbsCluster | RealPbs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PBSJob, "watcher", PBSInfoWatcher())  # the usual one knows the jobs of other servers
+    monkeypatch.setattr(PBSJob, "watcher", JobWatcher(PBS()))  # the usual one knows the jobs of other servers
     monkeypatch.chdir(ROOT)  # jobs import the tests from there
     for name, value in pbs.environment.items():
         monkeypatch.setenv(name, value)

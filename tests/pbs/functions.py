@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from submitit.helpers import DelayedSubmission
+from tests.contract.functions import Counter
+
+__all__ = ["Counter"]
 
 
 def job() -> str:
@@ -42,22 +43,3 @@ def waits(folder: str, seconds: float = 600) -> str:
     (Path(folder) / "runs").write_text(job())
     time.sleep(seconds)
     return job()
-
-
-class Counter:
-    """Counts to a number, a tenth of a second each, and notes which jobs did it and where they began."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.log: list[tuple[str, int]] = []
-
-    def __call__(self, upto: int, folder: str) -> list[tuple[str, int]]:
-        self.log.append((job(), self.number))
-        (Path(folder) / "runs").write_text(job())
-        while self.number < upto:
-            time.sleep(0.1)
-            self.number += 1
-        return self.log
-
-    def checkpoint(self, *arguments: Any) -> DelayedSubmission:
-        return DelayedSubmission(self, *arguments)

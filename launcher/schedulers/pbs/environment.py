@@ -1,11 +1,16 @@
-"""The environment for a job of PBS. Pure."""
+"""The environment for a job of PBS, and what its script finds there. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.script.job_shell import JobShell
 
+SHELL = JobShell(
+    job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
+    output="$PBS_JOBID.OU",
+)  # fmt: skip
 # Variables that PBS sets in each job: a folder on each node, the number of CPUs, and BATCH.
 SET_ANEW = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
 

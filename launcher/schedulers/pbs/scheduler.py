@@ -13,10 +13,9 @@ from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
-from launcher.schedulers.pbs.environment import pbs_environment
+from launcher.schedulers.pbs.environment import SHELL, pbs_environment
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue
-from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -34,10 +33,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
     name = "pbs"
     title = "PBS"
     template = "qsub.sh.j2"
-    shell = JobShell(
-        job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
-        output="$PBS_JOBID.OU",
-    )  # fmt: skip
+    shell = SHELL
     interactive = "qsub -I"
     allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")
     no_requeue = "PBS lets only operators requeue, so a new job is submitted"

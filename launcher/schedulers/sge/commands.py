@@ -134,7 +134,7 @@ class SGE:
         numbers = [job.findtext("JB_job_number") for job in jobs if _token(job) == token]
         return numbers[-1] if numbers else None
 
-    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Submits a script with qsub, and returns the id of its job.
 
         | qsub prints | exits | there is |
@@ -144,17 +144,19 @@ class SGE:
         | anything else | any | none |
 
         Args:
-            script: its path.
+            script: its path; with `text` it does not count.
             environment: of qsub.
             arguments: more of them.
+            text: the script itself.
 
         Raises:
             Refused: Grid Engine refused the job; with its message, and where to look.
             NoAnswer: it is unknown whether Grid Engine accepted the job.
         """
-        command = ["qsub", *command_line(Path(script).read_text()), *arguments, script]
+        noted = command_line(Path(script).read_text() if text is None else text)
+        command = ["qsub", *noted, *arguments, *([script] if text is None else [])]  # its standard input otherwise
         try:
-            done = run_submission(command, timeout=self.timeout, environment=environment)
+            done = run_submission(command, timeout=self.timeout, environment=environment, text=text)
         except NOT_ON_PATH:
             raise Refused("qsub is not on this machine's PATH: submit from a login node", definite=True) from None
         except subprocess.TimeoutExpired:
@@ -312,31 +314,50 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
-    """Returns the outcome of a job from the last of its records, as a state of Slurm, which submitit knows. Pure.
+def outcome(record: Mapping[str, str]) -> str:
+    """Returns the outcome of one record of a job, as a state of Slurm, which submitit and post-mortem know. Pure.
 
-    | failed | exit_status | the job |
+    | failed | exit_status | the job is |
     |---|---|---|
-    | 25 (it was rescheduled) | any | gone: it was started again, or deleted before that |
-    | 37 (h_rt and other limits) | any | failed: out of time |
-    | 0 | 0 | done |
-    | 100 (it died by a signal), with who deleted it (`deleted_by`) | any | cancelled |
-    | anything else | any | failed |
+    | 25 (it was rescheduled) | any | REQUEUED: it was started again, or deleted before that |
+    | 37 (h_rt and other limits) | any | TIMEOUT |
+    | any, with who deleted it (`deleted_by`, only Univa's and Altair's) | any | CANCELLED |
+    | 0 | 0, and no process had a page fault | FORGOTTEN: no node reported its end (`qdel -f`) |
+    | 0 | 0 | COMPLETED |
+    | anything else | any | FAILED |
     """
+    code = record.get("failed", "").split(" ")[0]
+    if code in (LIMIT, RESCHEDULED):
+        return "TIMEOUT" if code == LIMIT else "REQUEUED"
+    if deleter(record):
+        return "CANCELLED"
+    if code != "0" or record.get("exit_status", "").split(" ")[0] != "0":
+        return "FAILED"
+    return "FORGOTTEN" if record.get("ru_minflt") == "0" else "COMPLETED"
+
+
+def deleter(record: Mapping[str, str]) -> str:
+    """Returns the user who deleted the job; empty: nobody, or not recorded (only Univa's and Altair's do). Pure."""
+    by = record.get("deleted_by", "NONE").partition("@")[0]
+    return "" if by == "NONE" else by
+
+
+STATES = {
+    "TIMEOUT": JobState.FAILED, "CANCELLED": JobState.CANCELLED, "COMPLETED": JobState.DONE, "FAILED": JobState.FAILED,
+}  # fmt: skip
+
+
+def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
+    """Returns the outcome of a job from the last of its records. Pure."""
     record = times[-1]
-    job_id = record["jobnumber"] + ("" if not record.get("taskid", "").isdecimal() else f"_{int(record['taskid']) - 1}")
-    failed, status = record.get("failed", "").split(), record.get("exit_status", "").split()
-    code = failed[0] if failed else ""
-    why = " ".join(failed[1:]).removeprefix(": ")
-    if code == RESCHEDULED:
-        return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", why)
-    if code == LIMIT:
-        return SchedulerJob(job_id, JobState.FAILED, "TIMEOUT", why)
-    if record.get("deleted_by", "NONE") not in ("NONE", ""):
-        return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", why)
-    if code == "0" and status[:1] == ["0"]:
-        return SchedulerJob(job_id, JobState.DONE, "COMPLETED")
-    return SchedulerJob(job_id, JobState.FAILED, "FAILED", why or f"exit status {' '.join(status)}")
+    task, state = record.get("taskid", ""), outcome(record)
+    job_id = record["jobnumber"] + (f"_{int(task) - 1}" if task.isdecimal() else "")
+    if state not in STATES:
+        return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN")
+    why = record.get("failed", "").partition(" ")[2].strip().removeprefix(": ")
+    if state == "FAILED" and not why:
+        why = f"exit status {record.get('exit_status', '')}"
+    return SchedulerJob(job_id, STATES[state], state, why)
 
 
 def parsed(text: str) -> Element:

@@ -1,9 +1,10 @@
-"""Converts a plan into the #$ lines of a job script. Pure; options are those of qsub(1) of Son of Grid Engine 8.1.9."""
+"""Makes the #$ lines of a plan, or of an executor's parameters, as in qsub(1) of Son of Grid Engine 8.1.9. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.config.schema import ResumeHow
@@ -20,6 +21,7 @@ RESOURCE = re.compile(r"[A-Za-z_][\w.-]*")
 VALUE = re.compile(r"""[^\s,'"\\$]+""")
 # A word in a #$ line: qsub reads it like a shell, but knows no way to write a quote or a backslash within quotes.
 WORD = re.compile(r"""[^\s'"\\]+""")
+OPTION = re.compile(r"[A-Za-z][A-Za-z_]*")
 PARALLEL = re.compile(r"[A-Za-z_][\w.*-]*")
 
 # Options that the launcher sets, and what to use instead.
@@ -46,8 +48,115 @@ TAKEN = {
 }
 
 
-def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the options of a run, as they stand after #$.
+@dataclass(frozen=True)
+class Amounts:
+    """What a job asks for on its nodes.
+
+    Attributes:
+        settings: parallel environment, slots and resources.
+        nodes: the number of nodes.
+        gpus: GPUs of each node.
+        mem: bytes of each node; None: not asked for.
+        prefix: what precedes the names of the settings where the user sets them.
+    """
+
+    settings: SGESettings
+    nodes: int
+    gpus: int
+    mem: int | None
+    prefix: str = "cluster."
+
+    @property
+    def slots(self) -> int:
+        """The slots on each node."""
+        return self.settings.slots or 1
+
+    def environment(self) -> tuple[str, str] | None:
+        """Returns the parallel environment and the slots of the job; None: it needs no parallel environment."""
+        settings, prefix, name = self.settings, self.prefix, self.settings.parallel_environment
+        if settings.node_resource is not None:
+            if name is not None or settings.slots is not None:
+                raise ConfigError(
+                    f"{prefix}node_resource={settings.node_resource}: the site's resource of whole nodes takes the "
+                    f"place of {prefix}parallel_environment and {prefix}slots: leave those out"
+                )
+            return None
+        if name is None:
+            if self.nodes * self.slots == 1:
+                return None
+            several = f"nodes={self.nodes}" if self.nodes > 1 else f"{prefix}slots={self.slots}"
+            raise ConfigError(
+                f"{several}: Grid Engine gives a job more than one slot by a parallel environment: set "
+                f"{prefix}parallel_environment (`launcher site init` finds the usable ones, `qconf -spl` lists all)"
+            )
+        if not PARALLEL.fullmatch(name):
+            raise ConfigError(f"{prefix}parallel_environment={name!r} cannot be the name of a parallel environment")
+        return name, str(self.nodes * self.slots)
+
+    def resources(self) -> dict[str, Any]:
+        """Returns the resources of the job by name. Amounts count for each slot.
+
+        Raises:
+            ConfigError: an amount cannot be divided among the slots of a node, or nothing names the resource for it.
+        """
+        settings, prefix = self.settings, self.prefix
+        found: dict[str, Any] = {}
+        if settings.node_resource is not None:
+            found[settings.node_resource] = self.nodes
+        if self.gpus and settings.gpu_directive is GpuDirective.resource:
+            if settings.gpu_resource is None:
+                raise ConfigError(
+                    f"gpus_per_node={self.gpus}: name the site's resource for GPUs ({prefix}gpu_resource=gpu; `qconf "
+                    f"-sc` lists resources), or say that there is none ({prefix}gpu_directive=none)"
+                )
+            if self.gpus % self.slots:
+                raise ConfigError(
+                    f"gpus_per_node={self.gpus}: {settings.gpu_resource} counts for each slot, and "
+                    f"{prefix}slots={self.slots} does not divide it"
+                )
+            found[settings.gpu_resource] = self.gpus // self.slots
+        if self.mem is not None:
+            if settings.mem_resource is None:
+                raise ConfigError(
+                    f"mem: name the site's resource for memory ({prefix}mem_resource=h_vmem, or mem_free; `qconf -sc` "
+                    "lists resources), or leave mem out"
+                )
+            found[settings.mem_resource] = f"{-(-self.mem // self.slots // 1024)}K"
+        return {**found, **{name: value for name, value in settings.resources.items() if value is not None}}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of a job, for qsub.
+
+    Attributes:
+        name: the job's name.
+        folder: of the job's output file.
+        output: the name of that file.
+        token: by which the job is found later.
+        walltime: seconds.
+        amounts: what it asks for on its nodes.
+        array: indices and throttle (`0-14%4`).
+        rerunnable: Grid Engine may start the job again.
+        directives: more options by their name.
+    """
+
+    name: str
+    folder: str
+    output: str
+    token: str
+    walltime: int
+    amounts: Amounts
+    queue: str | None = None
+    project: str | None = None
+    account: str | None = None
+    array: str | None = None
+    rerunnable: bool = True
+    directives: Mapping[str, Any] = field(default_factory=dict)
+
+
+def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
+    """Returns the options of a run.
 
     Args:
         plan: the run.
@@ -56,120 +165,91 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
         folder: of the job's output; None: the directory of the run.
 
     Raises:
-        ConfigError: a value cannot be written in a #$ line, or an extra option collides with ours.
+        ConfigError: the group cannot be one.
     """
-    return [_line(name, *values) for name, values in options(plan, token, array, folder)]
-
-
-def options(
-    plan: JobPlan, token: str, array: str | None = None, folder: str | None = None
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns the options in the order of the script, each with its values; see `lines`."""
-    if not NAME.fullmatch(plan.name):
-        raise ConfigError(
-            f"name={plan.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
-            "digits and _ - + ."
-        )
-    output = f"{folder or plan.run_dir}/output-$JOB_ID" + ("_$TASK_ID.log" if array else ".log")
-    if not WORD.fullmatch(output) or "$" in (folder or plan.run_dir) or not output.isascii():
-        raise ConfigError(
-            f"{folder or plan.run_dir}: Grid Engine takes no blanks, quotes, backslashes, $ or characters beyond "
-            "ASCII in this path; use another folder (runs_dir)"
-        )
-    found: list[tuple[str, tuple[str, ...]]] = [("N", (plan.name,))]
     settings = settings_of(plan, SGESettings)
     if settings.group is not None and not NAME.fullmatch(settings.group):
         raise ConfigError(f"cluster.group={settings.group!r} cannot be the name of a group")
-    for name, value in (("q", settings.queue), ("P", settings.project), ("A", plan.cluster.account)):
+    return Request(
+        name=plan.name,
+        folder=folder or plan.run_dir,
+        output="output-$JOB_ID" + ("_$TASK_ID.log" if array else ".log"),
+        token=token,
+        walltime=plan.time,
+        amounts=amounts(plan),
+        queue=settings.queue,
+        project=settings.project,
+        account=plan.cluster.account,
+        array=array,
+        rerunnable=plan.resume.how != ResumeHow.never.value,
+        directives=plan.cluster.directives,
+    )
+
+
+def amounts(plan: JobPlan) -> Amounts:
+    """Returns what a run asks for on its nodes."""
+    return Amounts(settings_of(plan, SGESettings), plan.nodes, plan.gpus_per_node, plan.mem)
+
+
+def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
+    """Returns the options of a run, as they stand after #$; see `of_plan` and `lines_of`."""
+    return lines_of(of_plan(plan, token, array, folder))
+
+
+def lines_of(request: Request) -> list[str]:
+    """Returns the options of a job, as they stand after #$.
+
+    Raises:
+        ConfigError: a value cannot be written in a #$ line, or an extra option collides with ours.
+    """
+    return [_line(name, *values) for name, values in options(request)]
+
+
+def options(request: Request) -> list[tuple[str, tuple[str, ...]]]:
+    """Returns the options in the order of the script, each with its values; see `lines_of`."""
+    if not NAME.fullmatch(request.name):
+        raise ConfigError(
+            f"name={request.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
+            "digits and _ - + ."
+        )
+    if not WORD.fullmatch(request.folder) or "$" in request.folder or not request.folder.isascii():
+        raise ConfigError(
+            f"{request.folder}: Grid Engine takes no blanks, quotes, backslashes, $ or characters beyond ASCII in this "
+            "path; use another folder (runs_dir)"
+        )
+    found: list[tuple[str, tuple[str, ...]]] = [("N", (request.name,))]
+    for name, value in (("q", request.queue), ("P", request.project), ("A", request.account)):
         if value:
             found.append((name, (value,)))
-    if environment := _environment(plan):
+    if environment := request.amounts.environment():
         found.append(("pe", environment))
-    found.append(("l", (f"h_rt={format_hours(plan.time)}",)))
-    found += [("l", (_resource(name, value),)) for name, value in resources(plan).items()]
-    if array:
-        indices, _, most = array.partition("%")
+    found.append(("l", (f"h_rt={format_hours(request.walltime)}",)))
+    found += [("l", (_resource(name, value),)) for name, value in request.amounts.resources().items()]
+    if request.array:
+        indices, _, most = request.array.partition("%")
         first, _, last = indices.partition("-")
         found.append(("t", (f"{int(first) + 1}-{int(last or first) + 1}",)))
         if most:
             found.append(("tc", (most,)))
-    rerunnable = plan.resume.how != ResumeHow.never.value
     found += [
-        ("r", ("y" if rerunnable else "n",)),
+        ("r", ("y" if request.rerunnable else "n",)),
         ("notify", ()),  # SIGUSR2 comes before SIGKILL
-        ("o", (output,)),
+        ("o", (f"{request.folder}/{request.output}",)),
         ("j", ("y",)),
-        ("ac", (f"{TOKEN}={token}",)),
+        ("ac", (f"{TOKEN}={request.token}",)),
         ("S", ("/bin/bash",)),
     ]
-    return _with_extra(found, plan.cluster.directives)
+    return _with_extra(found, request.directives)
 
 
 def slots_per_node(plan: JobPlan) -> int:
     """Returns the slots of the run on each node."""
-    return settings_of(plan, SGESettings).slots or 1
-
-
-def _environment(plan: JobPlan) -> tuple[str, str] | None:
-    """Returns the parallel environment and the slots of a run; None: it needs no parallel environment."""
-    settings = settings_of(plan, SGESettings)
-    name = settings.parallel_environment
-    if settings.node_resource is not None:
-        if name is not None or settings.slots is not None:
-            raise ConfigError(
-                f"cluster.node_resource={settings.node_resource}: the site's resource of whole nodes takes the place "
-                "of cluster.parallel_environment and cluster.slots: leave those out"
-            )
-        return None
-    if name is None:
-        if plan.nodes * slots_per_node(plan) == 1:
-            return None
-        several = f"nodes={plan.nodes}" if plan.nodes > 1 else f"cluster.slots={settings.slots}"
-        raise ConfigError(
-            f"{several}: Grid Engine gives a job more than one slot by a parallel environment: set "
-            "cluster.parallel_environment (`launcher site init` finds the usable ones, `qconf -spl` lists all)"
-        )
-    if not PARALLEL.fullmatch(name):
-        raise ConfigError(f"cluster.parallel_environment={name!r} cannot be the name of a parallel environment")
-    return name, str(plan.nodes * slots_per_node(plan))
-
-
-def resources(plan: JobPlan) -> dict[str, Any]:
-    """Returns the resources of a run by name. Amounts count for each slot.
-
-    Raises:
-        ConfigError: an amount cannot be divided among the slots of a node, or the profile does not name the
-            resource for it.
-    """
-    settings, slots = settings_of(plan, SGESettings), slots_per_node(plan)
-    found: dict[str, Any] = {}
-    if settings.node_resource is not None:
-        found[settings.node_resource] = plan.nodes
-    if plan.gpus_per_node and settings.gpu_directive is GpuDirective.resource:
-        if settings.gpu_resource is None:
-            raise ConfigError(
-                f"gpus_per_node={plan.gpus_per_node}: name the site's resource for GPUs (cluster.gpu_resource=gpu; "
-                "`qconf -sc` lists resources), or say that there is none (cluster.gpu_directive=none)"
-            )
-        if plan.gpus_per_node % slots:
-            raise ConfigError(
-                f"gpus_per_node={plan.gpus_per_node}: {settings.gpu_resource} counts for each slot, and "
-                f"cluster.slots={slots} does not divide it"
-            )
-        found[settings.gpu_resource] = plan.gpus_per_node // slots
-    if plan.mem is not None:
-        if settings.mem_resource is None:
-            raise ConfigError(
-                "mem: name the site's resource for memory (cluster.mem_resource=h_vmem, or mem_free; `qconf -sc` lists "
-                "resources), or leave mem out"
-            )
-        found[settings.mem_resource] = f"{-(-plan.mem // slots // 1024)}K"
-    return {**found, **{name: value for name, value in settings.resources.items() if value is not None}}
+    return amounts(plan).slots
 
 
 def asked_for(plan: JobPlan) -> list[str]:
     """Returns the names of all resources that a run requests."""
-    return ["h_rt", *resources(plan)]
+    return ["h_rt", *amounts(plan).resources()]
 
 
 def _resource(name: str, value: Any) -> str:
@@ -192,6 +272,8 @@ def _with_extra(
     for name, value in directives.items():
         if name in TAKEN:
             raise ConfigError(f"the qsub option -{name} cannot be among the directives: {TAKEN[name]}")
+        if not OPTION.fullmatch(name):
+            raise ConfigError(f"directives: {name!r} is not the name of a qsub option")
         if value is True:
             extra.append((name, ()))
         elif value is not None and value is not False:
@@ -219,7 +301,7 @@ def names(values: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: one cannot be an option, or its value is neither text nor a number.
     """
     for option, value in values.items():
-        if not re.fullmatch(r"[A-Za-z][A-Za-z_]*", str(option)):
+        if not OPTION.fullmatch(str(option)):
             raise ConfigError(
                 f"cluster.directives: {option!r} is not the name of a qsub option (write `m`, not `-m`; for a resource "
                 "use cluster.resources)"

@@ -1,11 +1,16 @@
-"""The environment for a job of Grid Engine. Pure."""
+"""The environment for a job of Grid Engine, and what its script finds there. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.script.job_shell import JobShell
 
+SHELL = JobShell(
+    job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
+    output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
+)  # fmt: skip
 # The cell and its qmaster: a job that submits another one needs them, too.
 KEPT = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH", "SGE_ND")
 # What Grid Engine sets anew in each job (submit(1), ENVIRONMENTAL VARIABLES).

@@ -5,27 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from submitit.core import core
-
 from launcher.runs.directory import Run
 from launcher.schedulers import environment_file
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.exports import exports
 from launcher.schedulers.sge.commands import SGE, dependency
+from launcher.schedulers.sge.submitit_executor import SGEJob
 from launcher.spec.plan import JobPlan
-
-
-class Watcher(core.InfoWatcher):
-    """Does nothing: the state of a run is read from its own records."""
-
-    def update(self) -> None:
-        pass
-
-
-class SGEJob(core.Job[Any]):
-    """A submitit job on Grid Engine."""
-
-    watcher = Watcher()
 
 
 class SGERunExecutor(RunExecutor):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.schedulers.diagnosis import JobExecution
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.sge.commands import LIMIT, RESCHEDULED, SGE, array_of, records
+from launcher.schedulers.sge.commands import SGE, array_of, deleter, outcome, records
 
 
 def history(sge: SGE, job_id: str) -> list[JobExecution]:
@@ -23,29 +23,11 @@ def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
     """Converts the accounting records of one job. Pure."""
     return [
         JobExecution(
-            state_of_record(each), _deleter(each), _moment(each.get("start_time", "")),
+            outcome(each), deleter(each), _moment(each.get("start_time", "")),
             _moment(each.get("end_time", "")), _size(each.get("maxvmem", "")),
         )
         for each in times
     ]  # fmt: skip
-
-
-def state_of_record(record: Mapping[str, str]) -> str:
-    """Returns the outcome of one execution as a state of Slurm, which post-mortem knows. Pure."""
-    failed = record.get("failed", "").split(" ")[0]
-    if failed == LIMIT:
-        return "TIMEOUT"
-    if failed == RESCHEDULED:
-        return "REQUEUED"
-    if _deleter(record):
-        return "CANCELLED"
-    return "COMPLETED" if failed == "0" and record.get("exit_status", "").split(" ")[0] == "0" else "FAILED"
-
-
-def _deleter(record: Mapping[str, str]) -> str:
-    """Returns the user who deleted the job; empty: nobody, or not recorded (only Univa's and Altair's do)."""
-    by = record.get("deleted_by", "NONE").partition("@")[0]
-    return "" if by == "NONE" else by
 
 
 def _moment(text: str) -> str:

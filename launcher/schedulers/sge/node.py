@@ -30,7 +30,7 @@ POLL = 0.05  # seconds between two polls of the tasks
 OF_NODE = re.compile(
     r"HOSTNAME|TMPDIR|TMP|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES|JOB_ID|SGE_(TASK|HGR|JOB_SPOOL)\w*"
 )
-NO_RETRY, NO_REQUEST = 93, 1
+RESUME, NO_RETRY, NO_REQUEST = 75, 93, 1
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
@@ -131,7 +131,7 @@ def watch(tasks: list[subprocess.Popen[bytes]], requests: Input, grace: float, *
             return first if first >= 0 else 128 - first
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
         words = requests.lines(POLL)
-        if kill_at is None and (words or requests.closed or (first and not keep_going)):
+        if kill_at is None and (words or requests.closed or (first and not keep_going) or RESUME in codes):
             kill_at = time.monotonic() + grace
             _send(left, signal.SIGTERM)
         if not killed and (b"KILL" in words or (kill_at is not None and time.monotonic() > kill_at)):

@@ -15,10 +15,9 @@ from launcher.schedulers.queries import QueryError
 from launcher.schedulers.scheduler import HoldsAllocations, Queue, Requeues
 from launcher.schedulers.sge.commands import SGE, array_of
 from launcher.schedulers.sge.diagnosis import SGEDiagnosis
-from launcher.schedulers.sge.environment import sge_environment
+from launcher.schedulers.sge.environment import SHELL, sge_environment
 from launcher.schedulers.sge.find_command import find
 from launcher.schedulers.sge.hosts import hosts_of
-from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -38,10 +37,7 @@ class SGEScheduler(Queue, HoldsAllocations, Requeues, SGEDiagnosis):
     name = "sge"
     title = "Grid Engine"
     template = "sge.sh.j2"
-    shell = JobShell(
-        job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
-        output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
-    )  # fmt: skip
+    shell = SHELL
     interactive = "qrsh -pe NAME SLOTS bash"
     allocation_variables = ("JOB_ID", "PE_HOSTFILE")
     secrets_in_files = True

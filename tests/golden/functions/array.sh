@@ -21,11 +21,13 @@ fi
 . /world/functions/array/.environment-a40de562385bdc8a.sh
 umask 022
 cd /world/project || exit 93
-LAUNCHER_PAYLOAD=/world/functions/array/.00000000000000000000000000000000_"$PBS_ARRAY_INDEX".pkl
+LAUNCHER_OWN_JOB="$PBS_JOBID"
+LAUNCHER_PAYLOAD=/world/functions/array/.00000000000000000000000000000000_"$((PBS_ARRAY_INDEX))".pkl
 LAUNCHER_JOB_ID="${LAUNCHER_FIRST_JOB:-${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX}"
 LAUNCHER_SCRIPT=/world/functions/array/.00000000000000000000000000000000.sh
 LAUNCHER_DEADLINE=$(($(date +%s) + 5310))
-export LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022 SUBMITIT_EXECUTOR=pbs
+export LAUNCHER_OWN_JOB LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022
+export LAUNCHER_JOB_NAME=submitit SUBMITIT_EXECUTOR=pbs
 export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
 trap : TERM INT  # the tasks get the signal too
 event() { :; }  # a function has no record of events
@@ -52,9 +54,10 @@ module load cuda
 } || setup_failed 1 $? 'set-up line 1' ''
 set +e  # a set-up line may have set -e, but this script has to record how the ranks end
 
-LAUNCHER_TASK=0 LAUNCHER_TASKS=1 LAUNCHER_NODE=0 LAUNCHER_HOSTS="$(hostname)" LAUNCHER_GUARD="$PBS_JOBID.$$" \
-  /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.pbs.function /world/functions/array
+LAUNCHER_TASK=0 LAUNCHER_TASKS=1 LAUNCHER_NODE=0 LAUNCHER_HOSTS="$(hostname)" LAUNCHER_GUARD="$LAUNCHER_OWN_JOB.$$" \
+  /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.functions.task /world/functions/array
 code=$?
 echo over
-[ -s /world/functions/array/"$PBS_JOBID".OU ] || rm -f /world/functions/array/"$PBS_JOBID".OU  # output of PBS itself, or of the lines above
+launcher_output=/world/functions/array/"$PBS_JOBID".OU  # of the scheduler itself, or of the lines above
+[ -s "$launcher_output" ] || rm -f "$launcher_output"
 exit "$code"

@@ -19,17 +19,20 @@ fi
 . /world/functions/plain/.environment-a40de562385bdc8a.sh
 umask 022
 cd /world/project || exit 93
+LAUNCHER_OWN_JOB="$PBS_JOBID"
 LAUNCHER_PAYLOAD=/world/functions/plain/.00000000000000000000000000000000_0.pkl
-LAUNCHER_JOB_ID="${LAUNCHER_FIRST_JOB:-$PBS_JOBID}"
+LAUNCHER_JOB_ID="${LAUNCHER_FIRST_JOB:-$LAUNCHER_OWN_JOB}"
 LAUNCHER_SCRIPT=/world/functions/plain/.00000000000000000000000000000000.sh
 LAUNCHER_DEADLINE=$(($(date +%s) + 210))
-export LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022 SUBMITIT_EXECUTOR=pbs
+export LAUNCHER_OWN_JOB LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022
+export LAUNCHER_JOB_NAME=submitit SUBMITIT_EXECUTOR=pbs
 export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
 trap : TERM INT  # the tasks get the signal too
 event() { :; }  # a function has no record of events
 
-LAUNCHER_TASK=0 LAUNCHER_TASKS=1 LAUNCHER_NODE=0 LAUNCHER_HOSTS="$(hostname)" LAUNCHER_GUARD="$PBS_JOBID.$$" \
-  /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.pbs.function /world/functions/plain
+LAUNCHER_TASK=0 LAUNCHER_TASKS=1 LAUNCHER_NODE=0 LAUNCHER_HOSTS="$(hostname)" LAUNCHER_GUARD="$LAUNCHER_OWN_JOB.$$" \
+  /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.functions.task /world/functions/plain
 code=$?
-[ -s /world/functions/plain/"$PBS_JOBID".OU ] || rm -f /world/functions/plain/"$PBS_JOBID".OU  # output of PBS itself, or of the lines above
+launcher_output=/world/functions/plain/"$PBS_JOBID".OU  # of the scheduler itself, or of the lines above
+[ -s "$launcher_output" ] || rm -f "$launcher_output"
 exit "$code"

@@ -22,11 +22,13 @@ fi
 . /world/functions/tasks/.environment-a40de562385bdc8a.sh
 umask 022
 cd /world/project || exit 93
+LAUNCHER_OWN_JOB="$PBS_JOBID"
 LAUNCHER_PAYLOAD=/world/functions/tasks/.00000000000000000000000000000000_0.pkl
-LAUNCHER_JOB_ID="${LAUNCHER_FIRST_JOB:-$PBS_JOBID}"
+LAUNCHER_JOB_ID="${LAUNCHER_FIRST_JOB:-$LAUNCHER_OWN_JOB}"
 LAUNCHER_SCRIPT=/world/functions/tasks/.00000000000000000000000000000000.sh
 LAUNCHER_DEADLINE=$(($(date +%s) + 210))
-export LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022 SUBMITIT_EXECUTOR=pbs
+export LAUNCHER_OWN_JOB LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022
+export LAUNCHER_JOB_NAME=three SUBMITIT_EXECUTOR=pbs
 export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
 trap : TERM INT  # the tasks get the signal too
 event() { :; }  # a function has no record of events
@@ -34,8 +36,9 @@ event() { :; }  # a function has no record of events
 LAUNCHER_TASK_FILES="$(mktemp -u /world/functions/tasks/.tasks-XXXXXXXXXX)"
 export LAUNCHER_TASK_FILES
 /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.tasks --go-on --pbsdsh 2 3 8 \
-  /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.pbs.function /world/functions/tasks --merge-output
+  /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.functions.task /world/functions/tasks --merge-output
 code=$?
 rm -rf "$LAUNCHER_TASK_FILES"
-[ -s /world/functions/tasks/"$PBS_JOBID".OU ] || rm -f /world/functions/tasks/"$PBS_JOBID".OU  # output of PBS itself, or of the lines above
+launcher_output=/world/functions/tasks/"$PBS_JOBID".OU  # of the scheduler itself, or of the lines above
+[ -s "$launcher_output" ] || rm -f "$launcher_output"
 exit "$code"

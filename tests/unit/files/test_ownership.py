@@ -25,7 +25,8 @@ from launcher.runs import live_index
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.detect import Kind, Qsub
-from launcher.schedulers.pbs import submitit_executor
+from launcher.schedulers.functions import executor as functions_executor
+from launcher.schedulers.pbs.submitit_executor import PBSExecutor
 from tests.unit.plans import bare_plan
 
 ME, OTHER, GROUP, MINE = 1000, 2000, 500, 1000
@@ -158,14 +159,14 @@ def test_no_run_is_made_where_others_could_exchange_it(
 def test_no_function_is_submitted_from_a_folder_that_others_could_exchange(
     open_to_others: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitit_executor, "detect", lambda: Qsub(Kind.PBS))
-    executor = submitit_executor.PBSExecutor(open_to_others / "jobs")
+    monkeypatch.setattr(functions_executor, "detect", lambda: Qsub(Kind.PBS))
+    executor = PBSExecutor(open_to_others / "jobs")
     words = f"folder={open_to_others}/jobs: .* can replace what is in {open_to_others}"
     with pytest.raises(ConfigError, match=words):
         executor.submit(print)
     assert not (open_to_others / "jobs").exists()
     by_the_variable(monkeypatch, open_to_others, open_to_others)
-    monkeypatch.setattr(submitit_executor, "submit_once", lambda *_: "7.pbs-srv")
+    monkeypatch.setattr(functions_executor, "submit_once", lambda *_: "7.pbs-srv")
     assert executor.submit(print).job_id == "7.pbs-srv"
 
 

@@ -33,7 +33,7 @@ from launcher.runs.lookup import all_runs, find
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import executor as executor_module
 from launcher.schedulers.executor import RunExecutor
-from launcher.schedulers.pbs.submitit_executor import PBSInfoWatcher
+from launcher.schedulers.functions.executor import JobWatcher
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.submission import dependencies
@@ -356,11 +356,11 @@ def test_a_function_on_pbs_that_went_on_is_not_over_because_that_cannot_be_read(
         def jobs(self) -> dict[str, SchedulerJob]:
             return {"2": SchedulerJob("2", JobState.RUNNING, "R")}
 
-        def history(self) -> dict[str, SchedulerJob]:
-            return {}
+        def key(self, job_id: str) -> str:
+            return job_id.partition(".")[0]
 
     (tmp_path / "resubmitted.txt").write_text("2.server\n")
-    watcher = PBSInfoWatcher(pbs=Queue())  # type: ignore[arg-type]
+    watcher = JobWatcher(Queue())  # type: ignore[arg-type]
     watcher.register("1.server", tmp_path / "resubmitted.txt")
     assert watcher.current("1.server") == "2.server"
     server.fail("resubmitted.txt")

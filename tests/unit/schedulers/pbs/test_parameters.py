@@ -16,7 +16,8 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
-from launcher.schedulers.pbs.parameters import Parameters, folder_of
+from launcher.schedulers.functions.parameters import folder_of
+from launcher.schedulers.pbs.parameters import Parameters
 from launcher.schedulers.pbs.task import exports
 from tests.unit.schedulers.pbs.test_directives import read
 
@@ -158,6 +159,7 @@ class Sandbox:
         os.chdir(self.work)
         try:
             return Parameters.of(given).script(
+                executor="pbs",
                 folder=self.folder,
                 payload=self.whole / "payload",
                 environment=self.environment_file,
@@ -321,7 +323,7 @@ def test_folders_may_have_any_name(tmp_path: Path, name: str) -> None:
     sandbox = Sandbox(root, root / name / "%j")
     done = sandbox.run(sandbox.script(), PBS_O_WORKDIR="/elsewhere")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert sandbox.arguments == ["-u", *own_module("launcher.schedulers.pbs.function"), str(sandbox.folder)]
+    assert sandbox.arguments == ["-u", *own_module("launcher.schedulers.functions.task"), str(sandbox.folder)]
     assert sandbox.cwd == str(sandbox.work)
     assert sandbox.environment["LAUNCHER_PAYLOAD"] == f"{sandbox.whole}/payload_0.pkl"
     assert sandbox.environment["FROM_SUBMITTER"] == "it's $(touch pwned)"
@@ -374,7 +376,7 @@ def test_several_tasks_are_started_by_pbsdsh(sandbox: Sandbox) -> None:
     done = sandbox.run(sandbox.script(nodes=2, tasks_per_node=3, stderr_to_stdout=True))
     assert (done.returncode, done.stderr) == (0, "")
     words = [str(sandbox.folder), "--merge-output"]
-    function = [str(sandbox.python), "-u", *own_module("launcher.schedulers.pbs.function"), *words]
+    function = [str(sandbox.python), "-u", *own_module("launcher.schedulers.functions.task"), *words]
     assert sandbox.arguments == [
         *own_module("launcher.schedulers.tasks"), "--go-on", "--pbsdsh", "2", "3", "8", *function,
     ]  # fmt: skip

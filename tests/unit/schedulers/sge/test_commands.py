@@ -96,6 +96,8 @@ def test_ends_of_jobs() -> None:
         ({"failed": "25  : rescheduling", "exit_status": "99"}, JobState.GONE),
         ({"failed": "100 : assumedly after job", "exit_status": "137", "deleted_by": "me@head"}, JobState.CANCELLED),
         ({"failed": "0", "exit_status": "0", "deleted_by": "NONE"}, JobState.DONE),
+        ({"failed": "0", "exit_status": "0", "ru_minflt": "279"}, JobState.DONE),
+        ({"failed": "0", "exit_status": "0", "ru_minflt": "0"}, JobState.GONE),  # qdel -f: no node has told its end
         ({}, JobState.FAILED),
     ],
 )

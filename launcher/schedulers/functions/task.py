@@ -1,5 +1,4 @@
-"""Runs the function of a `PBSExecutor` job in each task: `python -m launcher.schedulers.pbs.function FOLDER
-[--merge-output]`."""
+"""Runs a submitted function in each task: `python -m launcher.schedulers.functions.task FOLDER [--merge-output]`."""
 
 from __future__ import annotations
 
@@ -13,7 +12,9 @@ from launcher import errors
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.processes import guard
 from launcher.runs.directory import require_private
-from launcher.schedulers.pbs.submitit_environment import FIRST_JOB, PBSJobEnvironment, link_as
+from launcher.schedulers import registry
+from launcher.schedulers.functions.environment import link_as
+from launcher.schedulers.functions.scheduler import FIRST_JOB
 
 if TYPE_CHECKING:
     from submitit.core.utils import JobPaths
@@ -28,8 +29,9 @@ def main(folder: str, *options: str) -> int:
     from submitit.core.submission import process_job
     from submitit.core.utils import JobPaths
 
-    environment = PBSJobEnvironment()
-    plugins.get_job_environments()["pbs"] = environment  # type: ignore[index]  # entry points exist only if the launcher is installed
+    executor = registry.function_executor(os.environ["SUBMITIT_EXECUTOR"])
+    environment, own_job = executor.environment(), os.environ["LAUNCHER_OWN_JOB"]
+    plugins.get_job_environments()[executor.name()] = environment  # type: ignore[index]  # submitit knows it from an entry point only
     os.environ["SUBMITIT_FOLDER"] = folder
     paths = environment.paths
     try:
@@ -40,9 +42,10 @@ def main(folder: str, *options: str) -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
     _redirect(paths, merged="--merge-output" in options)
     if environment.global_rank == 0 and FIRST_JOB in os.environ:
-        environment.tell_resubmission(os.environ["PBS_JOBID"])
+        environment.tell_resubmission(own_job)
     _clear_up(paths, first=environment.global_rank == 0)
-    _name_payload(paths)
+    if FIRST_JOB not in os.environ:
+        _name_payload(paths, executor.scheduler.array_of(own_job))
     sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
     process_job(folder)
     return errors.DONE
@@ -55,12 +58,16 @@ def _redirect(paths: JobPaths, *, merged: bool) -> None:
         os.close(file)
 
 
-def _name_payload(paths: JobPaths) -> None:
-    """Links the payload under the name that submitit reads, if the submitter was killed before it did so."""
+def _name_payload(paths: JobPaths, job: str) -> None:
+    """Links the payload under the name that submitit reads, if the submitter was killed before it did so.
+
+    Args:
+        paths: submitit's.
+        job: the id of the job or of its array, for a submitter that has not got it; the scheduler may forget it soon.
+    """
     payload = Path(os.environ["LAUNCHER_PAYLOAD"])
-    if unwrap(exists(payload)):  # the submitter may not know the job's id, and PBS may forget it soon
-        file = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")
-        file.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
+    if unwrap(exists(payload)):
+        Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job").write_text(job)
     if not unwrap(exists(paths.submitted_pickle)):
         with contextlib.suppress(FileNotFoundError):  # the submitter does it at the same time
             link_as(payload, paths.submitted_pickle)

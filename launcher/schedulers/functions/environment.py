@@ -1,0 +1,169 @@
+"""submitit's environment of a task of a function: its rank, and what happens at the end of the wall time.
+
+PBS sends no signal before the end of the wall time, and SIGUSR2 would kill the login shell that runs the job; Grid
+Engine's s_rt would end a parallel job early. So the first task of a job sets a timer. When it fires, a function with a
+`checkpoint` method is checkpointed and resubmitted, under the id of the first job. On SIGTERM (qdel, preemption, wall
+time) it is only checkpointed: after a preemption the scheduler itself starts the job again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import ClassVar
+
+from submitit.core import job_environment, logger, utils
+
+from launcher import errors
+from launcher.errors import SubmissionError
+from launcher.files import run_files
+from launcher.schedulers import topology
+from launcher.schedulers.functions.scheduler import FunctionScheduler
+from launcher.schedulers.idempotent_submit import submit_once
+
+TIMEOUT = 45.0  # seconds after which a resubmission fails; the job itself ends then
+QUERY_TIMEOUT = 15  # seconds for each command of it
+
+
+def resubmissions(paths: utils.JobPaths) -> Path:
+    """Returns the file with the ids of the jobs that continued a job, one per line."""
+    return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
+
+
+def link_as(file: Path, name: Path) -> None:
+    """Links a file under another name, unless that exists. Copies it where there are no hard links."""
+    run_files.make_folder(name.parent)
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        pass
+    except PermissionError:  # a file system without hard links
+        shutil.copy(file, name)
+
+
+class FunctionEnvironment(job_environment.JobEnvironment):
+    """The rank and the nodes of this process, as submitit reads them."""
+
+    scheduler: ClassVar[FunctionScheduler]
+    _env = {"job_id": "LAUNCHER_JOB_ID"}  # noqa: RUF012  submitit's
+
+    @property
+    def array_job_id(self) -> str | None:
+        return self._parts()[0]
+
+    @property
+    def array_task_id(self) -> str | None:
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[str, str] | tuple[None, None]:
+        match = re.fullmatch(r"(.+)_(\d+)", self.raw_job_id)
+        return (match[1], match[2]) if match else (None, None)
+
+    @functools.cached_property
+    def _place(self) -> topology.Topology:
+        return topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
+
+    @property
+    def hostnames(self) -> list[str]:
+        return list(self._place.hosts) or [self.hostname]
+
+    @property
+    def num_tasks(self) -> int:
+        return self._place.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        return self._place.nnodes
+
+    @property
+    def node(self) -> int:
+        return self._place.node_rank
+
+    @property
+    def global_rank(self) -> int:
+        return self._place.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._place.local_rank
+
+    def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
+        handler = _Handler(self, paths, submission)
+        signal.signal(signal.SIGTERM, handler.handle_sigterm)
+        signal.signal(self._usr_sig(), handler.checkpoint_and_try_requeue)
+        if self.global_rank == 0 and hasattr(submission.function, "checkpoint"):
+            alarm = threading.Timer(handler.deadline - time.time(), os.kill, (os.getpid(), self._usr_sig()))
+            alarm.daemon = True
+            alarm.start()
+
+    def _requeue(self, countdown: int) -> None:
+        """Submits the script of the job again; the new job continues under the same submitit id."""
+        if qsub := self.scheduler.find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
+        queries = self.scheduler.queries(QUERY_TIMEOUT)
+        text, options = self.scheduler.resubmission(Path(os.environ["LAUNCHER_SCRIPT"]).read_text(), token, first)
+        try:
+            job_id = submit_once(
+                lambda: queries.submit("-", os.environ, *options, text=text),
+                lambda: queries.find(token, os.environ["LAUNCHER_JOB_NAME"]),
+                timeout=TIMEOUT,
+            )
+        except SubmissionError as error:
+            raise utils.UncompletedJobError(f"checkpointed, but it does not go on: {error}") from None
+        self.tell_resubmission(job_id)
+        logger.get_logger().info(f"{first} goes on as {job_id} ({countdown} remaining timeouts)")
+
+    def tell_resubmission(self, job_id: str) -> None:
+        """Records, once, that the job with this id continues this one."""
+        file = resubmissions(self.paths)
+        known = ""
+        with contextlib.suppress(FileNotFoundError):
+            known = file.read_text()
+        if job_id not in known.split():
+            with open(file, "a") as lines:
+                lines.write(f"{job_id}\n")
+
+
+class _Handler(job_environment.SignalHandler):
+    """submitit's handler, with the job's deadline, which submitit would estimate."""
+
+    env: FunctionEnvironment
+
+    @functools.cached_property
+    def deadline(self) -> float:
+        """The time to stop, in seconds since the epoch."""
+        return float(os.environ["LAUNCHER_DEADLINE"])
+
+    def has_timed_out(self) -> bool:
+        return time.time() >= self.deadline
+
+    def handle_sigterm(self, signum: int, frame: types.FrameType | None = None) -> None:
+        self._only_this_one()
+        if self.env.global_rank:
+            self._exit()  # the first task checkpoints
+        self.checkpoint_and_exit(signum, frame)
+
+    def checkpoint_and_try_requeue(self, signum: int, frame: types.FrameType | None = None) -> None:
+        if self.env.scheduler.usr_signal_kills and not self.has_timed_out():
+            self.handle_sigterm(signum, frame)  # raises SystemExit
+        self._only_this_one()
+        super().checkpoint_and_try_requeue(signum, frame)
+
+    def _only_this_one(self) -> None:
+        """Ignores further signals, which would interrupt the checkpoint or begin a second one."""
+        for number in (signal.SIGTERM, self.env._usr_sig()):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _exit(self) -> None:
+        sys.exit(errors.RESUME)

@@ -1,0 +1,365 @@
+"""The executor that submits anybody's functions through submitit, its jobs and their states.
+
+    executor = submitit.AutoExecutor("logs", cluster="pbs")
+    executor.update_parameters(timeout_min=60, nodes=2, tasks_per_node=4, pbs_queue="gpu")
+    job = executor.submit(function, 3)
+    print(job.results())
+
+Job ids are the scheduler's own (`136.pbs-srv`); elements of an array are `150.pbs-srv_0` and so on. A job that
+checkpoints and goes on as another job keeps its id here, and ID_resubmitted.txt beside its files tells the others.
+
+This module and what it imports need neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from submitit.core import core, utils
+
+from launcher.environment import secrets
+from launcher.errors import UnavailableError
+from launcher.files import ownership, run_files
+from launcher.files.shared_files import read_text, unwrap
+from launcher.redaction import SECRETS
+from launcher.runs.directory import require_private
+from launcher.runs.sweep_directory import element_id
+from launcher.schedulers.detect import detect
+from launcher.schedulers.executor import NOT_OVER
+from launcher.schedulers.functions import plugin
+from launcher.schedulers.functions.environment import FunctionEnvironment, link_as, resubmissions
+from launcher.schedulers.functions.parameters import Parameters, folder_of
+from launcher.schedulers.functions.scheduler import FunctionScheduler
+from launcher.schedulers.idempotent_submit import Refused, submit_once
+from launcher.schedulers.queries import JobState, Queries, QueryError, SchedulerJob, parts
+
+OVER = "OVER"  # over; how is asked when somebody wants to know
+
+
+class JobWatcher(core.InfoWatcher):
+    """States of all jobs by one query; more only for those that have disappeared from its answer."""
+
+    def __init__(self, queries: Queries, delay_s: int = 60) -> None:
+        super().__init__(delay_s)
+        self._queries = queries
+        self._files: dict[str, Path] = {}
+        self._misses: dict[str, int] = {}
+
+    def register(self, job_id: str, file: Path) -> None:
+        """Watches a job, and those that are named in `file` as going on with it."""
+        self._files[job_id] = file
+        self.register_job(job_id)
+
+    def current(self, job_id: str) -> str:
+        """The job that runs it now, or did last.
+
+        Raises:
+            QueryError: nobody can tell now.
+        """
+        lines = _told(self._files[job_id]).split() if job_id in self._files else []
+        return lines[-1] if lines else job_id
+
+    def update(self) -> None:
+        waiting = sorted(self._registered - self._finished)
+        if not waiting:
+            return
+        self._num_calls += 1
+        self._last_status_check = time.time()
+        try:
+            known = self._queries.jobs()
+            # Read after the answer: a job that is over by then has said before which one goes on with it.
+            now = {job_id: self.current(job_id) for job_id in waiting}
+            keys = {job_id: self._queries.key(now[job_id]) for job_id in waiting}
+            gone = [now[job_id] for job_id in waiting if keys[job_id] not in known]
+            ended = self._queries.ended_all(gone) if gone else {}
+        except QueryError:
+            return  # no answer: nothing is known that was not known before
+        for job_id in waiting:
+            self._learn(job_id, known.get(keys[job_id]) or ended.get(keys[job_id]))
+        self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))
+
+    def _learn(self, job_id: str, job: SchedulerJob | None) -> None:
+        if job is None:  # a server may forget one that is over at once, but one look may also have come too early
+            self._misses[job_id] = self._misses.get(job_id, 0) + 1
+            if self._misses[job_id] < 2:
+                return
+            state, reason = OVER, ""
+        else:
+            self._misses.pop(job_id, None)
+            state = NOT_OVER.get(job.state) or (OVER if job.state is JobState.GONE else job.raw_state)
+            reason = job.reason
+        self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """The state in Slurm's words; FORGOTTEN for a job that is over and of which nobody tells how."""
+        info = self.get_info(job_id, mode)
+        if info.get("State") == OVER and mode != "cache":
+            try:
+                job = self._queries.ended(self.current(job_id))
+            except QueryError:
+                return "UNKNOWN"
+            info.update(State=job.raw_state if job else "FORGOTTEN", Reason=job.reason if job else "")
+        return info.get("State") or "UNKNOWN"
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        state = self.get_info(job_id, mode).get("State") or "UNKNOWN"
+        return state not in NOT_OVER.values()
+
+    def clear(self) -> None:
+        super().clear()
+        self._misses = {}
+
+
+class FunctionJob(core.Job[Any]):
+    """A submitit job of a scheduler."""
+
+    _cancel_command = "qdel"
+    scheduler: ClassVar[FunctionScheduler]
+    watcher: JobWatcher
+
+    def _register_in_watcher(self) -> None:
+        if not self._tasks[0]:
+            self.watcher.register(self.job_id, resubmissions(self.paths))
+
+    def stderr(self) -> str | None:
+        """What the task has written; where none has begun, what its job had to say of that. None: nothing yet."""
+        found: str | None = super().stderr()
+        if found is not None or self._sub_jobs:
+            return found
+        with contextlib.suppress(OSError, QueryError):
+            output = self.scheduler.output(self.watcher.current(self.job_id))
+            return (folder_of(self.paths._folder) / output).read_text(errors="replace") or None
+        return None
+
+    def cancel(self, check: bool = True) -> None:
+        """Deletes the job.
+
+        Raises:
+            QueryError: the scheduler does not answer, or refuses, and `check`.
+        """
+        try:
+            self.scheduler.queries().cancel(self.watcher.current(self.job_id))
+        except QueryError:
+            if check:
+                raise
+
+
+class FunctionExecutor(core.PicklingExecutor):
+    """Submits functions to a scheduler; see its `Parameters` for what can be asked for."""
+
+    job_class: type[FunctionJob]
+    environment: ClassVar[type[FunctionEnvironment]]
+    scheduler: ClassVar[FunctionScheduler]
+
+    def __init__(
+        self,
+        folder: str | Path,
+        max_num_timeout: int = 3,
+        max_pickle_size_gb: float = 1.0,
+        python: str | None = None,
+    ) -> None:
+        """
+        Args:
+            folder: where payloads, results and logs go; on a file system that all nodes share. It may contain %j.
+            max_num_timeout: how often a job that runs out of time and can checkpoint is submitted again.
+            max_pickle_size_gb: most that the payloads of one call may take.
+            python: shell command that starts Python; default: this interpreter.
+
+        Raises:
+            RuntimeError: the qsub on PATH is another scheduler's; the text says whose it is.
+            ValueError: the scheduler does not take the folder's name.
+        """
+        super().__init__(folder, max_num_timeout, max_pickle_size_gb)
+        if problem := detect().problem(self.scheduler.kind):
+            raise RuntimeError(problem)
+        self.scheduler.parameters.of({}, folder_of(self.folder))
+        self.python = shlex.quote(sys.executable) if python is None else python
+        self._queries = self.scheduler.queries()
+
+    @classmethod
+    def name(cls) -> str:
+        plugin.add_ours()
+        return str(super().name())
+
+    @classmethod
+    def affinity(cls) -> int:
+        """2 where the scheduler's qsub is on PATH (as for Slurm), else -1."""
+        return 2 if detect().kind is cls.scheduler.kind else -1
+
+    @classmethod
+    def _equivalence_dict(cls) -> core.EquivalenceDict:
+        return {
+            "name": "name",
+            "timeout_min": "walltime",
+            "mem_gb": "mem",
+            "nodes": "nodes",
+            "cpus_per_task": "cpus_per_task",
+            "gpus_per_node": "ngpus",
+            "tasks_per_node": "tasks_per_node",
+        }
+
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return cls.scheduler.parameters.names()
+
+    def _convert_parameters(self, params: dict[str, Any]) -> dict[str, Any]:
+        params = super()._convert_parameters(params)
+        if "mem" in params:
+            params["mem"] = f"{round(params['mem'] * 1024)}M"
+        return params
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        """Sets parameters.
+
+        Raises:
+            ValueError: there is no such parameter, or its value cannot be used.
+        """
+        self.scheduler.parameters.of({**self.parameters, **kwargs})
+        super()._internal_update_parameters(**kwargs)
+
+    @property
+    def _request(self) -> Parameters:
+        return self.scheduler.parameters.of(self.parameters)
+
+    def _num_tasks(self) -> int:
+        return self._request.nodes * self._request.tasks_per_node
+
+    def _internal_process_submissions(
+        self, delayed_submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        folder = folder_of(self.folder)
+        ownership.require_safe_way(folder.parent, f"folder={folder}")
+        run_files.make_folder(folder)
+        require_private(folder)
+        jobs: list[core.Job[Any]] = []
+        try:
+            for part in parts(len(delayed_submissions), self._largest_array(len(delayed_submissions))):
+                jobs += self._submit_part(folder, part, delayed_submissions)
+        except BaseException:
+            for job_id in {self.scheduler.array_of(job.job_id) for job in jobs}:  # nobody would have a handle on them
+                with contextlib.suppress(QueryError):
+                    self._queries.cancel(job_id)
+            raise
+        return jobs
+
+    def _largest_array(self, count: int) -> int | None:
+        if count == 1:
+            return None
+        try:
+            return self.scheduler.largest_array(self.parameters.get("queue"))
+        except QueryError:  # qsub is tried for longer, and tells if it is too large
+            return None
+
+    def _submit_part(
+        self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        """Submits an array, or a plain job for one element, because PBS has no arrays of one element."""
+        uid = uuid.uuid4().hex
+        parameters = self._request
+        script, told = folder / f".{uid}.sh", folder / f".{uid}.job"
+        payloads = [folder / f".{uid}_{index}.pkl" for index in part]
+        try:
+            for index, payload in zip(part, payloads, strict=True):
+                submissions[index].set_timeout(-(-parameters.walltime // 60), self.max_num_timeout)
+                payload.touch(mode=0o600)
+                submissions[index].dump(payload)
+                if payload == payloads[0]:
+                    self._check_size(payload, len(submissions))
+            text = parameters.script(
+                executor=self.name(),
+                folder=self.folder,
+                payload=folder / f".{uid}",
+                environment=self._environment(folder),
+                python=self.python,
+                token=f"launcher-{uid}",
+                indices=part,
+                umask=_umask(),
+            )
+            script.touch(mode=0o600)
+            script.write_text(text)
+        except BaseException:
+            _remove(script, *payloads)
+            raise
+        try:
+            job_id = submit_once(
+                # A site's qsub may have -V. The function's own environment is in a file that nobody else can read.
+                lambda: self._queries.submit(str(script), secrets.without(os.environ, SECRETS)),
+                lambda: _told(told) or self._queries.find(f"launcher-{uid}", parameters.name),
+            )
+        except Refused:
+            _remove(script, *payloads)
+            raise
+        ids = [job_id] if len(part) == 1 else [element_id(job_id, index) for index in part]
+        jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
+        # The job looks for its payload under both names, and may have written a checkpoint under the new one already.
+        for job, payload in zip(jobs, payloads, strict=True):
+            link_as(payload, job.paths.submitted_pickle)
+            payload.unlink()
+        _remove(told)
+        link_as(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
+        return jobs
+
+    def _check_size(self, payload: Path, count: int) -> None:
+        size = payload.stat().st_size / 1024**3
+        if count * size > self.max_pickle_size_gb:
+            raise RuntimeError(
+                f"about {count} x {size:.2f} GB of functions and arguments would be submitted, and "
+                f"max_pickle_size_gb={self.max_pickle_size_gb}: pass large data by file, or raise it"
+            )
+
+    def _environment(self, folder: Path) -> Path:
+        """The file with our environment, one for all submissions from the same environment."""
+        text = os.fsencode(self.scheduler.exports(dict(sorted(os.environ.items()))))
+        path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
+        if not path.exists():
+            run_files.replace(path, text, sync=False)
+        return path
+
+    # What submitit's own way of submitting would use; this one submits in `_submit_part`.
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        raise NotImplementedError
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        raise NotImplementedError
+
+
+def _told(file: Path) -> str:
+    """What a job has told of itself, or nothing.
+
+    Raises:
+        QueryError: nobody can tell now.
+    """
+    try:
+        return unwrap(read_text(file)) or ""
+    except UnavailableError as error:
+        raise QueryError(str(error)) from None
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """This process's umask, without changing it for other threads where the system tells it (man 5 proc)."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(match[1], 8)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

@@ -1,0 +1,213 @@
+"""What a function that is submitted through submitit may ask for, on any scheduler, and the script of its job. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from launcher import __version__, paths
+from launcher.errors import ConfigError, near
+from launcher.own_module import own_module
+from launcher.script import starters, templates
+from launcher.script.job_shell import JobShell
+from launcher.script.quoting import Raw, command
+from launcher.units import parse_size, parse_time
+
+P = TypeVar("P", bound="Parameters")
+GRACE = 8  # seconds between SIGTERM and SIGKILL of a job's tasks; PBS itself waits ten
+
+
+@dataclass(frozen=True)
+class Parameters(ABC):
+    """Parameters of an executor of functions; with AutoExecutor each has the executor's name in front (`pbs_queue`).
+
+    Attributes:
+        name: of the job.
+        queue, project, account: as qsub's -q, -P and -A.
+        walltime: minutes, or a text such as 24:00:00; kept in seconds.
+        nodes, tasks_per_node: how many; every task calls the function.
+        cpus_per_task: CPUs of each task; None leaves it to the scheduler.
+        ngpus: GPUs of each node.
+        mem: memory of each node, such as 16G; kept in bytes.
+        resources: more resources of the whole job.
+        directives: more options of qsub by their name; a list gives one for each of its values.
+        array_parallelism: elements of an array that may run at once.
+        setup, teardown: shell lines around the tasks, on the first node.
+        stderr_to_stdout: one log file for both.
+        signal_delay_s: seconds before the end of the wall time when a function that can is checkpointed.
+        rerunnable: the scheduler may start the job again after it was preempted or lost a node.
+    """
+
+    name: str = "submitit"
+    queue: str | None = None
+    project: str | None = None
+    account: str | None = None
+    walltime: int = 300
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int | None = None
+    ngpus: int = 0
+    mem: int | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    directives: Mapping[str, Any] = field(default_factory=dict)
+    array_parallelism: int = 256
+    setup: Sequence[str] = ()
+    teardown: Sequence[str] = ()
+    stderr_to_stdout: bool = False
+    signal_delay_s: int = 90
+    rerunnable: bool = True
+
+    # Of each scheduler: the template of its scripts, their shell expressions, and what starts tasks on other nodes.
+    template: ClassVar[str]
+    shell: ClassVar[JobShell]
+    starter: ClassVar[str]
+    # How the values of each type are checked; numbers with the least that each may be.
+    texts: ClassVar[tuple[str, ...]] = ("name", "queue", "project", "account")
+    mappings: ClassVar[tuple[str, ...]] = ("resources", "directives")
+    lists: ClassVar[tuple[str, ...]] = ("setup", "teardown")
+    numbers: ClassVar[Mapping[str, int]] = {
+        "nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1, "ngpus": 0, "array_parallelism": 1, "signal_delay_s": 0,
+    }  # fmt: skip
+
+    @classmethod
+    def names(cls) -> set[str]:
+        return {each.name for each in dataclasses.fields(cls)}
+
+    @classmethod
+    def of(cls: type[P], given: Mapping[str, Any], folder: Path = Path("/")) -> P:
+        """Parses the parameters that a user has given.
+
+        Args:
+            given: by their names; None leaves the default.
+            folder: of the output.
+
+        Raises:
+            ValueError: there is no such parameter, or its value or the folder cannot be used.
+        """
+        for name in given:
+            if name not in cls.names():
+                known = ", ".join(sorted(cls.names()))
+                raise ValueError(f"there is no parameter {name!r}.{near(name, cls.names())} Known: {known}")
+        values = {name: value for name, value in given.items() if value is not None}
+        try:
+            if "walltime" in values:
+                values["walltime"] = parse_time(str(values["walltime"]))
+            if "mem" in values:
+                values["mem"] = parse_size(str(values["mem"]))
+            cls._check_types(values)
+            cls._check_together(values)
+            parameters = cls(**values)
+            parameters.directive_lines(str(folder), "", None)
+            parameters._start("python")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return parameters
+
+    @classmethod
+    def _check_types(cls, values: Mapping[str, Any]) -> None:
+        for name in cls.texts:
+            if not isinstance(values.get(name, ""), str):
+                raise ValueError(f"{name}={values[name]!r}: it must be a text")
+        for name in cls.mappings:
+            value = values.get(name, {})
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise ValueError(f"{name}={value!r}: it must be a dictionary with texts as keys")
+        for name in cls.lists:
+            if isinstance(values.get(name), str):
+                raise ValueError(f"{name}={values[name]!r}: it must be a list")
+        for name, least in cls.numbers.items():
+            value = values.get(name, least)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}={value!r}: it must be a whole number of {least} or more")
+
+    @classmethod
+    @abstractmethod
+    def _check_together(cls, values: dict[str, Any]) -> None:
+        """Checks parameters that depend on each other, and adds those that follow from others.
+
+        Raises:
+            ValueError, ConfigError: they contradict each other.
+        """
+
+    @abstractmethod
+    def directive_lines(self, folder: str, token: str, array: str | None) -> list[str]:
+        """Returns the options in the directive lines of the script, quoted.
+
+        Args:
+            folder: of the output of the script.
+            token: by which the job is found later.
+            array: indices and throttle of an array (`0-14%4`).
+
+        Raises:
+            ConfigError: a value cannot be written there, or an extra option collides with ours.
+        """
+
+    def script(
+        self, *, executor: str, folder: Path, payload: Path, environment: Path, python: str, token: str, indices: range,
+        umask: int,
+    ) -> str:  # fmt: skip
+        """Returns the script of a job or of an array.
+
+        Args:
+            executor: the name of the executor in submitit.
+            folder: submitit's folder; may contain %j.
+            payload: path of the payloads, without `_INDEX.pkl`.
+            environment: the file with the environment of the job.
+            python: shell command that starts Python.
+            token: by which the job is found later.
+            indices: of the elements; with a single one it is a plain job.
+            umask: for files that the function writes.
+        """
+        whole = folder_of(folder)
+        array = None
+        if len(indices) > 1:
+            limit = f"%{self.array_parallelism}" if self.array_parallelism < len(indices) else ""
+            array = f"{indices[0]}-{indices[-1]}{limit}"
+        return templates.template(self.template).render(
+            version=__version__,
+            directives=[Raw(line) for line in self.directive_lines(str(whole), token, array)],
+            shell={name: Raw(getattr(self.shell, name)) for name in ("job_id", "element_id", "index", "signals")},
+            executor=executor,
+            name=self.name,
+            array=array,
+            index=indices[0],
+            whole=whole,
+            folder=folder,
+            payload=payload,
+            environment=environment,
+            umask=Raw(f"{umask:03o}"),
+            workdir=os.getcwd(),
+            code_root=paths.code_root(),
+            seconds=self.walltime - min(self.signal_delay_s, self.walltime // 2),
+            setup=[(Raw(line), f"set-up line {n}", "") for n, line in enumerate(self.setup, start=1)],
+            teardown=[Raw(line) for line in self.teardown],
+            tasks=self.nodes * self.tasks_per_node,
+            start=self._start(python),
+            node=command([Raw(python), "-u", *own_module("launcher.schedulers.functions.task")]),
+            merge_output=self.stderr_to_stdout,
+        )
+
+    def _start(self, python: str) -> Raw:
+        """Returns the words that start several tasks."""
+        return starters.spawn(
+            Raw(python), self.nodes, self.tasks_per_node, GRACE,
+            starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
+        )  # fmt: skip
+
+    @property
+    def _mpiexec(self) -> Sequence[str]:
+        """The words that start the tasks instead of the starter; empty: the starter does."""
+        return ()
+
+
+def folder_of(folder: Path) -> Path:
+    """Returns the part of submitit's folder that is the same for all jobs."""
+    # Lazily: submitit takes 45 ms
+    from submitit.core.utils import JobPaths
+
+    return JobPaths.get_first_id_independent_folder(folder)

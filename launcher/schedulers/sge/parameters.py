@@ -1,0 +1,64 @@
+"""What a function may ask Grid Engine for. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from launcher.schedulers.functions import parameters
+from launcher.schedulers.sge import directives as qsub
+from launcher.schedulers.sge.environment import SHELL
+from launcher.schedulers.sge.settings import SGESettings
+
+
+@dataclass(frozen=True)
+class Parameters(parameters.Parameters):
+    """Parameters of `SGEExecutor.update_parameters`.
+
+    Attributes:
+        parallel_environment: gives a job its slots on each node (-pe).
+        slots: slots on each node; default: the CPUs of its tasks if cpus_per_task is given, else 1.
+        gpu_resource: the site's resource for GPUs, for ngpus.
+        mem_resource: the site's resource for memory, for mem.
+    """
+
+    parallel_environment: str | None = None
+    slots: int | None = None
+    gpu_resource: str | None = None
+    mem_resource: str | None = None
+
+    template: ClassVar[str] = "sge_function.sh.j2"
+    shell = SHELL
+    starter: ClassVar[str] = "qrsh"
+    texts = (*parameters.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource")
+    numbers = {**parameters.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
+
+    @classmethod
+    def _check_together(cls, values: dict[str, Any]) -> None:
+        if "slots" in values and "cpus_per_task" in values:
+            raise ValueError("cpus_per_task and slots exclude each other: say it in slots, or leave that out")
+        if values.get("ngpus") and "gpu_resource" not in values:
+            raise ValueError(f"ngpus={values['ngpus']}: name the site's resource for GPUs (gpu_resource=gpu)")
+
+    def directive_lines(self, folder: str, token: str, array: str | None) -> list[str]:
+        slots = self.slots or self.tasks_per_node * (self.cpus_per_task or 0) or 1
+        settings = SGESettings(
+            parallel_environment=self.parallel_environment, slots=slots, gpu_resource=self.gpu_resource,
+            mem_resource=self.mem_resource, resources=dict(self.resources),
+        )  # fmt: skip
+        asked = qsub.Amounts(settings, self.nodes, self.ngpus, self.mem, prefix="sge_")
+        request = qsub.Request(
+            name=self.name,
+            folder=folder,
+            output="$JOB_ID.$TASK_ID.OU" if array else "$JOB_ID.OU",
+            token=token,
+            walltime=self.walltime,
+            queue=self.queue,
+            project=self.project,
+            account=self.account,
+            amounts=asked,
+            array=array,
+            rerunnable=self.rerunnable,
+            directives=self.directives,
+        )
+        return qsub.lines_of(request)
