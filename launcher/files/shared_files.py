@@ -109,7 +109,7 @@ def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[s
     return map_value(read_bytes(path, retry_seconds=retry_seconds), lambda data: os.fsdecode(data))
 
 
-def read_json(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[Any]:
+def read_json(path: AnyPath) -> Outcome[Any]:
     """The value in a JSON file; None if the file does not exist."""
 
     def parsed(data: bytes) -> Any:
@@ -118,12 +118,12 @@ def read_json(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[A
         except ValueError as error:
             raise RunError(f"{path} cannot be read: {error}") from None
 
-    return map_value(read_bytes(path, retry_seconds=retry_seconds), parsed)
+    return map_value(read_bytes(path), parsed)
 
 
-def list_names(folder: AnyPath, *, retry_seconds: float | None = None) -> Outcome[list[str] | None]:
+def list_names(folder: AnyPath) -> Outcome[list[str] | None]:
     """The names of a folder's entries, unordered; None if the folder does not exist."""
-    return retry_read(lambda: [entry.name for entry in os.scandir(folder)], folder, retry_seconds=retry_seconds)
+    return retry_read(lambda: [entry.name for entry in os.scandir(folder)], folder)
 
 
 def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome[S | None]:

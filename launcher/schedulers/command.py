@@ -13,6 +13,7 @@ from typing import IO
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.formatting import long_size
+from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import AnswerLost, QueryError, QueryTimeout
 
 MAX_OUTPUT = 1 << 26  # bytes that a command may print; a list of 100,000 jobs has a sixth of that
@@ -71,11 +72,17 @@ def run_submission(
         umask: its umask; -1: ours.
 
     Raises:
-        FileNotFoundError, PermissionError: it is not there (NOT_ON_PATH).
-        TimeoutExpired: it takes too long.
-        OutputTooLong: it printed too much, and it is not known whether it submitted a job.
+        Refused: it is not there.
+        NoAnswer: it takes too long or prints too much, and it is not known whether it submitted a job.
     """
-    return run(command, timeout=timeout, environment=environment, text=text, umask=umask, submits=True)
+    try:
+        return run(command, timeout=timeout, environment=environment, text=text, umask=umask, submits=True)
+    except NOT_ON_PATH:
+        raise Refused(f"{command[0]} is not on this machine's PATH: submit from a login node", definite=True) from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"{command[0]} did not answer within {timeout:g} s") from None
+    except OutputTooLong as error:
+        raise NoAnswer(str(error)) from None
 
 
 def run(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from launcher.config import profiles
 from launcher.config.schema import Cluster, Config, ResumeHow
 from launcher.errors import ConfigError
@@ -21,7 +17,9 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     Raises:
         ConfigError: a value cannot be used; it names the key, the value and the fix.
     """
-    return plan.build(config, site, _Rules(scheduler_of(config.cluster)))
+    scheduler = scheduler_of(config.cluster)
+    _check_resume(scheduler, config.resume.how)
+    return plan.build(config, site, scheduler)
 
 
 def scheduler_of(cluster: Cluster) -> Scheduler:
@@ -38,30 +36,14 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
         raise ConfigError(": ".join([*files, str(error)])) from None
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """The rules of one scheduler for a config; see `launcher.spec.plan.SchedulerRules`."""
-
-    scheduler: Scheduler
-
-    @property
-    def queued(self) -> bool:
-        return self.scheduler.queued
-
-    def starter(self, cluster: Cluster) -> str | None:
-        return self.scheduler.starter(cluster)
-
-    def directives(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return self.scheduler.options(values)
-
-    def check_resume(self, how: ResumeHow) -> None:
-        name = self.scheduler.name
-        if how is ResumeHow.requeue and not isinstance(self.scheduler, Requeues):
-            able = [each.name for each in registry.schedulers() if isinstance(each, Requeues)]
-            why = self.scheduler.no_requeue if isinstance(self.scheduler, Queue) else ""
-            raise ConfigError(
-                f"resume.how=requeue is for {' and '.join(able)} alone, and the cluster is {name}: use auto"
-                + (f" ({why})" if why else "")
-            )
-        if how in (ResumeHow.chain, ResumeHow.resubmit) and not self.scheduler.queued:
-            raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {name}: use auto")
+def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
+    """Refuses a value of `resume.how` that the scheduler does not support."""
+    if how is ResumeHow.requeue and not isinstance(scheduler, Requeues):
+        able = [each.name for each in registry.schedulers() if isinstance(each, Requeues)]
+        why = scheduler.no_requeue if isinstance(scheduler, Queue) else ""
+        raise ConfigError(
+            f"resume.how=requeue is for {' and '.join(able)} alone, and the cluster is {scheduler.name}: use auto"
+            + (f" ({why})" if why else "")
+        )
+    if how in (ResumeHow.chain, ResumeHow.resubmit) and not scheduler.queued:
+        raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {scheduler.name}: use auto")

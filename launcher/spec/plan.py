@@ -59,11 +59,8 @@ class SchedulerRules(Protocol):
     def starter(self, cluster: schema.Cluster) -> str | None:
         """Returns the command that starts tasks on the job's nodes; None: tasks are processes of this machine."""
 
-    def directives(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `cluster.directives`, checked, as the plan keeps them."""
-
-    def check_resume(self, how: ResumeHow) -> None:
-        """Refuses a value of `resume.how` that the scheduler does not support."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +309,7 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
             cluster,
             "cluster.",
             settings=_settings(cluster),
-            directives=rules.directives(cluster.directives),
+            directives=rules.options(cluster.directives),
             environment={name: value for name, value in environment.items() if name not in secrets},
             rank_environment=_rank_environment(cluster),
             expects=_expects(cluster.expects),
@@ -320,7 +317,7 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
         launch=resolved(Launch, launch, "launch.", bind=_bind(launch.bind, procs)),
         env=resolved(Env, config.env, "env.", secrets=secret_names),
         checkpoint=_checkpoint(config, site.run_dir),
-        resume=_resume(config, rules),
+        resume=_resume(config),
         train=resolved(Train, config.train, "train."),
         debug=resolved(Debug, config.debug, "debug.", ranks=_debug_ranks(config.debug, nodes * procs)),
         tracking=resolved(Tracking, config.tracking, "tracking.", experiment=tracking.experiment(config, site.run_id)),
@@ -388,7 +385,7 @@ def _checkpoint(config: Config, run_dir: str) -> Checkpoint:
     return resolved(Checkpoint, checkpoint, "checkpoint.", dir=checkpoint.dir or f"{run_dir}/checkpoints")
 
 
-def _resume(config: Config, rules: SchedulerRules) -> Resume:
+def _resume(config: Config) -> Resume:
     resume, seconds = config.resume, resolved_value(config, "time")
     lead = resolved_value(resume, "lead", "resume.") or min(max(seconds // 20, 10), 120)
     if lead >= seconds:
@@ -396,7 +393,6 @@ def _resume(config: Config, rules: SchedulerRules) -> Resume:
         raise ConfigError(
             f"{given} not less than time={config.time}: ranks would have no time to run; raise time, or set resume.lead"
         )
-    rules.check_resume(resume.how)
     if resume.how is ResumeHow.chain and resume.max_attempts > LONGEST_CHAIN:
         raise ConfigError(
             f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: set resume.max_attempts "

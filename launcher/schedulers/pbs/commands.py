@@ -12,15 +12,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.failures.text import signal_name
-from launcher.files.os_errors import NOT_ON_PATH
-from launcher.schedulers.command import OutputTooLong, query, run_submission
+from launcher.schedulers.command import query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.pbs.settings import PBSSettings
@@ -192,15 +190,8 @@ class PBS:
             Refused: PBS refused the job; with its message and a hint.
             NoAnswer: it is unknown whether PBS accepted the job.
         """
-        try:
-            kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
-            done = run_submission(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
-        except NOT_ON_PATH:
-            raise Refused("qsub is not on this machine's PATH: submit from a login node", definite=True) from None
-        except subprocess.TimeoutExpired:
-            raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None
-        except OutputTooLong as error:
-            raise NoAnswer(str(error)) from None
+        kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
+        done = run_submission(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
         ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
         if done.returncode == 0 and ids:
             return str(ids[-1])

@@ -54,7 +54,6 @@ class QueueFacts:
 
     name: str
     started: bool
-    enabled: bool
     limits: Mapping[str, str]
     most: Mapping[str, str]  # resources_max
 
@@ -90,7 +89,6 @@ def queue_facts(name: str, values: Mapping[str, Any]) -> QueueFacts:
     return QueueFacts(
         name,
         started=values.get("started", "True") == "True",
-        enabled=values.get("enabled", "True") == "True",
         limits=limits,
         most={key: str(value) for key, value in most.items()},
     )

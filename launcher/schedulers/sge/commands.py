@@ -9,14 +9,12 @@ import getpass
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.files.os_errors import NOT_ON_PATH
-from launcher.schedulers.command import OutputTooLong, query, run_submission
+from launcher.schedulers.command import query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob, parse_elements
 
@@ -155,14 +153,7 @@ class SGE:
         """
         noted = command_line(Path(script).read_text() if text is None else text)
         command = ["qsub", *noted, *arguments, *([script] if text is None else [])]  # its standard input otherwise
-        try:
-            done = run_submission(command, timeout=self.timeout, environment=environment, text=text)
-        except NOT_ON_PATH:
-            raise Refused("qsub is not on this machine's PATH: submit from a login node", definite=True) from None
-        except subprocess.TimeoutExpired:
-            raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None
-        except OutputTooLong as error:
-            raise NoAnswer(str(error)) from None
+        done = run_submission(command, timeout=self.timeout, environment=environment, text=text)
         if ids := SUBMITTED.findall(f"{done.stdout}\n{done.stderr}"):
             return str(ids[-1])
         words = " ".join((done.stderr.strip() or done.stdout.strip()).removesuffix("Exiting.").split())

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
     from launcher.schedulers.sge.site import SGESite
-    from launcher.spec.plan import JobPlan
 
 
 class SGEDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
@@ -34,9 +33,6 @@ class SGEDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
         from launcher.schedulers.sge.history import history
 
         return history(SGE(timeout), job_id)
-
-    def memory(self, plan: JobPlan) -> int | None:
-        return plan.mem  # accounting has the first node
 
     def found(self) -> str:
         qsub = detect()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.files.os_errors import NOT_ON_PATH
-from launcher.schedulers.command import OutputTooLong, query, run_submission
+from launcher.schedulers.command import query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import (
     AnswerLost,
@@ -186,14 +184,7 @@ class Slurm:
             NoAnswer: it is unknown whether Slurm accepted the job.
         """
         command = ["sbatch", "--parsable", *arguments, script]
-        try:
-            done = run_submission(command, timeout=self.timeout, environment=environment, umask=0o077)
-        except NOT_ON_PATH:
-            raise Refused("sbatch is not on this machine's PATH: submit from a login node", definite=True) from None
-        except subprocess.TimeoutExpired:
-            raise NoAnswer(f"sbatch did not answer within {self.timeout:g} s") from None
-        except OutputTooLong as error:
-            raise NoAnswer(str(error)) from None
+        done = run_submission(command, timeout=self.timeout, environment=environment, umask=0o077)
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"

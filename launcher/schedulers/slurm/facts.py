@@ -40,7 +40,6 @@ class Pending:
     reservation: str = ""
     dependency: str = ""
     throttle: int | None = None
-    priority: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,6 @@ def parse_pending(text: str) -> Pending:
         reservation=_text(values.get("Reservation", "")),
         dependency=_text(values.get("Dependency", "")),
         throttle=int(throttle) if throttle.isdecimal() else None,
-        priority=values.get("Priority", ""),
     )
 
 

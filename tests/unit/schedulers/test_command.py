@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from launcher.schedulers import command
-from launcher.schedulers.command import OutputTooLong, query, run_submission
+from launcher.schedulers.command import query, run_submission
+from launcher.schedulers.idempotent_submit import NoAnswer
 from launcher.schedulers.queries import QueryError, QueryTimeout
 
 
@@ -18,14 +18,14 @@ def test_what_goes_on_printing_is_ended(where: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(command, "MAX_OUTPUT", 1 << 20)
     with pytest.raises(QueryError, match="sh printed more than 1 MiB, which is no answer"):
         query("sh", "-c", f"exec yes {where}", timeout=60, environment=os.environ)
-    with pytest.raises(OutputTooLong):
+    with pytest.raises(NoAnswer, match="sh printed more than 1 MiB, which is no answer"):
         run_submission(["sh", "-c", f"exec yes {where}"], timeout=60, environment=os.environ)
 
 
 def test_what_takes_too_long_is_ended() -> None:
     with pytest.raises(QueryTimeout, match=r"sleep did not answer within 0\.01 s"):
         query("sleep", "1000", timeout=0.01, environment=os.environ)
-    with pytest.raises(subprocess.TimeoutExpired):
+    with pytest.raises(NoAnswer, match=r"sh did not answer within 0\.01 s"):
         run_submission(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], timeout=0.01, environment=os.environ)
 
 
