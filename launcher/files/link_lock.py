@@ -6,6 +6,7 @@ releases a link for a process that was killed, so each waiting process decides w
 | the holder | the lock is taken over |
 |---|---|
 | is a process of this machine that has ended | at once |
+| is this process, which could not release it (the file server did not respond) | at once |
 | is on another machine, and the file has not changed for `timeout` seconds | then |
 | is a process of this machine that exists, even if it is suspended | never |
 
@@ -20,15 +21,16 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.files import run_files
-from launcher.files.shared_files import read_text, unwrap
+from launcher.files.shared_files import read_text, retry_read, unwrap
 
 TIMEOUT = 60.0  # seconds without a change after which a holder on another machine counts as dead
 POLL = (0.002, 0.2)  # seconds between two looks: the first, and the longest
+_IN_USE: set[str] = set()  # tokens with which this process holds a lock, or waits for one
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class Holder:
             return None
         return cls(words[0], words[1], int(words[2]), int(words[3]))
 
+    def is_same_process(self, other: Holder) -> bool:
+        """Returns whether both are the same process, whatever their tokens are."""
+        return (self.machine, self.pid, self.started) == (other.machine, other.pid, other.started)
+
     def __str__(self) -> str:
         return f"{self.token} {self.machine} {self.pid} {self.started}"
 
@@ -80,27 +86,32 @@ def dead(holder: Holder | None, machine: str, started: int | None, unchanged: fl
 
 
 @contextlib.contextmanager
-def hold(path: Path, timeout: float = TIMEOUT) -> Iterator[None]:
+def hold(
+    path: Path, timeout: float = TIMEOUT, waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:  # fmt: skip
     """Holds the lock while the block runs; waits for it first if another process has it.
 
     Args:
         path: the lock's file; its folder must exist.
         timeout: see `dead`.
+        waiting: is called again and again during a wait.
 
     Raises:
         UnavailableError: the file cannot be read now.
         OSError: the file cannot be made.
     """
     mine = Holder.here()
-    _take(path, mine, timeout)
+    _IN_USE.add(mine.token)
     try:
+        _take(path, mine, timeout, waiting)
         yield
     finally:
+        _IN_USE.discard(mine.token)
         if _holder(path) == str(mine):  # else it was taken over
-            path.unlink(missing_ok=True)
+            unwrap(retry_read(path.unlink, path))
 
 
-def _take(path: Path, mine: Holder, timeout: float) -> None:
+def _take(path: Path, mine: Holder, timeout: float, waiting: Callable[[], None]) -> None:
     seen, since, pause = "", time.monotonic(), POLL[0]
     while True:
         try:
@@ -114,9 +125,12 @@ def _take(path: Path, mine: Holder, timeout: float) -> None:
         if text != seen:
             seen, since = text, now
         holder = Holder.parse(text)
-        if dead(holder, mine.machine, _started(holder.pid) if holder else None, now - since, timeout):
+        unreleased = holder is not None and mine.is_same_process(holder) and holder.token not in _IN_USE
+        started = _started(holder.pid) if holder else None
+        if unreleased or dead(holder, mine.machine, started, now - since, timeout):
             _take_away(path, text)
             continue
+        waiting()
         time.sleep(pause)
         pause = min(2 * pause, POLL[1])
 

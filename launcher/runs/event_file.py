@@ -42,13 +42,24 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
         if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that a full disk has cut off
             line = "\n" + line
         with naming(path):
-            data = line.encode()
-            while data:  # on a full disk the first write is short, and the second one fails
-                data = data[os.write(descriptor, data) :]
+            left = data = line.encode()
+            try:
+                while left:  # on a full disk the first write is short, and the second one fails
+                    left = left[os.write(descriptor, left) :]
+            except OSError:
+                _take_back(descriptor, data[: len(data) - len(left)])
+                raise
             if sync:
                 os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _take_back(descriptor: int, part: bytes) -> None:
+    """Removes the part of a line that a file ends with: the next line would be glued to it, and lost as well."""
+    begin = os.fstat(descriptor).st_size - len(part)
+    if part and os.pread(descriptor, len(part) + 1, begin) == part:
+        os.ftruncate(descriptor, begin)
 
 
 def entry(event: Event) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend
 
+from launcher.errors import UnavailableError
 from launcher.files import link_lock
 from launcher.files.run_files import naming
 from launcher.files.shared_files import retry_read, unwrap
@@ -31,11 +32,16 @@ from launcher.runs.search_record import SearchRecord, entries
 class JournalBackend(BaseJournalBackend):
     """Reads the journal, and appends to it within `operation`. For one JournalStorage, which reads in order."""
 
-    def __init__(self, record: SearchRecord) -> None:
-        self._path, self._lock = record.journal_file, record.lock_file
+    def __init__(self, record: SearchRecord, waiting: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            record: the files of the search.
+            waiting: see `link_lock.hold`.
+        """
+        self._path, self._lock, self._waiting = record.journal_file, record.lock_file, waiting
         self._offset = 0  # bytes that have been read
         self._number = 0  # records that have been read
-        self._open = False
+        self._open = self._up_to_date = False  # an operation; it has read the file
         self._pending: list[dict[str, Any]] = []
         self._shown = 0  # pending records that have been read
 
@@ -49,6 +55,9 @@ class JournalBackend(BaseJournalBackend):
             raise ValueError(f"records are read in order: {self._number} is next, not {log_number_from}")
         if not self._shown:  # else the lock is held, and the file does not grow
             data = unwrap(retry_read(self._rest, self._path)) or b""
+            if self._up_to_date and b"\n" in data:
+                raise self._lock_lost()
+            self._up_to_date = self._open
             self._offset += data.rfind(b"\n") + 1
             for entry in entries(data):
                 self._number += 1
@@ -71,16 +80,20 @@ class JournalBackend(BaseJournalBackend):
         After an error nothing is written, and the storage that has read these records must be made again.
 
         Raises:
-            UnavailableError: the file server does not answer.
+            UnavailableError: the file server does not answer, or another process has taken the lock over meanwhile.
             OSError: the records cannot be written.
         """
-        with link_lock.hold(self._lock):
+        with link_lock.hold(self._lock, waiting=self._waiting):
             self._open = True
             try:
                 yield
                 self._write()
             finally:
-                self._open, self._pending, self._shown = False, [], 0
+                self._open, self._up_to_date, self._pending, self._shown = False, False, [], 0
+
+    def _lock_lost(self) -> UnavailableError:
+        """Nobody writes while the lock is held. What was decided without the records of others is not valid."""
+        return UnavailableError(f"{self._path} was written by a process that has taken over its lock")
 
     def _rest(self) -> bytes:
         with open(self._path, "rb") as file:
@@ -94,6 +107,8 @@ class JournalBackend(BaseJournalBackend):
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             size = os.fstat(descriptor).st_size
+            if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
+                raise self._lock_lost()
             before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
             with naming(self._path):
                 left = before + data

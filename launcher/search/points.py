@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from launcher.files import run_files
@@ -30,9 +31,14 @@ from launcher.search.template import record_of
 class SearchPoints:
     """The points of a sweep's search. All methods raise UnavailableError and OSError, and may then be repeated."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, waiting: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            sweep: the sweep.
+            waiting: is called again and again while another process has the journal's lock.
+        """
         self._sweep = sweep
-        self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()))
+        self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
         self._template: Any = SearchRecord(sweep.path).template()
         self._reports: dict[int, PointReports] = {}
         self._over = False

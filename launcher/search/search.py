@@ -69,17 +69,21 @@ class Trial:
 class Search:
     """The search of a sweep, for one process. A process that was forked makes another one."""
 
-    def __init__(self, sweep: Path, seconds_of: Callable[[int], float] = lambda _: 0.0) -> None:
+    def __init__(
+        self, sweep: Path, seconds_of: Callable[[int], float] = lambda _: 0.0,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """
         Args:
             sweep: the sweep's directory.
             seconds_of: returns how long a point has run that has not ended.
+            waiting: is called again and again while another process has the journal's lock.
 
         Raises:
             UnavailableError: the settings cannot be read now.
             RunError: there are none, or they are damaged.
         """
-        self._record, self._seconds_of = SearchRecord(sweep), seconds_of
+        self._record, self._seconds_of, self._waiting = SearchRecord(sweep), seconds_of, waiting
         self.settings = self._record.settings()
         self._distributions = distributions.of(self.settings.space)
         self._size = search_space.size(self.settings.space)
@@ -282,7 +286,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # of constant_liar
-            backend, study = self._opened or (JournalBackend(self._record), None)
+            backend, study = self._opened or (JournalBackend(self._record, self._waiting), None)
             self._opened = None  # after an error the study has read what was not written
             with backend.operation():
                 study = study or self._study(backend)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from launcher.errors import UnavailableError
 from launcher.files import link_lock
 from launcher.files.link_lock import Holder, dead
 from tests.unit.clock import Clock
+from tests.unit.faults import FileServer
 
 ME = Holder("t", "boot-1", 7, 100)
 _FORK = multiprocessing.get_context("fork")
@@ -113,3 +117,31 @@ def test_of_several_processes_one_holds_the_lock(tmp_path: Path) -> None:
     for each in processes:
         each.join()
     assert (tmp_path / "number").read_text() == "200"
+
+
+def test_a_lock_that_could_not_be_released_does_not_stop_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FileServer(monkeypatch)
+    with pytest.raises(UnavailableError), link_lock.hold(tmp_path / "lock"):
+        server.fail("lock")
+    server.recover()
+    assert (tmp_path / "lock").exists()
+    with link_lock.hold(tmp_path / "lock"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_thread_of_the_process_waits_for_the_lock(tmp_path: Path) -> None:
+    waited = threading.Event()
+
+    def take() -> None:
+        with link_lock.hold(tmp_path / "lock", waiting=waited.set):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with link_lock.hold(tmp_path / "lock"):
+            other = pool.submit(take)
+            assert waited.wait(60)
+            assert not other.done()
+        other.result(60)

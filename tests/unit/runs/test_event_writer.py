@@ -103,3 +103,22 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     tell(Finished())
     told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
     assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]
+
+
+def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_one(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, room = os.write, [10, 0]
+
+    def nearly_full(descriptor: int, data: bytes) -> int:
+        if not (left := room.pop(0)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:left])
+
+    tell = Events(attempt, "rank-0")
+    tell(Met(members=2, ranks=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(event_file.os, "write", nearly_full)
+        tell(Resized(round=1, members=1, world_size=1, size=2))
+    tell(Finished())
+    assert [each["event"] for each in event_file.read(attempt.events_file("rank-0"))] == ["met", "resized", "finished"]

@@ -15,6 +15,7 @@ import pytest
 
 from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
+from launcher.errors import UnavailableError
 from launcher.files import run_files
 from launcher.runs.search_record import SearchRecord, SearchSettings, TrialState
 from launcher.search import budget
@@ -371,6 +372,26 @@ def test_an_operation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert second is not None
     assert second.number == 1
     assert second != first
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_process_that_has_lost_the_lock_decides_anew(late: bool, tmp_path: Path) -> None:
+    search, other = made(tmp_path, "random", FLOATS), Search(tmp_path)
+    assert search.ask() is not None
+
+    def decide(study: Any) -> None:
+        study.set_user_attr("decided", "from what was known before")
+
+    with pytest.raises(UnavailableError, match="taken over its lock"), search._operation() as study:
+        assert len(study.get_trials()) == 1
+        if late:
+            decide(study)
+        SearchRecord(tmp_path).lock_file.unlink()
+        assert other.ask() is not None
+        if not late:
+            decide(study)
+    assert b"decided" not in SearchRecord(tmp_path).journal_file.read_bytes()
+    assert search.points() == other.points() == Search(tmp_path).points()
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
