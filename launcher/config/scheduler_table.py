@@ -26,23 +26,31 @@ SETTINGS = "launcher.scheduler_settings"
 
 
 class Place(NamedTuple):
-    """Where the class of a scheduler is, and where its settings are, each as `module:Class`.
+    """A scheduler of ours.
 
-    `command` is a command that every installation of a scheduler with a queue has on PATH; empty: it has no queue.
+    Attributes:
+        scheduler, settings: where its class is, and where that of its settings is, each as `module:Class`.
+        command: a command that every installation of a scheduler with a queue has on PATH; empty: it has no queue.
+        prefixes: of the variables that it sets in a job, or that are options of a submission.
+        kept: variables with such a prefix by which its commands find the site.
     """
 
     scheduler: str
     settings: str
     command: str = ""
+    prefixes: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 OURS = {
     "local": Place("launcher.schedulers.local.scheduler:LocalScheduler",
                    "launcher.schedulers.local.settings:LocalSettings"),
     "slurm": Place("launcher.schedulers.slurm.scheduler:SlurmScheduler",
-                   "launcher.schedulers.slurm.settings:SlurmSettings", "squeue"),
+                   "launcher.schedulers.slurm.settings:SlurmSettings", "squeue",
+                   ("SLURM_", "SLURMD_", "SBATCH_"), ("SLURM_CONF",)),
     "pbs": Place("launcher.schedulers.pbs.scheduler:PBSScheduler",
-                 "launcher.schedulers.pbs.settings:PBSSettings", "qsub"),
+                 "launcher.schedulers.pbs.settings:PBSSettings", "qsub",
+                 ("PBS_",), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT")),
     "sge": Place("launcher.schedulers.sge.scheduler:SGEScheduler",
                  "launcher.schedulers.sge.settings:SGESettings", "qsub"),
     "allocation": Place("launcher.schedulers.local.scheduler:AllocationScheduler",

@@ -11,6 +11,8 @@ from launcher.reports.collect import RunData
 from launcher.reports.fabric import Row, differences, measured, median, operation, positive, size_word
 from launcher.reports.fabric_figures import fabric_figures
 from launcher.reports.parts import Code, Section, Table
+from launcher.schedulers import registry
+from launcher.schedulers.scheduler import ExcludesNodes
 
 TOLERANCE = 0.2  # relative difference to the baseline's speed above which a row is marked
 MOST_ROWS = 1000
@@ -35,8 +37,8 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
     if results.matrix is not None:
         if slow := slow_table(results.matrix):
             tables.append(slow)
-        if results.matrix.get("exclude"):
-            codes.append(Code("exclude the suspected nodes with", f"cluster.exclude={results.matrix['exclude']}"))
+        if override := _exclude(first, str(results.matrix.get("exclude") or "")):
+            codes.append(Code("exclude the suspected nodes with", override))
     of_run = f" of {first.id}" if len(same) > 1 else ""
     tables.append(rows_table(results.rows, results.roofs(), f"All numbers{of_run}"))
     note = conditions(results.conditions)
@@ -46,6 +48,16 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
         note += f" Not complete{': ' + results.reason if results.reason else ''}."
     figures = fabric_figures([(run.id, fabric) for run, fabric in same])
     return Section("Fabric", note, codes, figures, [table for table in tables if table.rows])
+
+
+def _exclude(run: RunData, hosts: str) -> str:
+    """Returns the override that keeps the next run off these hosts; empty: its scheduler has none."""
+    cluster = run.plan.get("cluster")
+    name = cluster.get("scheduler") if isinstance(cluster, Mapping) else None
+    if not hosts or name not in registry.names():
+        return ""
+    scheduler = registry.scheduler(name)
+    return scheduler.without(hosts) if isinstance(scheduler, ExcludesNodes) else ""
 
 
 def conditions(known: Mapping[str, Any]) -> str:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from launcher.config import scheduler_table
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
 
-# Variables of another job, which would contradict those of the new one.
-OF_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SBATCH|PBS|OMPI|PMI|PMIX|PALS|HYDRA)_|MPI_LOCAL(RANKID|NRANKS)$")
+# Variables of another job, which would contradict those of the new one: its scheduler's, and those of MPI.
+OF_SCHEDULERS = tuple(prefix for place in scheduler_table.OURS.values() for prefix in place.prefixes)
+OF_MPI = re.compile(r"(OMPI|PMI|PMIX|PALS|HYDRA)_|MPI_LOCAL(RANKID|NRANKS)$")
 OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
     r"|((LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_ADDR|MASTER_PORT)$"
@@ -19,7 +21,7 @@ OF_LAUNCHERS = re.compile(
 FUNCTIONS = re.compile(r"BASH_FUNC_")
 # Where the configuration of a scheduler is, and settings of the user.
 KEPT = {
-    *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
+    *(name for place in scheduler_table.OURS.values() for name in place.kept),
     *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
 }
 
@@ -46,13 +48,17 @@ def scrubbed(
         environ: of this process.
         kept: variables to keep in any case.
         own: more variables to remove.
-        schedulers: also remove the variables of schedulers.
+        schedulers: also remove the variables of schedulers and of MPI.
     """
     dropped = {
         name
         for name in environ
         if name not in KEPT | set(kept)
-        and (name in own or OF_LAUNCHERS.match(name) or (schedulers and OF_SCHEDULERS.match(name)))
+        and (name in own or OF_LAUNCHERS.match(name) or (schedulers and _of_a_job(name)))
     }
     left = {name: value for name, value in environ.items() if name not in dropped and not FUNCTIONS.match(name)}
     return Scrubbed(left, tuple(sorted(dropped)))
+
+
+def _of_a_job(name: str) -> bool:
+    return name.startswith(OF_SCHEDULERS) or OF_MPI.match(name) is not None

@@ -221,6 +221,6 @@ class ExcludesNodes(ABC):
         """Returns the override, quoted for a shell, that excludes these nodes when a run is resumed. Pure.
 
         Args:
-            hosts: the nodes (`node3,node7`).
+            hosts: the nodes (`node3,node7`, `node[3,7]`).
             plan: of the run, which may exclude other nodes already.
         """

@@ -136,4 +136,6 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
 
     def without(self, hosts: str, plan: JobPlan | None = None) -> str:
         excluded = settings_of(plan, SlurmSettings).exclude if plan else None
-        return f"\"cluster.exclude='{excluded},{hosts}'\"" if excluded else f"cluster.exclude={hosts}"
+        names = f"{excluded},{hosts}" if excluded else hosts
+        plain = not set("[],") & set(names)  # to Hydra and the shell
+        return f"cluster.exclude={names}" if plain else f"\"cluster.exclude='{names}'\""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import importlib.util
 import json
@@ -293,6 +294,13 @@ def test_each_page_has_a_nonce_of_its_own(tmp_path: Path) -> None:
     shown = comparison.page([data_of(make_run(tmp_path))])
     nonces = {re.search(r"'nonce-([\w-]+)'", page.render(shown))[1] for _ in range(2)}  # type: ignore[index]
     assert len(nonces) == 2
+
+
+def test_no_override_is_shown_for_a_scheduler_that_cannot_exclude_nodes(tmp_path: Path) -> None:
+    data = data_of(trained(tmp_path, results=p2p_results()))
+    plan = {**data.plan, "cluster": {**data.plan["cluster"], "scheduler": "pbs"}}
+    shown = comparison.page([dataclasses.replace(data, record={**data.record, "plan": plan})])
+    assert [code.text for section in shown.sections for code in section.codes if "exclude" in code.text] == []
 
 
 def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) -> None:

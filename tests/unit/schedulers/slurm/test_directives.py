@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from launcher.config.schema import LaunchMode, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.schedulers.slurm.settings import GpuDirective
 from launcher.script.starters import srun_arguments
 from tests.unit.plans import bare_plan, plan_of
@@ -165,3 +166,18 @@ def test_sbatch_and_srun_agree(nodes: int, least: int, procs: int, cpus: int, mo
         assert f"--{option}={options[option]}" in arguments
     assert options["ntasks-per-node"] * options["cpus-per-task"] == procs * cpus
     assert ("no-kill" in options) == ("--no-kill" in arguments) == (plan.min_nodes < plan.nodes)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "before", "override"),
+    [
+        ("node3", None, "cluster.exclude=node3"),
+        ("node[3,7]", None, "\"cluster.exclude='node[3,7]'\""),
+        ("node3", "node1", "\"cluster.exclude='node1,node3'\""),
+    ],
+)
+def test_the_override_that_excludes_nodes_is_quoted_where_hydra_needs_it(
+    hosts: str, before: str | None, override: str
+) -> None:
+    plan = plan_of(cluster={"scheduler": "slurm", "exclude": before})
+    assert SlurmScheduler().without(hosts, plan) == override
