@@ -72,10 +72,9 @@ def start(run: Run, slot: Slot, host: str) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    with garbage_kept():
-        pid = os.fork()
-    if pid == 0:
-        _run(run, slot, host, manager)
+    with garbage_kept():  # for as long as the fork lives
+        if (pid := os.fork()) == 0:
+            _run(run, slot, host, manager)
     return pid
 
 

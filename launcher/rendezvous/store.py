@@ -13,8 +13,9 @@ other users of the leader's host can reach the store; a warning in the run's out
 | an address of another host of the job | yes: the user is not known here |
 | any other address | no |
 
-The leader makes the store after it has forked its own ranks: the store has threads, and a fork could inherit a locked
-lock of theirs. Ranks that connect earlier wait in the backlog of the listening socket.
+The leader makes the proxy after it has forked its own ranks: the store has threads, and a fork could inherit a locked
+lock of theirs. Ranks that connect earlier wait in the backlog of the listening socket. The proxy makes the store when
+the first of them connects: a run whose ranks make no process group has none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import socket
 import struct
 import threading
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from ipaddress import IPv6Address, ip_address
@@ -38,7 +40,7 @@ from launcher.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
 TRIES = 5  # stores that are made until one has no connection of another user from before its signatures were enabled
-PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
+PAUSE = 0.1  # seconds until the next try when this process has no thread or file descriptor left
 REFUSALS = 10  # refused hosts that are logged
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
 _TCP_MD5SIG_EXT, _WITH_PREFIX = 32, 1  # linux/tcp.h
@@ -63,13 +65,7 @@ class RanksStore:
         self._refused: set[str] = set()
         self._ends: set[_End] = set()
         listener.setblocking(False)
-        self._key = secrets.token_bytes(_KEY_SIZE)
-        self._store, self._inner, self._signs = _inner_store(self._key)
-        if not self._signs:
-            log_line(
-                "this kernel has no TCP MD5 signatures (RFC 2385): other users of this host can connect to the ranks' "
-                "TCPStore"
-            )
+        self._inner: _InnerStore | None = None
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name="store-proxy", daemon=True)
@@ -81,8 +77,9 @@ class RanksStore:
             self._loop.call_soon_threadsafe(self._accepting.cancel)
         self._thread.join()
         self._listener.close()
-        self._inner.close()
-        del self._store
+        if self._inner is not None:
+            self._inner.listener.close()
+            self._inner = None
 
     def _run(self) -> None:
         with contextlib.closing(self._loop), contextlib.suppress(asyncio.CancelledError):
@@ -111,12 +108,13 @@ class RanksStore:
             connection.close()
             self._log_refusal(peer[0])
             return
+        store = self._inner = self._inner or await _made()
         inner = socket.socket()
         try:
             inner.setblocking(False)
-            if self._signs:
-                sign(inner, self._key)
-            await self._loop.sock_connect(inner, self._inner.getsockname())
+            if store.key is not None:
+                sign(inner, store.key)
+            await self._loop.sock_connect(inner, store.listener.getsockname())
         except OSError:
             inner.close()
             raise
@@ -169,8 +167,41 @@ def _same(end: _End) -> _End:
     return end
 
 
-def _inner_store(key: bytes) -> tuple[Store, socket.socket, bool]:
-    """Returns a TCPStore on the loopback interface, its listening socket, and whether connections need the key."""
+async def _made() -> _InnerStore:
+    """Makes a store, however long no thread or file descriptor is left; ranks wait for it as long as for each other."""
+    told = False
+    while True:
+        try:
+            return _inner_store()
+        except (OSError, RuntimeError) as error:
+            if not told:
+                log_line(f"the ranks' store cannot be made now: {error}")
+            told = True
+        await asyncio.sleep(PAUSE)
+
+
+@dataclass(frozen=True)
+class _InnerStore:
+    """A TCPStore on the loopback interface.
+
+    Attributes:
+        store: itself.
+        listener: its listening socket.
+        key: that connections need; None: this kernel has no signatures.
+    """
+
+    store: Store
+    listener: socket.socket
+    key: bytes | None
+
+
+def _inner_store() -> _InnerStore:
+    """Makes a store.
+
+    Raises:
+        OSError, RuntimeError: no thread or file descriptor is left.
+    """
+    key = secrets.token_bytes(_KEY_SIZE)
     for _ in range(TRIES):
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         handle = listener.dup()  # the store takes ownership of `listener`
@@ -178,10 +209,14 @@ def _inner_store(key: bytes) -> tuple[Store, socket.socket, bool]:
         try:
             sign(handle, key)
         except OSError:  # a kernel without them, or one in FIPS mode, which has no MD5
-            return store, handle, False
+            log_line(
+                "this kernel has no TCP MD5 signatures (RFC 2385): other users of this host can connect to the ranks' "
+                "TCPStore"
+            )
+            return _InnerStore(store, handle, None)
         # Another user may have connected before the signatures were enabled.
         if set(sockets_connected_to(handle.getsockname()).values()) <= {os.geteuid()}:
-            return store, handle, True
+            return _InnerStore(store, handle, key)
         handle.close()
     raise RuntimeError("another user of this host connected to the ranks' store each time it was made")
 

@@ -11,9 +11,14 @@ from typing import Any
 
 
 def writes(config: Any, env: Any) -> dict[str, Any]:
-    """Appends a line to RUN/executed, [begin, end] in seconds, PAUSE apart; the point whose seed is FAILS fails."""
+    """Appends a line to RUN/executed, [begin, end] in seconds, PAUSE apart; the point whose seed is FAILS fails.
+
+    All but the first two wait while there is a file HOLD.
+    """
     begun = time.time()
     time.sleep(float(os.environ.get("PAUSE", "0")))
+    while config.seed > 1 and os.path.exists(os.environ.get("HOLD", "")):
+        time.sleep(0.05)
     if env.rank == 0:
         with open(Path(os.environ["LAUNCHER_RUN_DIR"], "executed"), "a", opener=_private) as file:
             file.write(json.dumps([begun, time.time()]) + "\n")

@@ -155,6 +155,14 @@ class PbsCluster:
         """qrerun by a manager: SIGTERM, SIGKILL after kill_delay, and the job is queued again."""
         self._control("rerun", job_id)
 
+    def lose_node(self, host: str) -> None:
+        """SIGKILL to a node's MoM and all that jobs run there; jobs that began there stay R until it is back."""
+        self._control("lose", host)
+
+    def restore_node(self, host: str) -> None:
+        """A lost node's MoM is back: jobs that began there are queued again."""
+        self._control("restore", host)
+
     def _kill_stragglers(self) -> None:
         """End what jobs have hidden from MoM: it has our pbs.conf and a job's id in its environment."""
         marks = {f"PBS_CONF_FILE={self.conf}".encode()}

@@ -1014,6 +1014,28 @@ def _alive(pid: int) -> bool:
 # -- qrerun, qalter, qhold
 
 
+@pytest.mark.parametrize("rerunable", ["y", "n"])
+def test_a_job_whose_node_is_lost_stays_until_the_node_is_back(pbs: Session, rerunable: str) -> None:
+    pbs.script("echo $$ >>$PBS_O_WORKDIR/up; setsid sleep 60 & echo $! >>$PBS_O_WORKDIR/up; wait")
+    job = pbs.submit("-r", rerunable, "job.sh")
+    pbs.until(lambda: (pbs.cwd / "up").exists() and (pbs.cwd / "up").read_text().count("\n") == 2)
+    host = pbs.record(job)["exec_host"].partition("/")[0]
+    pbs.site.lose_node(host)
+    assert f"{host}\n     Mom = {host}\n     Port = 15002\n" in pbs.sh("pbsnodes -a")
+    assert pbs.sh("pbsnodes -a").count("state = down") == 1
+    pbs.until(lambda: not any(Path("/proc", pid).exists() for pid in (pbs.cwd / "up").read_text().split()))
+    assert pbs.state(job) == "R"
+    pbs.site.restore_node(host)
+    if rerunable == "n":
+        assert pbs.end(job) == ("F", 93, 1, -4)
+        return
+    pbs.until(lambda: (pbs.cwd / "up").read_text().count("\n") == 4)
+    record = pbs.record(job)
+    assert (record["job_state"], record["run_count"], record["Exit_status"]) == ("R", 2, -4)
+    pbs.sh(f"qdel -W force {job}")
+    pbs.end(job)
+
+
 def test_rerun(pbs: Session) -> None:
     pbs.script(
         "echo run $PBS_JOBCOOKIE; [ -e $TMPDIR/mine ] && echo old; touch $TMPDIR/mine; trap '' TERM\n"

@@ -26,10 +26,10 @@ def launcher(tmp_path: Path) -> Launcher:
     return Launcher(tmp_path / "runs", {}, ["cluster=local"])
 
 
-def submitted(launcher: Launcher, *overrides: str) -> Sweep:
+def submitted(launcher: Launcher, *overrides: str, **environment: str) -> Sweep:
     done = launcher.submit(
         "-m", "workload=collective", "workload.entry=tests.chaos.sweep_points:writes", "procs_per_node=1",
-        f"seed=range({POINTS})", "sweep.id=many", "wait=false", *overrides, PAUSE="0.5",
+        f"seed=range({POINTS})", "sweep.id=many", "wait=false", *overrides, PAUSE="0.5", **environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return Sweep(launcher.runs_dir / "many")
@@ -101,14 +101,17 @@ def test_two_nodes_of_a_pilot_share_points_and_go_on_when_one_is_killed(launcher
     assert [(event["round"], event["members"]) for event in resized] == [(0, 1)]
 
 
-def test_throttle_submits_pilots_and_stops_them(launcher: Launcher) -> None:
-    sweep = submitted(launcher, "sweep.slots=1")
+def test_throttle_submits_pilots_and_stops_them(launcher: Launcher, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    sweep = submitted(launcher, "sweep.slots=1", HOLD=str(hold))
     until(lambda: done(sweep) >= 1, "a point is done")
     assert launcher("sweep", "throttle", "many", "2").returncode == 0
     until(lambda: len(managers(sweep)) == 2, "a second pilot runs points")
     fewer = launcher("sweep", "throttle", "many", "1")
     assert "stops    many-pilot-1" in fewer.stdout, fewer.stdout + fewer.stderr
     assert (sweep.pilot(1).path / "stop").exists()
+    hold.unlink()
     waited = launcher("sweep", "wait", "many", timeout=240)
     assert waited.returncode == 0, waited.stdout + waited.stderr
     check(sweep)

@@ -176,9 +176,10 @@ def _qselect(server: Server, found: Options) -> Answer:
 def _nodes(server: Server) -> str:
     made = ""
     for node in server.nodes():
+        state = "down" if node.host in server.lost else "free" if node.free["ncpus"] else "job-busy"
         lines = {
             "Mom": node.host, "Port": "15002", "pbs_version": VERSION, "ntype": "PBS",
-            "state": "free" if node.free["ncpus"] else "job-busy", "pcpus": "2",
+            "state": state, "pcpus": "2",
             "resources_available.arch": "linux", "resources_available.host": node.host,
             "resources_available.mem": f"{node.total['mem']}kb",
             "resources_available.ncpus": str(node.total["ncpus"]),

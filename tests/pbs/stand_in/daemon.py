@@ -184,6 +184,10 @@ class Daemon:
                     server.rerun(job_id(value) or value)
                 except PbsError as error:
                     return {"error": error.text}
+            elif what == "lose":
+                server.lose(value)
+            elif what == "restore":
+                server.restore(value)
             elif what == "reset":
                 self.calls.clear()
                 server.reset()

@@ -179,6 +179,17 @@ class Mom:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
 
+    @staticmethod
+    def lose(run: Run, host: str) -> None:
+        """Kill all that a run has on a node, sessions or not."""
+        node = run.hosts.index(host) if host in run.hosts else None
+        marks = {f"PBS_JOBCOOKIE={run.environment['PBS_JOBCOOKIE']}".encode(), f"PBS_NODENUM={node}".encode()}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+                        os.kill(int(entry.name), signal.SIGKILL)
+
     def remove_script(self, job: Job) -> None:
         self._script(job).unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from tests.pbs.stand_in.arguments import SERVER
 from tests.pbs.stand_in.jobs import Job, Submission
 from tests.pbs.stand_in.placement import Node, Refusal, needs, place
 
-WALLTIME, RERUN = -29, -11  # Exit_status of a job that PBS ended itself (job.h, JOB_EXEC_*)
+WALLTIME, RERUN, MOM_LOST = -29, -11, -4  # Exit_status of a job that PBS ended itself (job.h, JOB_EXEC_*)
 DEPENDENCIES = {"after": "before", "afterok": "beforeok", "afternotok": "beforenotok", "afterany": "beforeany"}
 
 
@@ -130,6 +130,7 @@ class Server:
         self.user = user
         self.mom = mom.Mom(folder, exec_folder, self._ended)
         self._hosts = tuple(hosts)
+        self.lost: set[str] = set()  # hosts whose MoMs are gone
         self._taken: dict[str, list[tuple[str, resources.Chunk]]] = {}
         self._slots: dict[str, list[tuple[str, int]]] = {}
         threading.Thread(target=self._schedule_forever, daemon=True).start()
@@ -366,6 +367,8 @@ class Server:
                     if its == host:
                         for name, amount in needs(chunk).items():
                             free[name] -= amount
+            if host in self.lost:
+                free = dict.fromkeys(total, 0)
             nodes.append(Node(host, total, free, whole=not any(its == host for its, _ in self._all_taken())))
         return nodes
 
@@ -408,7 +411,8 @@ class Server:
             job, limit = run.job, run.job.submission.request.walltime
             if job.state == "R" and job.started:
                 job.used_s = int(time.time() - job.started)
-                if limit is not None and time.time() - job.started > limit and run.kill_at is None:
+                late = limit is not None and time.time() - job.started > limit
+                if late and run.kill_at is None and run.hosts[0] not in self.lost:
                     with contextlib.suppress(OSError), open(run.error, "a") as error:
                         error.write(f"=>> PBS: job killed: walltime {job.used_s} exceeded limit {limit}\n")
                     run.status_instead = WALLTIME
@@ -428,6 +432,8 @@ class Server:
 
     def _ended(self, run: mom.Run, status: int) -> None:
         """The top process has ended. When it was told to, what is left of its session has until the SIGKILL."""
+        while run.hosts[0] in self.lost:  # there is nobody who tells the server
+            time.sleep(0.05)
         while run.kill_at is not None and time.monotonic() < run.kill_at and mom.members(run.main.session):
             time.sleep(0.05)
         job = run.job
@@ -436,7 +442,8 @@ class Server:
                 return
             run.end_tasks()
             job.exit_status = status if run.status_instead is None else run.status_instead
-            requeued = job.exit_status == RERUN and job.deleted_by is None
+            again = (RERUN, MOM_LOST) if job.submission.rerunable else (RERUN,)
+            requeued = job.exit_status in again and job.deleted_by is None
             job.say("E", jobs.RERUNNING if requeued else jobs.DELIVERING)
             self.tell()
         time.sleep(self.settings.delivery_delay)
@@ -599,6 +606,18 @@ class Server:
             job.say("R", jobs.RERUNNING)
             self._terminate(run)
 
+    def lose(self, host: str) -> None:
+        """A node loses its MoM and all processes of jobs; those whose first node it is stay R until it is back."""
+        self.lost.add(host)
+        for run in self.runs.values():
+            if run.hosts[0] == host:
+                run.status_instead = MOM_LOST
+            self.mom.lose(run, host)
+
+    def restore(self, host: str) -> None:
+        """The MoM is back: rerunable jobs are put back into their queue, others have failed."""
+        self.lost.discard(host)
+
     def hold(self, job_id: str, *, release: bool = False) -> None:
         """A user's hold, or its end; a running job goes on.
 
@@ -662,6 +681,7 @@ class Server:
             job.say("F", jobs.DELETED)  # for those who wait for its end
         self.mom.reset()
         self.jobs, self.runs, self._taken, self._slots = {}, {}, {}, {}
+        self.lost = set()
         self.settings = Settings(next_number=self.settings.next_number)
         self.queues = standard_queues()
         self.tell()

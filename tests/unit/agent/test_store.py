@@ -122,13 +122,35 @@ def test_another_user_of_this_host_is_refused(serve: Callable[..., tuple[str, in
     assert answer(place)
 
 
-def test_nobody_gets_past_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_gets_past_the_gate() -> None:
+    inner = store._inner_store()
+    with inner.listener, socket.socket() as stranger, pytest.raises(TimeoutError):
+        stranger.settimeout(0.2)  # it would be for ever
+        stranger.connect(inner.listener.getsockname())
+
+
+def test_a_store_that_no_rank_uses_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_inner_store", lambda: pytest.fail("it was made"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        opened = RanksStore(listener, [])
-        with socket.socket() as stranger, pytest.raises(TimeoutError):
-            stranger.settimeout(0.2)  # it would be for ever
-            stranger.connect(opened._inner.getsockname())
-        opened.close()
+        RanksStore(listener, []).close()
+
+
+def test_a_store_that_cannot_be_made_now_is_waited_for(
+    serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, failures = store._inner_store, iter([OSError(errno.EMFILE, "Too many open files")] * 2)
+
+    def scarce() -> store._InnerStore:
+        if error := next(failures, None):
+            raise error
+        return made()
+
+    monkeypatch.setattr(store, "_inner_store", scarce)
+    monkeypatch.setattr(store, "PAUSE", 0.001)
+    place = serve()
+    client(place).set("key", "value")
+    assert client(place).get("key") == b"value"
+    assert capfd.readouterr().err.count("the ranks' store cannot be made now: [Errno 24] Too many open files") == 1
 
 
 def test_the_gate_needs_no_privilege() -> None:
@@ -161,14 +183,14 @@ def test_without_signatures_the_store_serves_and_its_output_says_that_others_rea
 def test_a_store_to_which_somebody_came_too_early_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([{("127.0.0.1", 1): os.geteuid() + 1}, {("127.0.0.1", 2): os.geteuid()}])
     monkeypatch.setattr(store, "sockets_connected_to", lambda address: next(looks))
-    made, handle, signs = store._inner_store(b"key")
-    assert signs
+    made = store._inner_store()
+    assert made.key is not None
     assert next(looks, None) is None
-    handle.close()
+    made.listener.close()
     del made
     monkeypatch.setattr(store, "sockets_connected_to", lambda address: {("127.0.0.1", 1): os.geteuid() + 1})
     with pytest.raises(RuntimeError, match="another user of this host connected to the ranks' store"):
-        store._inner_store(b"key")
+        store._inner_store()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
