@@ -18,8 +18,10 @@ from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
 from launcher.monitoring.live import RunStatus
 from launcher.monitoring.state import RunState
+from launcher.runs import saves
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Started, Stop, every, first, last
+from launcher.spec.plan import JobPlan
 
 LAST_LINES = 10  # lines of the rank's log that are shown
 MOST_RANKS = 256  # ranks that are searched for errors
@@ -146,7 +148,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
-        saved=_has_saved(Path(seen.plan.checkpoint.dir)),
+        saved=has_saved(seen.plan, first(seen.run.attempts()[0].events(), Started)),
         fault=fault, log=files.get("its errors", ""), signal=evidence.signal,
     )  # fmt: skip
     return Findings(
@@ -158,11 +160,18 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     )  # fmt: skip
 
 
-def _has_saved(folder: Path) -> bool:
-    """Whether there is a checkpoint; true also if the folder cannot be read now."""
+def has_saved(plan: JobPlan, started: Started | None) -> bool:
+    """Whether the run has a checkpoint; true also if that cannot be known now.
+
+    Args:
+        plan: the plan of the run.
+        started: when its first attempt started: files that the user's own code has written since then count as well.
+    """
     try:
-        return checkpoints.newest_step(folder) is not None
-    except checkpoints.Unavailable:
+        if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:
+            return True
+        return plan.own_code and started is not None and saves.newest(plan) >= started.time * 1e9
+    except (checkpoints.Unavailable, OSError):
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,18 @@ import torch
 from launcher.config.schema import Env
 from launcher.diagnose.post_mortem import evidence, traces
 from launcher.diagnose.post_mortem.advice import Case, advice
+from launcher.diagnose.post_mortem.findings import has_saved
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
-from launcher.runs.events import Accused, Fault, SetupFailed, Stays, Stop, StopRequested
+from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import notices, registry
 from launcher.schedulers.pbs.notices import FORMS as PBS
 from launcher.schedulers.slurm.notices import FORMS as SLURM
 from tests.fakes.third_scheduler.scheduler import ThirdScheduler
-from tests.unit.plans import plan_of
+from tests.unit.plans import bare_plan, plan_of
 
 GIB = 1024**3
 
@@ -638,6 +640,30 @@ def test_where_a_rank_crashed() -> None:
 
 
 # -- the memory of a node
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "age", "saved"),
+    [
+        ("Program", "checkpoints/state.pt", 0, True),
+        ("Function", "here/state.pt", 0, True),
+        ("Program", "here/state.pt", 3600, False),  # another run's
+        ("Program", "here/train.py", 0, False),
+        ("DDPMnist", "here/state.pt", 0, False),
+        ("DDPMnist", "checkpoints/step-000000010/manifest.json", 0, False),  # it is not whole
+    ],
+)
+def test_what_the_users_own_code_has_saved_counts(tmp_path: Path, kind: str, file: str, age: int, saved: bool) -> None:
+    plan = bare_plan(
+        workdir=f"{tmp_path}/here", checkpoint={"dir": f"{tmp_path}/checkpoints"}, workload={"kind": kind, "params": {}}
+    )
+    for folder in ("here", "checkpoints"):
+        (tmp_path / folder).mkdir()
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}")
+    os.utime(path, (1e9 - age, 1e9 - age))
+    assert has_saved(plan, Started(time=1e9 - 60, job="1")) is saved
 
 
 def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
