@@ -261,8 +261,6 @@ def _verify(place: Place) -> int:
 
 def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace) -> int:
     # Lazily: torch takes a second
-    from pathlib import Path
-
     from launcher.checkpoint import inspect as checkpoint_read
 
     shard = arguments.shard

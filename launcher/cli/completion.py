@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from launcher.cli.commands import COMMANDS, Parser, configuration
 from launcher.cli.options import ACTIONS
-from launcher.paths import GROUPS, choices
+from launcher.paths import GROUPS, choices, default_runs_dir
 
 if TYPE_CHECKING:
     from argparse import Action
@@ -129,9 +129,6 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
         sweeps: whether sweeps are wanted.
         points: whether runs and points are wanted.
     """
-    # Lazily: each TAB loads what its own question needs
-    from launcher.paths import default_runs_dir
-
     folder = default_runs_dir()
     sweep, slash, point = word.rpartition("/")
     if slash:

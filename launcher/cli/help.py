@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from launcher import __version__
+from launcher.cli import commands
 from launcher.cli.commands import COMMANDS, program
 from launcher.config import schema
 from launcher.config.keys import WORKLOADS, Key, Section, keys_of, written
@@ -15,7 +16,7 @@ from launcher.config.keys import sections as all_sections
 from launcher.config.profile_errors import file_of, in_yaml
 from launcher.config.scheduler_table import cluster_class
 from launcher.errors import ConfigError, near
-from launcher.paths import choices
+from launcher.paths import choices, resource, user_config_dir
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -183,9 +184,6 @@ def _explain(word: str) -> None:
         return
     lines = list(of_key(name))
     if name in COMMANDS:
-        # Lazily: only this answer needs it
-        from launcher.cli import commands
-
         commands.main([name, "--help"])
         print(*(["", *lines] if lines else []), sep="\n", end="\n" if lines else "")
     elif lines:
@@ -258,9 +256,6 @@ def _keys(section: Section) -> list[Key]:
 
 def _chosen() -> Mapping[str, str]:
     """Returns the choice of each group in the main config."""
-    # Lazily: only this answer needs it
-    from launcher.paths import resource
-
     pairs = [each for each in _read(resource("conf") / "config.yaml")["defaults"] if isinstance(each, dict)]
     return {group: written(name) for pair in pairs for group, name in pair.items() if group in GROUPS}
 
@@ -307,9 +302,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _settings() -> Path:
-    # Lazily: only this answer needs it
-    from launcher.paths import user_config_dir
-
     return user_config_dir() / "user.yaml"
 
 

@@ -6,15 +6,19 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydra.core.utils import JobReturn, JobStatus
+
 from launcher.cli.confirm import confirm
+from launcher.cli.search import Search, returned
+from launcher.cli.sweep_follow import follow_to_end
 from launcher.cli.text import program
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun
 from launcher.config.search_space import size
+from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
 from launcher.formatting import plural, ranges
 from launcher.monitoring.live import JobMonitor, read_history, status_of
@@ -24,32 +28,20 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import job_script
 from launcher.spec import cost
+from launcher.sweeps import grouping
+from launcher.sweeps.searches import prepare_search, representatives, settled, submit_search
+from launcher.sweeps.submit import RequestedPoint, prepare_sweep, submit_sweep
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
-    from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
+    from launcher.cli.submit import CommandLine
     from launcher.config.schema import Config
     from launcher.runs.search_record import SearchSettings
-    from launcher.sweeps.submit import PreparedSweep, RequestedPoint, SubmittedSweep
+    from launcher.sweeps.submit import PreparedSweep, SubmittedSweep
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results of points
-
-
-@dataclass
-class CommandLine:
-    """The command line, and the exit codes of what it has submitted.
-
-    Attributes:
-        words: the arguments, without --yes.
-        yes: whether --yes was given: to submit without confirmation.
-        codes: the exit codes so far. The command exits with the highest one.
-    """
-
-    words: tuple[str, ...]
-    yes: bool
-    codes: list[int] = field(default_factory=lambda: [0])
 
 
 class Multirun:
@@ -67,9 +59,6 @@ class Multirun:
         self._id: str | None = None  # id of the sweep that a search has started
         self._search = None
         if not str(config.hydra.sweeper._target_).endswith(GRIDS):
-            # Lazily: only a sweep that is submitted needs it
-            from launcher.cli.search import Search
-
             self._search = Search.of(config.hydra.sweeper)
 
     def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
@@ -85,9 +74,6 @@ class Multirun:
         Raises:
             LauncherError: nothing of the batch, or not all of it, was submitted; the text says which.
         """
-        # Lazily: only a sweep that is submitted needs it
-        from launcher.sweeps.submit import prepare_sweep, submit_sweep
-
         points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
         prepared = prepare_sweep(points, self._command.words)
         config = next(iter(prepared.points.values())).config
@@ -111,9 +97,6 @@ class Multirun:
         wait = bool(submitted.local) if config.wait is None else config.wait
         if not (wait or self._search):
             return self._returns(prepared)
-        # Lazily: only a sweep that is submitted needs it
-        from launcher.cli.sweep_follow import follow_to_end
-
         code = follow_to_end(submitted.sweep, points=set(prepared.order), foreground=bool(submitted.local))
         if not self._search:
             self._command.codes.append(code)
@@ -132,10 +115,6 @@ class Multirun:
         Raises:
             LauncherError: nothing, or not all pilots, were submitted; the text says which.
         """
-        # Lazily: only a search that is submitted needs it
-        from launcher.config.space_overrides import require_space, space_of
-        from launcher.sweeps.searches import prepare_search, representatives, settled, submit_search
-
         space, fixed = space_of(arguments)
         require_space(space)
         batch = representatives(space, fixed)
@@ -152,9 +131,6 @@ class Multirun:
         submitted = submit_search(prepared)
         print_submitted(prepared.sweep, submitted, settings=prepared.settings)
         if submitted.local if config.wait is None else config.wait:
-            # Lazily: only a sweep that is submitted needs it
-            from launcher.cli.sweep_follow import follow_to_end
-
             self._command.codes.append(follow_to_end(submitted.sweep, foreground=bool(submitted.local)))
         return []
 
@@ -183,17 +159,11 @@ class Multirun:
         Raises:
             ConfigError: the point's config or plan is wrong.
         """
-        # Lazily: only a sweep that is submitted needs it
-        from launcher.sweeps.submit import prepare_sweep
-
         prepared = prepare_sweep([self._requested(overrides, 0, [overrides])], self._command.words)
         self._id = prepared.path.name
         return Sweep(prepared.path), prepared.points[prepared.order[0]].overrides
 
     def _requested(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> RequestedPoint:
-        # Lazily: only a sweep that is submitted needs it
-        from launcher.sweeps.submit import RequestedPoint
-
         try:
             with in_our_words(overrides):
                 composed = self._compose(overrides, number)
@@ -207,15 +177,9 @@ class Multirun:
 
     def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
         """Returns Hydra's results: for a search those of each point; else that all points are completed."""
-        # Lazily: only a sweep that is submitted needs it
-        from hydra.core.utils import JobReturn, JobStatus
-
         overrides = {index: list(prepared.points[index].overrides) for index in prepared.order}
         if not (self._search and submitted):
             return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.order]
-        # Lazily: only a sweep that is submitted needs it
-        from launcher.cli.search import returned
-
         self._id, live = submitted.sweep.id, JobMonitor()
         seen = {index: status_of(submitted.sweep.run(index), live) for index in overrides}
         return [returned(seen[index], overrides[index], prepared.manifest.objective) for index in prepared.order]
@@ -223,9 +187,6 @@ class Multirun:
 
 def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> None:
     """Prints each array of a sweep, its points and its script, for a dry run; of a search its pilots."""
-    # Lazily: only a sweep that is submitted needs it
-    from launcher.sweeps import grouping
-
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, near
-from launcher.units import parse_ranges
+from launcher.units import parse_ranges, parse_time
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -98,8 +98,6 @@ def age(text: str) -> float:
     """
     # Lazily: 2 ms, and few commands are given a time
     from datetime import datetime
-
-    from launcher.units import parse_time
 
     try:
         return datetime.fromisoformat(text).timestamp()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 
 from launcher.cli.confirm import YES, confirm
-from launcher.cli.multirun import CommandLine, Multirun
-from launcher.cli.text import program
+from launcher.cli.text import plan_table, program
 from launcher.config import compose
 from launcher.config.hydra_errors import in_our_words, require_names
 from launcher.config.hydra_text import element, key_of
@@ -33,12 +33,28 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
+    from launcher.cli.multirun import Multirun
     from launcher.config.compose import Composed
     from launcher.runs.output import Stream
     from launcher.submission.from_overrides import Ready
     from launcher.submission.submit import Prepared, Submitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+
+
+@dataclass
+class CommandLine:
+    """The command line, and the exit codes of what it has submitted.
+
+    Attributes:
+        words: the arguments, without --yes.
+        yes: whether --yes was given: to submit without confirmation.
+        codes: the exit codes so far. The command exits with the highest one.
+    """
+
+    words: tuple[str, ...]
+    yes: bool
+    codes: list[int] = field(default_factory=lambda: [0])
 
 
 def main(arguments: list[str]) -> int:
@@ -106,6 +122,9 @@ class Task:
 
     def multirun(self, loader: ConfigLoader, config: DictConfig) -> Multirun:
         """Returns the object that submits the points of a multirun."""
+        # Lazily: 60 ms, and a single run needs none of it
+        from launcher.cli.multirun import Multirun
+
         return Multirun(self.command, loader, config)
 
 
@@ -206,7 +225,6 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
 def show(prepared: Prepared) -> int:
     """Prints the plan as a table, then the job script exactly as it would be submitted; returns 0."""
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
-    from launcher.cli.text import plan_table
     from launcher.schedulers import job_script
 
     print(plan_table(prepared.plan))

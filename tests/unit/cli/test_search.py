@@ -11,8 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydra_plugins.launcher_optuna import OptunaSearchSweeper
-from launcher.cli.multirun import CommandLine, Multirun
+from launcher.cli.multirun import Multirun
 from launcher.cli.search import PointFailed, Search, objectives, values_of
+from launcher.cli.submit import CommandLine
 from launcher.config.schema import BestIs, Config, Sweep
 from launcher.config.search_space import Method, overrides
 from launcher.config.space_overrides import space_of

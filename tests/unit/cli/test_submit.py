@@ -19,8 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.launcher_sweep import PointLauncher
 from launcher.cli import submit
-from launcher.cli.multirun import CommandLine
-from launcher.cli.submit import command_line, with_program_arguments
+from launcher.cli.submit import CommandLine, command_line, with_program_arguments
 from launcher.config.hydra_errors import explain
 from launcher.config.keys import opened
 from launcher.errors import ConfigError
