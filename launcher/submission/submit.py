@@ -96,14 +96,16 @@ def prepare(
     Raises:
         ConfigError: the config cannot be run; it names the key and the fix.
     """
-    held = held_allocation(config, environ)
+    held, resumes = held_allocation(config, environ), run_id is not None
     check_name("name", config.name)
     trusted_folders.require_in_files(config.cluster.trusted_folders)
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
     chain = plan.resume.how == ResumeHow.chain.value
-    jobs = 0 if Run(Path(plan.run_dir)).recorded() else plan.resume.max_attempts if chain else 1
+    # A submission that is repeated may have its jobs already; one that resumes a run needs others.
+    repeated = not resumes and Run(Path(plan.run_dir)).recorded()
+    jobs = 0 if repeated else plan.resume.max_attempts if chain else 1
     notes += check_capacity(plan, config, environ, held, jobs)
     # Made from the id, so that a second submission looks for the same job.
     token = token_of(plan.run_dir)

@@ -9,6 +9,7 @@ import getpass
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,10 @@ class SGE:
     def jobs(self) -> dict[str, SchedulerJob]:
         """Returns the jobs of this user that are not over, and the elements of their arrays, by id."""
         return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
+
+    def count_jobs(self) -> Counter[str]:
+        """Returns how many jobs of this user wait or run, by queue; "": of all. An array counts by its elements."""
+        return parse_counts(self.run("qstat", "-xml", "-r", "-g", "d", "-u", getpass.getuser()))
 
     def key(self, job_id: str) -> str:
         """Returns the key of a job in `jobs`: its id."""
@@ -302,6 +307,19 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
         if number := record.get("jobnumber"):
             task = record.get("taskid", "undefined")
             found.setdefault(number if not task.isdecimal() else f"{number}_{int(task) - 1}", []).append(record)
+    return found
+
+
+def parse_counts(text: str) -> Counter[str]:
+    """Counts the jobs in the output of `qstat -xml -r -g d` by queue: where they run, or which they ask for. Pure.
+
+    Raises:
+        QueryError: it cannot be read.
+    """
+    found: Counter[str] = Counter()
+    for each in parsed(text).iter("job_list"):
+        queues = each.findtext("queue_name", "") or each.findtext("hard_req_queue", "")
+        found.update({"", *(queue.partition("@")[0] for queue in queues.split(","))})
     return found
 
 

@@ -22,6 +22,7 @@ VALUE = re.compile(r"""[^\s,'"\\$]+""")
 # A word in a #$ line: qsub reads it like a shell, but knows no way to write a quote or a backslash within quotes.
 WORD = re.compile(r"""[^\s'"\\]+""")
 OPTION = re.compile(r"[A-Za-z][A-Za-z_]*")
+LIMIT = re.compile(r"(^|,)\s*[hs]_rt\s*=")
 PARALLEL = re.compile(r"[A-Za-z_][\w.*-]*")
 
 # Options that the launcher sets, and what to use instead.
@@ -277,7 +278,10 @@ def _with_extra(
         if value is True:
             extra.append((name, ()))
         elif value is not None and value is not False:
-            extra += [(name, (str(each),)) for each in (value if isinstance(value, (list, tuple)) else [value])]
+            values = [str(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+            if name == "l" and (limit := next(filter(LIMIT.search, values), None)):
+                raise ConfigError(f"directives: -l {limit}: the wall time cannot be set there: use time")
+            extra += [(name, (each,)) for each in values]
     replaced = set(directives) - {"l"}
     return [*(each for each in ours if each[0] not in replaced), *extra]
 

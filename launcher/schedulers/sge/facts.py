@@ -45,7 +45,10 @@ class ParallelEnvironment:
 
 @dataclass(frozen=True)
 class ClusterQueue:
-    """A queue: wall time in seconds (None: no limit), parallel environments, and whether only some may use it."""
+    """A queue: wall time in seconds (None: no limit), parallel environments, and whether only some may use it.
+
+    The wall time is the lower one of h_rt and s_rt: Grid Engine ends a parallel job at s_rt, as at h_rt.
+    """
 
     name: str
     time: int | None
@@ -151,9 +154,10 @@ def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
 def queue_of(values: Mapping[str, str]) -> ClusterQueue:
     """Converts the attributes of `qconf -sq`; of `1,[node1=2]`, which differs between hosts, the default."""
     common = {key: value.partition(",[")[0].strip() for key, value in values.items()}
-    h_rt = common.get("h_rt", "INFINITY").upper()
+    limits = [common.get(name, "INFINITY").upper() for name in ("h_rt", "s_rt")]
     return ClusterQueue(
-        common.get("qname", ""), None if h_rt in NO_LIMIT else parse_time(h_rt),
+        common.get("qname", ""),
+        min((parse_time(limit) for limit in limits if limit not in NO_LIMIT), default=None),
         tuple(each for each in re.split(r"[\s,]+", common.get("pe_list", "")) if each.upper() not in NO_LIMIT),
         any(common.get(key, "NONE").upper() != "NONE" for key in ACCESS),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.scheduler import HoldsAllocations, Queue, Requeues
+from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, Requeues
 from launcher.schedulers.sge.commands import SGE, array_of
 from launcher.schedulers.sge.diagnosis import SGEDiagnosis
 from launcher.schedulers.sge.environment import SHELL, sge_environment
@@ -31,7 +31,7 @@ SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
 AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
-class SGEScheduler(Queue, HoldsAllocations, Requeues, SGEDiagnosis):
+class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, SGEDiagnosis):
     """Grid Engine."""
 
     name = "sge"
@@ -89,6 +89,9 @@ class SGEScheduler(Queue, HoldsAllocations, Requeues, SGEDiagnosis):
         from launcher.schedulers.sge import live_check
 
         return live_check.compare(plan)
+
+    def count_jobs(self, timeout: float) -> Mapping[str, int]:
+        return SGE(timeout).count_jobs()
 
     def own_job(self, environ: Mapping[str, str]) -> str:
         return environ.get("LAUNCHER_JOB_ID", "")

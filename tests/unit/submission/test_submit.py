@@ -114,3 +114,8 @@ def test_a_job_more_than_the_profile_allows_is_refused_and_a_repeated_submission
     assert (stand_in.calls(), (tmp_path / "runs" / "a").exists()) == (0, False)
     first = submitted("a", most=2)
     assert submitted("a", most=1).job_id == first.job_id  # which is the one that is there
+    config = make_config(
+        runs_dir=str(tmp_path / "runs"), run_id="a", cluster={"scheduler": "slurm", "limits": Limits(jobs=1)}
+    )
+    with pytest.raises(ConfigError, match="takes 1 job of a user, waiting or running, and you have 1"):
+        prepare(config, run_id="a")  # to resume it takes another job

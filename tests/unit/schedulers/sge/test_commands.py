@@ -46,6 +46,10 @@ def test_jobs_and_elements_of_arrays_are_told_apart() -> None:
     assert {job.state for job in jobs.values()} == {JobState.RUNNING, JobState.PENDING}
 
 
+def test_jobs_count_in_the_queue_where_they_run_or_which_they_ask_for() -> None:
+    assert commands.parse_counts(recorded("qstat-r-g-d.xml")) == {"": 6, "all.q": 4}
+
+
 @pytest.mark.parametrize(
     ("letters", "state"),
     [

@@ -64,6 +64,7 @@ def test_amounts_count_for_each_slot() -> None:
         ({"queue": "a'b"}, "no blanks, quotes"),
         ({"resources": {"a b": 1}}, "cannot be a resource"),
         ({"resources": {"h_rt": 1}}, "use time"),
+        ({"directives": {"l": ["a=1", "b=2,s_rt=60"]}}, "-l b=2,s_rt=60: the wall time cannot be set there: use time"),
         ({"resources": {"a": "1,b=2"}}, "no blanks, quotes, commas"),
         ({"directives": {"N": "x"}}, "use name"),
         ({"directives": {"pe": "x 2"}}, "use nodes and cluster.parallel_environment"),

@@ -35,6 +35,7 @@ def test_what_qconf_tells() -> None:
     assert queue == ClusterQueue("all.q", None, ("nodes", "smp", "fill"))
     values = {"qname": "q", "h_rt": "24:00:00,[node1=INFINITY]", "pe_list": "mpi,smp", "user_lists": "staff"}
     assert facts.queue_of(values) == ClusterQueue("q", 24 * 3600, ("mpi", "smp"), restricted=True)
+    assert facts.queue_of({**values, "s_rt": "12:00:00"}).time == 12 * 3600, "which ends parallel jobs"
     complexes = {each.name: each for each in facts.parse_complexes(recorded("qconf-sc.txt"))}
     assert complexes["gpu"] == facts.Complex("gpu", "gpu", "INT", requestable=True, consumed="YES")
     assert doctor.gpus(list(complexes.values())) == ["gpu"]
