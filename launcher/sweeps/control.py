@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.monitoring.live import cancelled, forget, queries
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import PointStatus, SweepMonitor, live_pilots, point_statuses
+from launcher.monitoring.sweep import PointStatus, SweepMonitor, point_statuses
 from launcher.runs.directory import Run, only_submitter
 from launcher.runs.events import CancelFailed
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
@@ -200,7 +200,7 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, li
     with only_submitter(sweep.path):
         packing = sweep.manifest().packing
         assert packing is not None, "the sweep is packed"
-        stopping = [seen.run.id for seen in live_pilots(sweep, SweepMonitor())[most:]]
+        stopping = [seen.run.id for seen in pilots.staying(sweep, SweepMonitor())[most:]]
         return pilots.throttle(sweep, packing, most, lambda words: bool(JOB_LIMIT.search(words))), stopping
 
 

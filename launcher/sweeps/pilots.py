@@ -17,13 +17,13 @@ from typing import Any
 from launcher.config.schema import Config, LaunchMode
 from launcher.environment import snapshot
 from launcher.errors import ConfigError
-from launcher.monitoring.live import JobMonitor, cancelled, read_history, status_of
+from launcher.monitoring.live import JobMonitor, RunStatus, cancelled, read_history, status_of
 from launcher.monitoring.packed import cancel_point
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.runs import claims, event_file
-from launcher.runs.claims import Claims, Kind
+from launcher.runs.claims import Claims, Kind, PointLog, State
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.journal import journal_events
@@ -147,7 +147,7 @@ def submit(
         run = sweep.pilot(number)
         if run.recorded() and read_history(run).job_id is not None:
             state = _state(sweep, number)
-            living += not state.over
+            living += not state.over and not is_leaving(run)
             if state is RunState.DONE or not state.over:
                 continue
         try:
@@ -192,13 +192,29 @@ def _state(sweep: Sweep, number: int) -> RunState:
         time.sleep(0.2)
 
 
+def is_leaving(run: Run) -> bool:
+    """Whether a pilot that is not over was asked to end, and so takes no more points."""
+    return run.has("stop") or run.has("cancelled")
+
+
+def clear_marks(run: Run) -> None:
+    """Removes the marks that keep a point from running. It may run now, so it keeps its lease."""
+    for name in ("stop", "cancelled"):
+        run.unmark(name)
+
+
 def start_again(sweep: Sweep, points: Sequence[int]) -> None:
-    """Frees points that are over, so that pilots run them again."""
+    """Frees points that are over, so that pilots run them again.
+
+    Points that a slot manager holds stay as they are: whether it is alive is not known by this machine's clock, and if
+    it is dead, another one takes them over.
+    """
     folder = Claims(sweep.path, 0)
     logs = folder.logs()
     for point in points:
-        log = logs.get(point)
-        if log is not None and log.begun:
+        clear_marks(sweep.run(point))
+        log = logs.get(point, PointLog())
+        if log.begun and log.state is not State.HELD:
             folder.add(point, log.next, Kind.AGAIN, None)
 
 
@@ -231,6 +247,11 @@ def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, ki
     return {each.point.index: each.state for each in seen}
 
 
+def staying(sweep: Sweep, monitor: JobMonitor) -> list[RunStatus]:
+    """The pilots that are not over, and were not asked to end."""
+    return [each for each in live_pilots(sweep, monitor) if not is_leaving(each.run)]
+
+
 def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str], bool]) -> SubmittedPilots:
     """Changes the number of pilots; the submitter's lock is held.
 
@@ -249,7 +270,7 @@ def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str],
     manifest, monitor = sweep.manifest(), JobMonitor()
     packing = dataclasses.replace(packing, pilots=most)
     sweep.write(dataclasses.replace(manifest, packing=packing))
-    for seen in live_pilots(sweep, monitor)[most:]:
+    for seen in staying(sweep, monitor)[most:]:
         if seen.state is RunState.QUEUED:
             monitor.cancel(seen.run)
         else:

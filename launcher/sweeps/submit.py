@@ -59,9 +59,10 @@ from launcher.submission.submit import (
 )
 from launcher.sweeps import grouping, pilots
 
-# Messages of Slurm and PBS when a user has as many jobs as are allowed; they accept more when some have ended.
+# Messages of schedulers when a user has as many jobs as are allowed; they accept more when some have ended.
 JOB_LIMIT = re.compile(
-    r"submit limit|MaxSubmit|MaxJobCount|max_queued|Maximum number of jobs|would exceed|exceeds .*limit on",
+    r"submit limit|MaxSubmit|MaxJobCount|max_queued|Maximum number of jobs|would exceed|exceeds .*limit on"
+    r"|jobs are allowed per (?:user|cluster)",
     re.IGNORECASE,
 )
 
@@ -347,8 +348,9 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
         recover(sweep, prepared.plans)
         done = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
         done |= {i for i in prepared.plans if i not in made | done and read_history(sweep.run(i)).job_id is not None}
+        clear_marks = pilots.clear_marks if prepared.pilots else Run.clear_marks
         for index in set(prepared.plans) - done - made:
-            sweep.run(index).clear_marks()  # it may have been cancelled before it was submitted
+            clear_marks(sweep.run(index))  # it may have been cancelled before it was submitted
         if prepared.pilots:
             done, point = set(prepared.plans) - made, prepared.order[0]
             submitted = submit_pilots(sweep, prepared.plans[point], prepared.points[point].resolved, prepared.order)
@@ -392,11 +394,11 @@ def resubmit(
             secret.require(plan.secret_variables, {**os.environ, **found})
     with secret.exported(found), only_submitter(sweep.path):
         sweep.mark_cancelled(False)
-        for index in points:
-            sweep.run(index).clear_marks()
         if sweep.manifest().packing is not None:
             pilots.start_again(sweep, points)
             return submit_pilots(sweep, plans[points[0]], sweep.run(points[0]).record()["config"], points)
+        for index in points:
+            sweep.run(index).clear_marks()
         submitter = _ArraySubmitter(sweep, groups, plans, sweep.manifest().parallelism, restart=True)
         return submitter.submit(set(points))
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.schedulers.sge.commands import SGE, parsed
-from launcher.units import parse_time
 
 ACCESS = ("user_lists", "xuser_lists", "projects", "xprojects")
 NO_LIMIT = ("INFINITY", "NONE", "")
@@ -157,7 +156,7 @@ def queue_of(values: Mapping[str, str]) -> ClusterQueue:
     limits = [common.get(name, "INFINITY").upper() for name in ("h_rt", "s_rt")]
     return ClusterQueue(
         common.get("qname", ""),
-        min((parse_time(limit) for limit in limits if limit not in NO_LIMIT), default=None),
+        min((seconds for limit in limits if (seconds := _seconds(limit)) is not None), default=None),
         tuple(each for each in re.split(r"[\s,]+", common.get("pe_list", "")) if each.upper() not in NO_LIMIT),
         any(common.get(key, "NONE").upper() != "NONE" for key in ACCESS),
     )  # fmt: skip
@@ -197,6 +196,16 @@ def parse_complexes(text: str) -> list[Complex]:
         Complex(row[0], row[1], row[2], row[4].upper() in ("YES", "FORCED"), row[5].upper())
         for row in rows if len(row) >= 8
     ]  # fmt: skip
+
+
+def _seconds(text: str) -> int | None:
+    """Returns the seconds of a time as Grid Engine writes it, `[[hours:]minutes:]seconds`; None: it is none."""
+    if not re.fullmatch(r"\d*(:\d*){0,2}", text):
+        return None
+    seconds = 0
+    for part in text.split(":"):
+        seconds = 60 * seconds + int(part or 0)
+    return seconds
 
 
 def _number(text: str) -> float:

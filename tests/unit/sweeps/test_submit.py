@@ -12,6 +12,7 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.live import read_history
 from launcher.runs import events as kinds
 from launcher.runs import lookup
+from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import submit
@@ -134,6 +135,10 @@ def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, l
         ("would exceed complex's per-user limit of jobs in 'Q' state", True),
         ("Maximum number of jobs in 'Q' state for user me already in complex", True),
         ("would exceed queue generic's limit on resource ncpus in complex", True),
+        # Of Grid Engine (max_u_jobs, max_jobs, max_aj_tasks)
+        ("job rejected: only 3 jobs are allowed per user (current job count: 3).", True),
+        ("job rejected: only 10000 jobs are allowed per cluster.", True),
+        ("job rejected: you tried to submit a job with more than 75000 tasks.", False),
         ("sbatch: error: invalid partition specified: gpuu", False),
         ("sbatch: error: Batch job submission failed: Invalid job array specification", False),
         ("Job violates queue and/or server resource limits", False),
@@ -384,3 +389,40 @@ def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert started == [done.sweep]
     assert list(done.sweep.local_requests()) == [2, 3]
     assert lookup.all_sweeps(site.folder / "runs") == [done.sweep]
+
+
+def pilots_of(site: Site) -> list[str]:
+    return sorted(path.name for path in (site.folder / "runs").glob("lr-pilot-*"))
+
+
+def packed(site: Site, pack: int = 1) -> Sweep:
+    return site.submit(seeds(3), sweep=_sweep(id="lr", pack=pack)).sweep
+
+
+def test_points_that_run_in_a_pilot_keep_their_lease_when_the_command_is_repeated(site: Site) -> None:
+    run = packed(site).run(0)
+    (run.path / "lease").write_text("100 0 node1\n")
+    packed(site)
+    assert run.has("lease")
+
+
+def test_points_that_a_slot_manager_holds_are_not_freed(site: Site) -> None:
+    """It seems dead to a machine whose clock is ahead, and runs them."""
+    sweep, mine = packed(site), Manager(0, 0, 0, 0)
+    claims = Claims(sweep.path, 2)
+    for point, kinds_ in enumerate(((Kind.CLAIMED,), (Kind.CLAIMED, Kind.FATAL))):
+        (sweep.run(point).path / "lease").write_text("100 0 node1\n")
+        for number, kind in enumerate(kinds_):
+            assert claims.add(point, number, kind, mine)
+    resubmit(sweep, [0, 1])
+    assert {point: log.state for point, log in claims.logs().items()} == {0: State.HELD, 1: State.FREE}
+    assert sweep.run(0).has("lease")
+
+
+@pytest.mark.parametrize("mark", ["stop", "cancelled"])
+def test_a_pilot_that_is_about_to_leave_is_replaced(site: Site, mark: str) -> None:
+    sweep = packed(site, 2)
+    assert pilots_of(site) == ["lr-pilot-0", "lr-pilot-1"]
+    sweep.pilot(1).mark(mark)
+    packed(site, 2)
+    assert pilots_of(site) == ["lr-pilot-0", "lr-pilot-1", "lr-pilot-2"]

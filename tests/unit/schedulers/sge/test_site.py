@@ -41,6 +41,14 @@ def test_what_qconf_tells() -> None:
     assert doctor.gpus(list(complexes.values())) == ["gpu"]
 
 
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("86400", 86400), ("30:00", 1800), ("100:00:00", 360_000), (":10:", 600), ("0:0:0", 0), ("infinity", None)],
+)
+def test_a_time_is_in_seconds_unless_it_has_colons(written: str, seconds: int | None) -> None:
+    assert facts.queue_of({"qname": "q", "h_rt": written}).time == seconds
+
+
 def test_what_qhost_and_qstat_tell() -> None:
     hosts = facts.parse_hosts(recorded("qhost.xml"))
     assert [(host.name, host.cpus, host.consumables) for host in hosts] == [
