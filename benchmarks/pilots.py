@@ -1,13 +1,15 @@
 """Points in pilots: what a point costs, how busy slots are, how soon the first one runs, and against a job array.
 
-    python -m benchmarks.pilots [--points 1000] [--seconds 100] [--listed 10000] [--elements 100]
+    python -m benchmarks.pilots [--points 1000] [--seconds 100] [--listed 10000] [--elements 200]
 
 Two pilots of two simulated nodes on this machine run points that do nothing, then points that take a second. What is
 counted is in the journals of the slot managers: the time from the first point's start to the last one's end, and the
 time in which slots ran points. `status` is measured on a sweep whose claims are there and whose points never ran.
 
-The array: points that do nothing, as a job array and in two pilots of one node, on a real Slurm with four nodes on this
-machine, from the command to the moment when squeue shows no job any more.
+The array: points that do nothing, as a job array, in two pilots of one node, and by hydra-submitit-launcher, on a real
+Slurm with four nodes on this machine, from the command to the moment when squeue shows no job any more. Pilots need
+some seconds to start, so the ratio grows with the number of points. hydra-submitit-launcher is installed from PyPI for
+the measurement. A point of it is a job that loads Hydra and submitit, and not torch.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import ROOT, Result, environment, report
-from benchmarks.sweep import to_the_end
+from benchmarks.sweep import PATIENCE, THEIRS, install_theirs, to_the_end, wait_until_idle
 from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.event_file import read
 from launcher.runs.event_json import Event, known
@@ -35,7 +37,7 @@ PILOTS, NODES = 2, 2
 
 
 def results(
-    points: int = 1000, seconds: int = 100, listed: int = 10_000, elements: int = 100, repeats: int = 5
+    points: int = 1000, seconds: int = 100, listed: int = 10_000, elements: int = 200, repeats: int = 5
 ) -> list[Result]:
     """Numbers of points that do nothing, that take a second, that are listed, and that run in an array; 0: none."""
     found = []
@@ -47,7 +49,7 @@ def results(
         if listed:
             found.append(status(Path(scratch), listed, repeats))
     if elements:
-        found += against_an_array(elements)
+        found += against_jobs(elements)
     return found
 
 
@@ -110,13 +112,13 @@ def status(folder: Path, points: int, repeats: int) -> Result:
     return Result(f"status of {points} points", statistics.median(taken), 1, detail, unit="s")
 
 
-def against_an_array(elements: int) -> list[Result]:
+def against_jobs(elements: int) -> list[Result]:
+    """Points in pilots, against a job array and against hydra-submitit-launcher."""
     if reason := SlurmCluster.missing():
         print(f"note: no array was run: {reason}", file=sys.stderr)
         return []
     with SlurmCluster() as cluster, tempfile.TemporaryDirectory() as scratch:
-        own = {"LAUNCHER_RUNS_DIR": f"{scratch}/runs", "LAUNCHER_CONFIG_DIR": f"{scratch}/config"}
-        env = {**environment(**cluster.env()), **own}
+        env = {**_environment(Path(scratch)), **cluster.env()}
         command = [
             sys.executable, "-m", "launcher", "-m", "workload=function", "workload.init=false", "cluster=slurm",
             "workload.target=time:sleep", "workload.entry=benchmarks.pilot_point:nothing", "time=30",
@@ -125,10 +127,43 @@ def against_an_array(elements: int) -> list[Result]:
         array = to_the_end(cluster, [*command, "sweep.id=array"], env)
         pilots = to_the_end(cluster, [*command, "sweep.id=packed", "sweep.pack=2", "sweep.slots=2"], env)
         done = [len(list(Path(scratch, "runs", name).glob("*/result.json"))) for name in ("array", "packed")]
-    if done != [elements, elements]:
-        raise RuntimeError(f"of {elements} points of the array and in pilots {done} are done")
-    detail = f"{elements} points: array {array:.1f} s, pilots {pilots:.1f} s; Slurm {SlurmCluster.version()}"
-    return [Result("points per minute in pilots / in an array", array / pilots, 5, detail, at_least=True)]
+        if done != [elements, elements]:
+            raise RuntimeError(f"of {elements} points of the array and in pilots {done} are done")
+        theirs = _theirs(cluster, Path(scratch), elements, env)
+    detail = f"{elements} points: pilots {pilots:.1f} s; Slurm {SlurmCluster.version()}, {os.cpu_count()} CPUs"
+    others = {"in an array": array, f"with {THEIRS}": theirs}
+    return [
+        Result(f"points per minute in pilots / {name}", took / pilots, 5, f"{detail}; {took:.1f} s", at_least=True)
+        for name, took in others.items() if took is not None
+    ]  # fmt: skip
+
+
+def _theirs(cluster: SlurmCluster, folder: Path, elements: int, env: Mapping[str, str]) -> float | None:
+    """Seconds from hydra-submitit-launcher's command to the end of its jobs; None if it cannot be installed."""
+    if not install_theirs(folder / "theirs"):
+        return None
+    command = [
+        sys.executable, str(ROOT / "benchmarks" / "pilot_hydra.py"), "-m", f"+seed=range({elements})",
+        "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=30", "hydra.launcher.mem_gb=null",
+        f"hydra.launcher.array_parallelism={elements}", f"hydra.sweep.dir={folder}/multirun",
+    ]  # fmt: skip
+    begun = time.perf_counter()
+    with (folder / "theirs.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env={**env, "PYTHONPATH": f"{folder}/theirs:{ROOT}"}, cwd=folder, stdout=log,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        # The command itself looks for results every few seconds, so it ends later.
+        while sum(1 for _ in folder.glob("multirun/.submitit/*/*_result.pkl")) < elements:
+            if process.poll() or time.perf_counter() - begun > PATIENCE:
+                raise RuntimeError(f"{THEIRS} did not end:\n{(folder / 'theirs.log').read_text()[-2000:]}")
+            time.sleep(0.5)
+        wait_until_idle(cluster, begun)
+        return time.perf_counter() - begun
+    finally:
+        process.kill()
+        process.wait()
 
 
 # -- small
@@ -187,7 +222,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=1000, help="that do nothing; 0: none")
     parser.add_argument("--seconds", type=int, default=100, help="points that take a second; 0: none")
     parser.add_argument("--listed", type=int, default=10_000, help="of the sweep that status shows; 0: none")
-    parser.add_argument("--elements", type=int, default=100, help="of the array, and as many in pilots; 0: none")
+    parser.add_argument("--elements", type=int, default=200, help="of the array, and as many in pilots; 0: none")
     options = parser.parse_args()
     return report(results(options.points, options.seconds, options.listed, options.elements))
 

@@ -108,10 +108,7 @@ def _ours(runs: Path, sweep: Sequence[str], env: Mapping[str, str]) -> tuple[flo
 
 def _theirs(folder: Path, sweep: Sequence[str], env: Mapping[str, str]) -> tuple[float, float] | None:
     """Seconds from the start of the process to its call of sbatch, and of computing; None if it cannot be installed."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}/theirs", THEIRS]
-    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
-    if installed.returncode:
-        print(f"note: not compared with {THEIRS}: it cannot be installed: {installed.stderr.strip()}", file=sys.stderr)
+    if not install_theirs(folder / "theirs"):
         return None
     stamp = folder / "stamp"
     stamp.unlink(missing_ok=True)
@@ -138,6 +135,15 @@ def _theirs(folder: Path, sweep: Sequence[str], env: Mapping[str, str]) -> tuple
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     computing = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
     return float(stamp.read_text()) - begun, computing
+
+
+def install_theirs(folder: Path) -> bool:
+    """Installs hydra-submitit-launcher into a folder of its own; whether that was possible."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}", THEIRS]
+    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        print(f"note: not compared with {THEIRS}: it cannot be installed: {installed.stderr.strip()}", file=sys.stderr)
+    return not installed.returncode
 
 
 def running(elements: int) -> list[Result]:
@@ -173,11 +179,21 @@ def to_the_end(cluster: SlurmCluster, command: Sequence[str], env: Mapping[str, 
     """Seconds from the command that submits to the moment when no job is left."""
     begun = time.perf_counter()
     subprocess.run(command, env=env, cwd=ROOT, check=True, capture_output=True)
+    wait_until_idle(cluster, begun)
+    return time.perf_counter() - begun
+
+
+def wait_until_idle(cluster: SlurmCluster, begun: float) -> None:
+    """Waits until no job is left.
+
+    Args:
+        cluster: of the jobs.
+        begun: time.perf_counter() from which on PATIENCE counts.
+    """
     while cluster.run("squeue", "--noheader").strip():
         if time.perf_counter() - begun > PATIENCE:
             raise RuntimeError(f"jobs are left after {PATIENCE:.0f} s:\n{cluster.run('squeue')}")
         time.sleep(0.5)
-    return time.perf_counter() - begun
 
 
 def _returned(path: Path) -> bool:
