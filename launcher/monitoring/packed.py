@@ -10,14 +10,12 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.files.shared_files import exists, retry_read, unwrap
-from launcher.processes.groups import Process, namespace
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Kind, Manager, PointLog, State
 from launcher.runs.directory import Run
@@ -98,9 +96,8 @@ class Boards:
             return False
         events = list(known(event_file.first_and_last(reads.journal(manager))))
         began = next((event for event in events if isinstance(event, ManagerBegan)), None)
-        here = began is not None and began.namespace and began.namespace == namespace()
-        gone = began and here and not Process(began.pid, began.start, socket.gethostname()).alive()
-        if gone or any(isinstance(event, ManagerEnded) for event in events):
+        process = claims.process_of(began) if began else None
+        if (process and not process.alive()) or any(isinstance(event, ManagerEnded) for event in events):
             self._ended.add((sweep.path, manager))
             return False
         sign = reads.sign(manager)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import socket
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher.processes.groups import Process, namespace
+from launcher.processes.groups import Process
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, State
 from launcher.runs.event_json import known
-from launcher.runs.events import ManagerBegan, ManagerEnded
+from launcher.runs.events import GroupBroken, ManagerBegan, ManagerEnded, ManagerIdle
 
 SOONEST, LATEST = 0.2, 5.0  # seconds between two looks at the claims of others
 
@@ -25,11 +25,15 @@ class Other:
         host: its node.
         process: on this machine; None: it is on another one, or in another namespace of process ids.
         ended: it has said so.
+        leads: whether it claims points; the other nodes of a group follow the first one.
+        leaving: it claims no more points.
     """
 
     host: str
     process: Process | None = None
     ended: bool = False
+    leads: bool = True
+    leaving: bool = False
 
 
 class Board:
@@ -59,6 +63,7 @@ class Board:
         self._free: deque[int] = deque()
         self._next_look = self._looked = self._pause = 0.0
         self._stale = True
+        self._live: set[Manager] = set()
         self.logs: dict[int, PointLog] = {}
 
     @property
@@ -77,6 +82,11 @@ class Board:
             log.state is State.DONE and log.last is not None and self._hosts().get(log.last, self._host) != self._host
             for log in self.logs.values()
         )
+
+    def pilot_goes_on(self) -> bool:
+        """Whether another slot manager of this round of the pilot may still claim points, as of the last look."""
+        mine = dataclasses.replace(self._mine, node=0)
+        return any(dataclasses.replace(each, node=0) == mine and not self._others[each].leaving for each in self._live)
 
     def claim(self) -> tuple[int, PointLog] | None:
         """Claims a point; its number and what its log was before. None: there is none that this manager may claim now.
@@ -120,8 +130,8 @@ class Board:
         if began < self._next_look and not now:
             return False
         self.logs = self._claims.logs()
-        dead, live = self._look_at_managers(began)
-        managers = sorted({*live, self._mine})
+        dead, self._live = self._look_at_managers(began)
+        managers = sorted({*self._live, self._mine})
         held = {point for point, log in self.logs.items() if log.state is State.HELD and log.owner in dead}
         hosts = self._hosts()
         before = list(self._free)
@@ -140,7 +150,7 @@ class Board:
         return {**{each: other.host for each, other in self._others.items()}, self._mine: self._host}
 
     def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager]]:
-        """The managers that are dead, and those that may be alive."""
+        """The managers that are dead, and those that may be alive and claim points."""
         dead, live = set[Manager](), set[Manager]()
         for each in self._claims.managers():
             if each == self._mine:
@@ -151,16 +161,19 @@ class Board:
             gone = other.ended or (other.process is not None and not other.process.alive())
             sign = self._claims.sign(each)
             silent = sign is not None and self._beats.look(each, sign, now)  # one that cannot be seen now is not dead
-            (dead if claims.may_take_over(each, self._mine, silent=silent, gone=gone) else live).add(each)
+            if claims.may_take_over(each, self._mine, silent=silent, gone=gone):
+                dead.add(each)
+            elif other.leads:
+                live.add(each)
         return dead, live
 
     def _read(self, manager: Manager) -> Other:
         began: ManagerBegan | None = None
-        ended = False
+        ended = leaving = False
         for event in known(event_file.first_and_last(self._claims.journal(manager))):
             began = event if isinstance(event, ManagerBegan) else began
             ended = ended or isinstance(event, ManagerEnded)
+            leaving = isinstance(event, (GroupBroken, ManagerIdle, ManagerEnded))
         if began is None:
             return Other("?", ended=ended)
-        here = began.namespace and began.namespace == namespace()
-        return Other(began.host, Process(began.pid, began.start, socket.gethostname()) if here else None, ended)
+        return Other(began.host, claims.process_of(began), ended, began.slots > 0, leaving)

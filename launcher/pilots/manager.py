@@ -1,5 +1,7 @@
 """A slot manager: the rank of a pilot that runs points on its node, as many at once as the node has slots.
 
+Where a point needs several nodes, that of the first node of a group takes points, and the others follow (follower.py).
+
 Each free slot takes the next point by a claim (launcher/runs/claims.py); the point's process is forked from here, where
 torch is loaded. It works without anybody who hands out points: if it is killed, the kernel kills its points with it,
 and another manager takes them over.
@@ -10,18 +12,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import errors
-from launcher.agent.forks import unsafe_to_fork
 from launcher.agent.program_stop import StopChecker
 from launcher.agent.signals import Signals
 from launcher.errors import LauncherError, UnavailableError
@@ -30,16 +30,18 @@ from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.log_line import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.board import Board
+from launcher.pilots.follower import Follower
+from launcher.pilots.group import Group, group_of
+from launcher.pilots.life import Life
 from launcher.pilots.outcome import outcome
+from launcher.pilots.parts import Parts
 from launcher.pilots.slots import Slot, slots_of_node
-from launcher.processes.groups import Process, namespace
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import (
-    ManagerBegan,
-    ManagerEnded,
+    GroupBroken,
     ManagerIdle,
     NodeLeftOut,
     PointBegan,
@@ -48,8 +50,8 @@ from launcher.runs.events import (
     Stop,
 )
 from launcher.runs.search_record import SearchRecord
-from launcher.runs.sweep_directory import Sweep
-from launcher.worker import heartbeat, preload
+from launcher.runs.sweep_directory import Packing, Sweep
+from launcher.worker import preload
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -60,6 +62,8 @@ TICK = 0.2  # seconds between two looks, unless a point ends
 LOOK = 1.0  # seconds between two looks for stop requests and cancelled points
 IDLE = 60.0  # seconds that a manager without a point waits for one to be freed
 REPEAT = 15.0  # seconds beyond launch.grace after which a point that was asked to stop is killed
+ALONE = 5.0  # seconds after which a point is asked to stop because its part on another node has failed
+CLOSES = 5.0  # seconds for which the other parts of a point that was done, or was asked to stop, are awaited
 
 
 @dataclass
@@ -71,18 +75,26 @@ class Running:
         entry: number of the next entry of its log.
         slot: where it runs.
         before: its log before it was claimed.
+        attempt: of the point.
         cancelled, stopping, pruned: why it was asked to stop.
         kill_at: monotonic time at which it is killed.
+        code: exit code of its process here; None: that runs.
+        close_by: monotonic time until which the ends of its parts on other nodes are awaited.
+        alone_since: monotonic time since which such a part has failed, and the process here goes on.
     """
 
     point: int
     entry: int
     slot: Slot
     before: PointLog
+    attempt: Attempt
     cancelled: bool = False
     stopping: bool = False
     pruned: bool = False
     kill_at: float | None = None
+    code: int | None = None
+    close_by: float = 0.0
+    alone_since: float | None = None
 
 
 def main(config: Function, env: Env | None) -> dict[str, Any]:
@@ -95,12 +107,47 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
     assert attempt is not None, "an agent has started this"
     _preload(sweep)
+    packing, plan = packing_of(sweep), attempt.run.plan()
+    mine = manager_of(config.kwargs["pilot"], attempt, os.environ)
+    group = group_of(mine, hosts_of(os.environ), packing.nodes_per_point)
+    if group is None:
+        log_line(f"too few nodes are left for a point on {packing.nodes_per_point}: this one is not used")
+        return {"points": 0, "done": 0}
+    slots = slots_of_node(
+        packing.slots, os.environ, gpus_per_point=packing.gpus_per_point, gpus=plan.gpus_per_node,
+        cpus=packing.cpus_per_point,
+    )  # fmt: skip
     signals = Signals()
     signals.install()
     try:
-        return SlotManager(sweep, config.kwargs["pilot"], attempt, os.environ, signals).run()
+        if group.place:
+            Follower(sweep, packing, mine, group, signals, stops_of(sweep, mine)).run(slots)
+            return {"points": 0, "done": 0}
+        return SlotManager(sweep, attempt, mine, group, os.environ, signals).run(slots)
     finally:
         signals.ignore()
+
+
+def packing_of(sweep: Sweep) -> Packing:
+    """How the points of a packed sweep share pilots."""
+    packing = sweep.manifest().packing
+    assert packing is not None, "the sweep is packed"
+    return packing
+
+
+def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
+    """The slot manager that this process is. Pure."""
+    return Manager(pilot, attempt.number, int(environ.get("LAUNCHER_ROUND", 0)), int(environ.get("GROUP_RANK", 0)))
+
+
+def hosts_of(environ: Mapping[str, str]) -> list[str]:
+    """The names that the scheduler has for the nodes of this round, by node rank."""
+    return (environ.get("LAUNCHER_HOSTS") or socket.gethostname()).split(",")
+
+
+def stops_of(sweep: Sweep, mine: Manager) -> Path:
+    """The mark by which the slot managers of an attempt of a pilot tell each other that all points are to stop."""
+    return sweep.path / claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
 
 
 def _preload(sweep: Sweep) -> None:
@@ -111,103 +158,96 @@ def _preload(sweep: Sweep) -> None:
 
 
 class SlotManager:
-    """Runs the points of one node."""
+    """Runs the points of one node, or of a group of nodes."""
 
     def __init__(
-        self, sweep: Sweep, pilot: int, attempt: Attempt, environ: Mapping[str, str], signals: Signals,
-        start: Callable[[Run, Slot, str], int] = point_fork.start,
+        self, sweep: Sweep, attempt: Attempt, mine: Manager, group: Group, environ: Mapping[str, str],
+        signals: Signals, start: Callable[[Attempt, Slot, Group], int] = point_fork.start,
     ) -> None:  # fmt: skip
         """
         Args:
             sweep: the sweep.
-            pilot: number of the pilot.
             attempt: of the pilot.
+            mine: this slot manager.
+            group: the nodes of a point, of which this is the first.
             environ: of this process.
             signals: that it gets.
             start: starts a point, and returns its process id; for tests.
         """
         self._starts = start
-        plan, manifest = attempt.run.plan(), sweep.manifest()
-        assert manifest.packing is not None, "the sweep is packed"
-        self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, manifest.packing
-        self._leads = environ.get("RANK", "0") == "0"
-        node, round_ = int(environ.get("GROUP_RANK", 0)), int(environ.get("LAUNCHER_ROUND", 0))
-        self._mine = Manager(pilot, attempt.number, round_, node)
-        self._host = _host(environ, node)
-        self._claims = Claims(sweep.path, manifest.packing.retries)
-        self._board = Board(self._claims, len(manifest.points), self._mine, self._host, manifest.packing.lease)
-        self._search = _search_of(sweep)
-        self._board.count = self._search.count() if self._search else len(manifest.points)
+        plan, packing = attempt.run.plan(), packing_of(sweep)
+        self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
+        self._leads, self._mine, self._group = environ.get("RANK", "0") == "0", mine, group
+        self._claims = Claims(sweep.path, packing.retries)
+        self._search, count = _search_of(sweep), len(sweep.manifest().points)
+        self._board = Board(
+            self._claims, self._search.count() if self._search else count, mine, group.host, packing.lease
+        )
+        self._life = Life(self._claims, mine, packing.lease, signals)
+        self._parts = Parts(self._claims, group, packing.lease / 2)
         self._running: dict[int, Running] = {}  # by process id
-        self._stops = sweep.path / claims.MANAGERS / f".{pilot}-{attempt.number}.stops"
+        self._stops = stops_of(sweep, mine)
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
         self._stopping: StopReason | None = None
-        self._cancelled = self._left_out = False
+        self._cancelled = self._left_out = self._broken = self._told_broken = self._unfinished = False
         self._outcomes: list[tuple[int, Kind]] = []
         self._signals = signals
-        self._next_look = self._next_prune = self._next_beat = 0.0
+        self._next_look = self._next_prune = 0.0
         self._events, self._reported = Events(attempt, "rank-0"), -1
-        self._beaten = time.monotonic()
         self._free: list[Slot] = []
 
-    def run(self) -> dict[str, Any]:
-        """Runs points; the metrics of this node. Leaves with 75 where points are to go on in another attempt."""
-        slot = heartbeat.mine()
-        if slot is not None:
-            slot.listen()
-        if why := unsafe_to_fork():
-            log_line(f"this slot manager {why}: points may take long to start")
-        process = Process.of(os.getpid())
-        job = os.environ.get("LAUNCHER_JOB_ID", "")
-        self._claims.note(self._mine, ManagerBegan(
-            host=self._host, job=job, slots=self._packing.slots, pid=process.pid, start=process.start,
-            namespace=namespace(),
-        ))  # fmt: skip
-        self._free = slots_of_node(
-            self._packing.slots, os.environ, gpus_per_point=self._packing.gpus_per_point, gpus=self._plan.gpus_per_node,
-            cpus=self._packing.cpus_per_point,
-        )[::-1]  # fmt: skip
+    def run(self, slots: Sequence[Slot]) -> dict[str, Any]:
+        """Runs points; the metrics of this node. Leaves with 75 where points are to go on in another attempt.
+
+        Args:
+            slots: of this node.
+        """
+        self._life.begin(self._group.host, len(slots))
+        self._free = [*slots][::-1]
         try:
-            self._loop(slot)
+            self._loop()
         finally:
-            for pid in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                self._claims.note(self._mine, ManagerEnded())
+            self._life.end(self._alive())
         if self._stopping is not None:
             self._tell_stop(self._stopping)
+        if self._stopping is not None or self._unfinished:
             sys.exit(errors.RESUME)
         done = sum(kind is Kind.DONE for _, kind in self._outcomes)
         return {"points": len(self._outcomes), "done": done}
 
-    def _loop(self, slot: heartbeat.Slot | None) -> None:
+    def _alive(self) -> dict[int, Running]:
+        """The points whose processes here run."""
+        return {pid: each for pid, each in self._running.items() if each.code is None}
+
+    def _loop(self) -> None:
         idle_since: float | None = None
         while True:
             now = time.monotonic()
-            if slot is not None:
-                slot.beat()
-            self._reap()
+            self._look_at_group(now)
+            self._reap(now)
             self._beat(now)
             self._prune(now)
             asked = self._stopping is None and (self._signals.ends() or self._signals.warns())
             if asked or now >= self._next_look:
                 self._next_look = now + LOOK
                 self._look(now)
-            accepting = self._stopping is None and not self._cancelled and not self._left_out
+            leaves = self._stopping is not None or self._cancelled or self._left_out
+            accepting = not leaves and not self._broken
             if accepting:
                 self._fill()
             if self._running:
                 idle_since = None
-            elif not accepting:
+            elif leaves or (self._broken and not self._others_go_on()):
                 return
+            elif not accepting:
+                pass
             elif self._is_over() or (idle_since is not None and now - idle_since > IDLE):
                 if self._may_leave():
                     return
                 idle_since = None
             elif idle_since is None:
                 idle_since = now
-            self._wait(TICK)
+            self._life.wait(TICK)
 
     def _is_over(self) -> bool:
         with contextlib.suppress(OSError, UnavailableError):
@@ -227,12 +267,37 @@ class SlotManager:
             return False
         return not self._board.free
 
-    def _wait(self, timeout: float) -> None:
-        """Waits until a child ends, or a signal arrives."""
-        poll = select.poll()
-        poll.register(self._signals.wake, select.POLLIN)
-        poll.poll(timeout * 1000)
-        self._signals.clear()
+    # -- the other nodes of the group
+
+    def _look_at_group(self, now: float) -> None:
+        """Looks at the parts of points on the other nodes; if such a node is lost, the points go on elsewhere."""
+        self._parts.look(now)
+        if self._parts.lost and not self._broken:
+            self._broken = True
+            log_line(f"{', '.join(self._parts.lost)} is lost: {self._group.host} alone takes no more points")
+            for each in self._running.values():
+                each.stopping = True
+            for pid in self._alive():
+                os.kill(pid, signal.SIGKILL)
+        for pid, each in self._alive().items():
+            if each.kill_at is None and self._parts.failed(each.point, each.attempt):
+                each.alone_since = each.alone_since or now
+                if now - each.alone_since > ALONE:
+                    each.kill_at = now + self._plan.launch.grace + REPEAT
+                    os.kill(pid, signal.SIGTERM)
+
+    def _others_go_on(self) -> bool:
+        """Whether this node, whose group is broken, is to wait for the pilot's others to do the points that are left.
+
+        If there are no others, the pilot goes on in another attempt.
+        """
+        if not self._told_broken:
+            self._told_broken = True
+            self._life.note(GroupBroken(lost=self._parts.lost))
+        if self._is_over():
+            return False
+        self._unfinished = not self._board.pilot_goes_on()
+        return not self._unfinished
 
     # -- points
 
@@ -247,7 +312,8 @@ class SlotManager:
                 return  # at the next look the file server may answer
             if claimed is None:
                 return
-            self._start(*claimed)
+            if not self._start(*claimed):
+                return
 
     def _claim(self) -> tuple[int, PointLog] | None:
         """Claims a point, one that the search chooses if there is no other; None: there is none now."""
@@ -258,35 +324,55 @@ class SlotManager:
             claimed = self._board.claim()
         return claimed
 
-    def _start(self, point: int, before: PointLog) -> None:
+    def _start(self, point: int, before: PointLog) -> bool:
+        """Starts a point that this manager has claimed; whether others may follow at once."""
         entry = before.next + 1
         run = self._sweep.run(point) if self._search is None else self._search.made(point)
         if run.has("cancelled"):
             self._claims.add(point, entry, Kind.CANCELLED, self._mine)
-            return
+            return True
         slot = self._free.pop()
         try:
-            pid = self._starts(run, slot, self._host)
-        except OSError as error:  # no process is left
-            self._free.append(slot)
+            attempt = point_fork.begin(run, self._group)
+            began = PointBegan(point=point, slot=slot.number, attempt=attempt.number)
+            if self._group.followers:  # they start their parts because of it
+                self._claims.note(self._mine, began)
+            else:
+                self._life.note(began)
+            pid = self._starts(attempt, slot, self._group)
+        except (OSError, UnavailableError) as error:
+            kind = Kind.RELEASED if is_transient(error) else Kind.FAILED  # no process is left, or a full disk
             log_line(f"point {point} cannot be started: {error}")
-            self._claims.add(point, entry, Kind.RELEASED, self._mine)
-            return
-        self._running[pid] = Running(point, entry, slot, before)
-        self._note(PointBegan(point=point, slot=slot.number))
+            self._claims.add(point, entry, kind, self._mine)
+            self._life.note(PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
+            self._free.append(slot)
+            return False
+        self._running[pid] = Running(point, entry, slot, before, attempt)
+        return True
 
-    def _reap(self) -> None:
-        for pid in list(self._running):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                self._end(self._running.pop(pid), os.waitstatus_to_exitcode(status))
+    def _reap(self, now: float) -> None:
+        for pid, each in list(self._running.items()):
+            if each.code is None:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if not ended:
+                    continue
+                each.code = os.waitstatus_to_exitcode(status)
+                soon = each.code == errors.DONE or each.kill_at is not None
+                each.close_by = now + (CLOSES if soon else self._packing.lease)
+            # By the other parts it is known whether the point has failed, or a node is lost.
+            if self._parts.ended(each.point, each.attempt) or self._broken or now >= each.close_by:
+                del self._running[pid]
+                self._end(each, each.code)
 
     def _end(self, each: Running, code: int) -> None:
         """Records how a point has ended."""
         run = self._sweep.run(each.point)
+        with contextlib.suppress(OSError):
+            self._parts.copy_output(each.attempt, point_fork.output_of(run))
+        self._parts.forget(each.point, each.attempt)
         if code < 0:
             with contextlib.suppress(OSError, LauncherError):
-                point_fork.close(run, -code, self._host, asked=each.stopping or each.kill_at is not None)
+                point_fork.close(each.attempt, -code, self._group.host, asked=each.stopping or each.kill_at is not None)
         kind = outcome(
             code, stopping=each.stopping, cancelled=each.cancelled, stopped=_has(run, "stop"), pruned=each.pruned,
             spent=each.before.releases + 1 >= self._plan.resume.max_attempts,
@@ -297,12 +383,14 @@ class SlotManager:
         self._free.append(each.slot)
         self._board.changed()
         self._outcomes.append((each.point, kind))
-        self._note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
+        self._life.note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
         if kind is Kind.FAILED and claims.left_out(self._outcomes, self._board.others_done()):
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is Kind.FAILED)
-            self._note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
-            log_line(f"{self._host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not")
+            self._life.note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
+            log_line(
+                f"{self._group.host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not"
+            )
 
     def _tell_search(self, each: Running, kind: Kind) -> None:
         """Tells the search of an end that is final. It ignores a second one of a point, so this comes first."""
@@ -329,19 +417,11 @@ class SlotManager:
     # -- signs of life, stops
 
     def _beat(self, now: float) -> None:
-        """A heartbeat. After half a lease without one the points are killed: others may take them over soon."""
-        late = now - self._beaten > self._packing.lease / 2
-        if now >= self._next_beat:
-            self._next_beat = now + min(claims.HEARTBEAT, self._packing.lease / 6)
-            with contextlib.suppress(OSError):
-                self._claims.beat(self._mine)
-                self._beaten = time.monotonic()
-        if late and self._running:
+        if self._life.beat(now) and (alive := self._alive()):
             log_line("no heartbeat could be written for too long: points are killed, for others may take them over")
-            for pid, each in self._running.items():
+            for pid, each in alive.items():
                 each.stopping = True
                 os.kill(pid, signal.SIGKILL)
-            self._beaten = now
 
     def _look(self, now: float) -> None:
         """Looks for stop requests, and cancelled points."""
@@ -351,7 +431,9 @@ class SlotManager:
             with contextlib.suppress(OSError):
                 self._stops.touch(mode=0o600)
         self._cancelled = self._cancelled or _marked(self._sweep.path / "cancelled")
-        for pid, each in self._running.items():
+        for pid, each in self._alive().items():
+            with contextlib.suppress(OSError):
+                self._parts.copy_output(each.attempt, point_fork.output_of(each.attempt.run))
             each.cancelled = each.cancelled or self._cancelled or _has(self._sweep.run(each.point), "cancelled")
             if (each.pruned or each.cancelled or self._stopping is not None) and each.kill_at is None:
                 each.stopping = self._stopping is not None
@@ -371,7 +453,7 @@ class SlotManager:
         if self._search is None or now < self._next_prune:
             return
         for each in self._running.values():
-            if each.kill_at is None and self._is_pruned(each.point):
+            if each.code is None and each.kill_at is None and self._is_pruned(each.point):
                 each.pruned, self._next_look = True, now
         self._next_prune = now + 10 * (time.monotonic() - now)
 
@@ -393,18 +475,7 @@ class SlotManager:
 
     def _tell_stop(self, reason: StopReason) -> None:
         if self._leads:
-            Events(self._attempt, "stop")(Stop(reason=reason, rank=0, host=self._host))
-
-    def _note(self, event: Any) -> None:
-        """The journal is for statistics: one that cannot be written ends nothing."""
-        with contextlib.suppress(OSError):
-            self._claims.note(self._mine, event)
-
-
-def _host(environ: Mapping[str, str], node: int) -> str:
-    """The name that the scheduler has for this node, as far as it is known."""
-    hosts = environ.get("LAUNCHER_HOSTS", "").split(",")
-    return hosts[node] if node < len(hosts) and hosts[node] else socket.gethostname()
+            Events(self._attempt, "stop")(Stop(reason=reason, rank=0, host=self._group.host))
 
 
 def _search_of(sweep: Sweep) -> SearchPoints | None:

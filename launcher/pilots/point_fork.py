@@ -1,4 +1,4 @@
-"""Runs a point on one node in a fork of its slot manager: what a job's script does for a run, and the run's agent.
+"""Runs a point on a node in a fork of its slot manager: what a job's script does for a run, and the run's agent.
 
 A point is a run like any other: its attempts, events, output and checkpoints are in its own directory.
 """
@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from launcher import errors
@@ -22,6 +23,7 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.log_line import log_line
+from launcher.pilots.group import Group, printed_on
 from launcher.pilots.slots import Slot
 from launcher.processes import orphans
 from launcher.runs import event_file
@@ -39,31 +41,52 @@ OF_RANKS = (
 LEASE = "lease"
 
 
-def environment(environ: Mapping[str, str], run: Run, attempt: int, slot: Slot, host: str) -> dict[str, str]:
+def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, group: Group) -> dict[str, str]:
     """The variables of a point's agent. Pure.
 
     Args:
         environ: of the slot manager.
-        run: the point.
-        attempt: its number.
-        slot: where it runs.
-        host: of this node.
+        attempt: of the point.
+        slot: where it runs on this node.
+        group: the nodes that it runs on.
     """
+    run = attempt.run
     kept = {name: value for name, value in environ.items() if name not in OF_RANKS}
     return {
-        **kept, **slot.variables, "LAUNCHER_RUN_DIR": str(run.path), "LAUNCHER_ATTEMPT": str(attempt),
-        "LAUNCHER_LEASE": str(run.path / LEASE), "LAUNCHER_TASK": "0", "LAUNCHER_TASKS": "1", "LAUNCHER_NODE": "0",
-        "LAUNCHER_HOSTS": host, "LAUNCHER_JOB": f"{environ.get('LAUNCHER_JOB_ID', '')}-{run.id}-{attempt}",
+        **kept, **slot.variables, "LAUNCHER_RUN_DIR": str(run.path), "LAUNCHER_ATTEMPT": str(attempt.number),
+        "LAUNCHER_LEASE": str(run.path / LEASE), "LAUNCHER_TASK": str(group.place), "LAUNCHER_NODE": str(group.place),
+        "LAUNCHER_TASKS": str(len(group.hosts)), "LAUNCHER_HOSTS": ",".join(group.hosts),
+        "LAUNCHER_JOB": f"{environ.get('LAUNCHER_JOB_ID', '')}-{run.id}-{attempt.number}",
     }  # fmt: skip
 
 
-def start(run: Run, slot: Slot, host: str) -> int:
-    """Starts a point in a fork; its process id.
+def begin(run: Run, group: Group) -> Attempt:
+    """The next attempt of a point, with its folders.
+
+    Raises:
+        OSError, UnavailableError: they cannot be made.
+    """
+    number = max((each.number for each in run.attempts()), default=-1) + 1
+    while True:
+        attempt = Attempt(run, number)
+        try:
+            attempt.path.mkdir(mode=0o700)
+            break
+        except FileExistsError:  # a listing of an NFS folder may be a minute old
+            number += 1
+    (attempt.path / "events").mkdir(mode=0o700)
+    if group.followers:
+        (attempt.path / "tasks").mkdir(mode=0o700)
+    return attempt
+
+
+def start(attempt: Attempt, slot: Slot, group: Group) -> int:
+    """Starts this node's part of an attempt of a point in a fork; its process id.
 
     Args:
-        run: the point.
-        slot: where it runs.
-        host: of this node, as the scheduler names it.
+        attempt: of the point.
+        slot: where it runs on this node.
+        group: the nodes that it runs on; the first one writes what a job's script does for a run.
 
     Raises:
         OSError: no process is left.
@@ -74,15 +97,15 @@ def start(run: Run, slot: Slot, host: str) -> int:
             stream.flush()
     with garbage_kept():  # for as long as the fork lives
         if (pid := os.fork()) == 0:
-            _run(run, slot, host, manager)
+            _run(attempt, slot, group, manager)
     return pid
 
 
-def close(run: Run, number: int, host: str, *, asked: bool) -> None:
+def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
     """Writes how an attempt ended whose process was killed before it could.
 
     Args:
-        run: the point.
+        attempt: of the point.
         number: of the signal.
         host: of this node, as the scheduler names it.
         asked: whether it was asked to end before; otherwise the signal is its failure.
@@ -90,8 +113,8 @@ def close(run: Run, number: int, host: str, *, asked: bool) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    attempts = run.attempts()
-    attempt = attempts[-1] if attempts and not _has_ended(attempts[-1]) else _next_attempt(run)
+    if _has_ended(attempt):
+        return
     if not asked:
         name = text.signal_name(number)
         event_file.append(attempt.events_file("script"), Fault(code=FaultCode.SIGNALLED, host=host, signal=name))
@@ -102,17 +125,20 @@ def _has_ended(attempt: Attempt) -> bool:
     return any(event["event"] == Ended.event for event in event_file.read(attempt.events_file("script")))
 
 
-def _run(run: Run, slot: Slot, host: str, manager: int) -> NoReturn:
+def output_of(run: Run) -> Path:
+    """The file with the output of a point's attempts in this job."""
+    return run.path / f"output-{os.environ.get('LAUNCHER_JOB_ID', '')}.log"
+
+
+def _run(attempt: Attempt, slot: Slot, group: Group, manager: int) -> NoReturn:
     """The forked process."""
     code = errors.FAILED
     try:
         orphans.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
         rank_report.begin_process()
-        job = os.environ.get("LAUNCHER_JOB_ID", "")
-        output = run.path / f"output-{job}.log"
-        _take_output(str(output))
-        code = _attempt(run, slot, host, job, os.fstat(1).st_size)
+        _take_output(str(printed_on(attempt, group.place) if group.place else output_of(attempt.run)))
+        code = _part(attempt, slot, group) if group.place else _first_part(attempt, slot, group)
     except UnavailableError as error:
         log_line(str(error))
         code = errors.RESUME
@@ -123,47 +149,34 @@ def _run(run: Run, slot: Slot, host: str, manager: int) -> NoReturn:
     raise AssertionError("it has ended")
 
 
-def _attempt(run: Run, slot: Slot, host: str, job: str, output: int) -> int:
-    """An attempt of the point; its exit code."""
-    attempt = _next_attempt(run)
-    run_files.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
-    event_file.append(attempt.events_file("script"), Started(job=job, host=host, output=output))
-    variables = environment(os.environ, run, attempt.number, slot, host)
+def _first_part(attempt: Attempt, slot: Slot, group: Group) -> int:
+    """The attempt, on the first node; its exit code."""
+    run, job = attempt.run, os.environ.get("LAUNCHER_JOB_ID", "")
+    run_files.write(run.path / LEASE, f"{job} {attempt.number} {group.host}\n", sync=False)
+    event_file.append(attempt.events_file("script"), Started(job=job, host=group.host, output=os.fstat(1).st_size))
+    code = _part(attempt, slot, group)
+    event_file.append(attempt.events_file("script"), Ended(code=code))
+    return code
+
+
+def _part(attempt: Attempt, slot: Slot, group: Group) -> int:
+    """This node's part of the attempt; its exit code."""
+    variables = environment(os.environ, attempt, slot, group)
     os.environ.clear()
     os.environ.update(variables)
     if slot.cpus:
         with contextlib.suppress(OSError):  # the job has lost them in the meantime: the point runs unbound
             os.sched_setaffinity(0, slot.cpus)
-    code = _run_agent(run, attempt)
-    event_file.append(attempt.events_file("script"), Ended(code=code))
-    return code
-
-
-def _run_agent(run: Run, attempt: Attempt) -> int:
     try:
-        run.require_private()
-        agent.run(str(run.path))
+        attempt.run.require_private()
+        agent.run(str(attempt.run.path))
     except AttemptFailed as failure:
         if failure.ours:
             log_line(str(failure))
         if failure.decides:
             attempt.write_exit_code(failure.exit_code)
-        return failure.exit_code
+        return attempt.exit_code() or failure.exit_code
     return errors.DONE
-
-
-def _next_attempt(run: Run) -> Attempt:
-    """The next attempt, with its folders."""
-    number = max((each.number for each in run.attempts()), default=-1) + 1
-    while True:
-        attempt = Attempt(run, number)
-        try:
-            attempt.path.mkdir(mode=0o700)
-        except FileExistsError:  # a listing of an NFS folder may be a minute old
-            number += 1
-            continue
-        (attempt.path / "events").mkdir(mode=0o700)
-        return attempt
 
 
 def _take_output(path: str) -> None:

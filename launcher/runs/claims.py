@@ -20,6 +20,7 @@ import contextlib
 import errno
 import os
 import re
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -28,8 +29,10 @@ from pathlib import Path
 from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
+from launcher.processes.groups import Process, namespace
 from launcher.runs import event_file
 from launcher.runs.event_json import Event
+from launcher.runs.events import ManagerBegan
 
 CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager
@@ -269,6 +272,12 @@ def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
     last = [each for each in outcomes if each[1] in (Kind.DONE, Kind.FAILED, Kind.FATAL, Kind.PRUNED)][-SEVERAL:]
     failed = {point for point, kind in last if kind is Kind.FAILED}
     return others_done and len(failed) == SEVERAL
+
+
+def process_of(began: ManagerBegan) -> Process | None:
+    """The process of a slot manager; None: it runs on another machine, or in another namespace of process ids."""
+    here = began.namespace and began.namespace == namespace()
+    return Process(began.pid, began.start, socket.gethostname()) if here else None
 
 
 # -- the folder

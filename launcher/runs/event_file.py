@@ -89,16 +89,23 @@ def read(path: Path | str, end: int | None = None, *, retry_seconds: float | Non
     yield from (entry for entry in entries if _misfit(entry) is None)
 
 
-def read_on(path: Path | str, offset: int) -> tuple[list[dict[str, Any]], int]:
+def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None) -> tuple[list[dict[str, Any]], int]:
     """Returns the events in a file from a byte on, and the byte after them, for the next call.
 
     A last line that is still being written is left for the next call.
+
+    Args:
+        path: the file, which need not exist.
+        offset: the byte.
+        retry_seconds: see `shared_files.retry_read`.
 
     Raises:
         UnavailableError: the file cannot be read now.
         RunError: the path is not a regular file.
     """
-    found = unwrap(retry_read(lambda: run_files.read_range(path, offset, None, run_files.EVENTS_LIMIT), path))
+    found = unwrap(retry_read(
+        lambda: run_files.read_range(path, offset, None, run_files.EVENTS_LIMIT), path, retry_seconds=retry_seconds
+    ))  # fmt: skip
     if found is None:
         return [], offset
     data, start = found

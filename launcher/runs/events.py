@@ -122,7 +122,7 @@ class ManagerBegan(Event):
     Attributes:
         host: its node.
         job: id of its pilot's job.
-        slots: points that it runs at once.
+        slots: points that it runs at once; 0: its node follows the first one of its group.
         pid, start, namespace: its process, see `launcher.processes.groups.Process`, and the namespace of its id.
     """
 
@@ -141,11 +141,13 @@ class PointBegan(Event):
     Attributes:
         point: its number.
         slot: the slot that it runs in.
+        attempt: number of the attempt; None: written by a version for points of one node.
     """
 
     event: ClassVar[str] = "point_began"
     point: int
     slot: int
+    attempt: int | None = None
 
 
 class PointEnded(Event):
@@ -163,6 +165,31 @@ class PointEnded(Event):
     slot: int
     code: int
     kind: str
+
+
+class PartEnded(Event):
+    """The part of a point that ran on another node than the first of its group has ended.
+
+    Attributes:
+        point, attempt: their numbers.
+        code: its exit code; negative: the signal that killed it.
+    """
+
+    event: ClassVar[str] = "part_ended"
+    point: int
+    attempt: int
+    code: int
+
+
+class GroupBroken(Event):
+    """A slot manager takes no more points, since other nodes that they need are lost.
+
+    Attributes:
+        lost: the hosts.
+    """
+
+    event: ClassVar[str] = "group_broken"
+    lost: tuple[str, ...]
 
 
 class NodeLeftOut(Event):

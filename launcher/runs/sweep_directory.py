@@ -55,11 +55,12 @@ class Packing:
     Attributes:
         pilots: number of pilots, each with a job of its own.
         nodes: nodes of each pilot.
-        slots: points that run at once on each node.
+        slots: points that run at once on each node, or on each group of nodes.
         gpus: GPUs of each node, which the slots share.
         gpus_per_point, cpus_per_point: what a point asks for on its node.
         retries: how often a point that has failed is retried.
         lease: seconds without a heartbeat after which the points of a slot manager are taken over.
+        nodes_per_point: nodes that a point needs: a pilot has groups of so many.
     """
 
     pilots: int
@@ -70,6 +71,12 @@ class Packing:
     cpus_per_point: int
     retries: int
     lease: float
+    nodes_per_point: int = 1
+
+    @property
+    def at_once(self) -> int:
+        """Points that run at once in all pilots."""
+        return self.pilots * (self.nodes // self.nodes_per_point) * self.slots
 
 
 @dataclass(frozen=True)

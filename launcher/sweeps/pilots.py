@@ -48,7 +48,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     """
     sweep = config.sweep
     if sweep.slots is None and sweep.pack is None:
-        if sweep.nodes > 1 or sweep.gpus is not None:
+        if sweep.nodes is not None or sweep.gpus is not None:
             key = "sweep.gpus" if sweep.gpus is not None else "sweep.nodes"
             raise ConfigError(f"{key} is of pilots, and this sweep has none: add sweep.slots or sweep.pack")
         return None
@@ -57,11 +57,19 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
             raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
     if sweep.parallelism is not None:
         raise ConfigError(
-            "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes x sweep.slots "
-            "points run at once"
+            "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes / nodes x "
+            "sweep.slots points run at once"
         )
-    if plan.nodes > 1:
-        raise ConfigError(f"nodes={plan.nodes}: a point in a pilot (sweep.slots, sweep.pack) has one node")
+    nodes = sweep.nodes or plan.nodes
+    if nodes % plan.nodes:
+        few, many = nodes - nodes % plan.nodes, nodes - nodes % plan.nodes + plan.nodes
+        fits = " or ".join(f"sweep.nodes={each}" for each in (few, many) if each)
+        raise ConfigError(f"sweep.nodes={nodes}: points of nodes={plan.nodes} need a multiple of that: use {fits}")
+    if plan.min_nodes < plan.nodes:
+        raise ConfigError(
+            f"min_nodes={plan.min_nodes}: a point in a pilot (sweep.slots, sweep.pack) has all of nodes={plan.nodes}; "
+            "leave min_nodes out: a pilot goes on with the nodes that are left"
+        )
     if plan.launch.mode == LaunchMode.tasks.value:
         raise ConfigError("launch=tasks: points in pilots (sweep.slots, sweep.pack) are started by agents")
     if plan.debugs:
@@ -74,7 +82,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     if plan.gpus_per_node and sweep.gpus is not None and sweep.gpus < plan.gpus_per_node:
         raise ConfigError(f"sweep.gpus={sweep.gpus} is less than a point asks for: gpus_per_node={plan.gpus_per_node}")
     return Packing(
-        pilots=sweep.pack or 1, nodes=sweep.nodes, slots=slots,
+        pilots=sweep.pack or 1, nodes=nodes, slots=slots, nodes_per_point=plan.nodes,
         gpus=slots * plan.gpus_per_node if sweep.gpus is None else sweep.gpus, gpus_per_point=plan.gpus_per_node,
         cpus_per_point=plan.cpus_per_node, retries=sweep.retries, lease=claims.LEASE,
     )  # fmt: skip
@@ -97,7 +105,7 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
     }  # fmt: skip
     workload = Workload(name="pilot", entry=PILOT_ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
     return dataclasses.replace(
-        point, run_id=run.path.name, run_dir=str(run.path), nodes=packing.nodes, min_nodes=1,
+        point, run_id=run.path.name, run_dir=str(run.path), nodes=packing.nodes, min_nodes=packing.nodes_per_point,
         gpus_per_node=packing.gpus, procs_per_node=1, cpus_per_proc=packing.slots * packing.cpus_per_point,
         mem=point.mem and point.mem * packing.slots, track=(), workload=workload,
         launch=dataclasses.replace(point.launch, bind="none", visible_devices="all"),
@@ -186,8 +194,9 @@ def _state(sweep: Sweep, number: int) -> RunState:
         if seen.state is not RunState.RUNNING or time.monotonic() >= give_up:
             return seen.state
         mine = [each for each in folder.managers() if (each.pilot, each.attempt) == (number, seen.history.attempt)]
-        last = [event_file.first_and_last(folder.journal(each))[-1:] for each in mine]
-        if not mine or any(events and events[0]["event"] not in LEAVING for events in last):
+        ends = [event_file.first_and_last(folder.journal(each)) for each in mine]
+        claiming = [events for events in ends if events and events[0].get("slots")]
+        if not claiming or any(events[-1]["event"] not in LEAVING for events in claiming):
             return seen.state
         time.sleep(0.2)
 

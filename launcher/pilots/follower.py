@@ -1,0 +1,152 @@
+"""The slot manager of a node that is not the first one of its group: it runs its part of the points of that one.
+
+It reads in the journal of the first node which attempts of which points have begun, and starts an agent for each. The
+agents of a point meet as those of any run do, and ends, stop requests and failures go over their connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import errors
+from launcher.agent.signals import Signals
+from launcher.files.shared_files import Ok, exists
+from launcher.log_line import log_line
+from launcher.pilots import point_fork
+from launcher.pilots.group import Group
+from launcher.pilots.journal_reader import JournalReader
+from launcher.pilots.life import Life
+from launcher.pilots.slots import Slot
+from launcher.runs.claims import Claims, Manager
+from launcher.runs.directory import Attempt
+from launcher.runs.event_json import Event
+from launcher.runs.events import PartEnded, PointBegan, PointEnded
+from launcher.runs.sweep_directory import Packing, Sweep
+
+TICK = 0.2  # seconds between two looks
+ENDS = 15.0  # seconds after the end of a point in which its part here ends by itself
+
+
+@dataclass
+class Part:
+    """A part of a point that runs here.
+
+    Attributes:
+        began: the event by which it was started.
+        kill_at: monotonic time at which it is killed; None: its point goes on.
+    """
+
+    began: PointBegan
+    kill_at: float | None = None
+
+
+class Follower:
+    """Runs the parts of points on one node."""
+
+    def __init__(
+        self, sweep: Sweep, packing: Packing, mine: Manager, group: Group, signals: Signals, stops: Path,
+        start: Callable[[Attempt, Slot, Group], int] = point_fork.start,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            sweep: the sweep.
+            packing: of the sweep.
+            mine: this slot manager.
+            group: its group.
+            signals: that it gets.
+            stops: the mark by which the slot managers of this attempt tell each other that all points are to stop.
+            start: starts a part, and returns its process id; for tests.
+        """
+        folder = Claims(sweep.path, packing.retries)
+        self._sweep, self._group, self._signals, self._stops, self._starts = sweep, group, signals, stops, start
+        self._life = Life(folder, mine, packing.lease, signals)
+        self._leader = JournalReader(folder, group.leader, packing.lease / 2)
+        self._running: dict[int, Part] = {}  # by process id
+        self._wanted: dict[int, PointBegan] = {}  # by slot
+        self._started: set[tuple[int, int | None]] = set()
+        self._told = False
+
+    def run(self, slots: Sequence[Slot]) -> None:
+        """Runs parts until the first node of the group takes no more points.
+
+        Leaves with 75 where points are to go on in another attempt.
+
+        Args:
+            slots: of this node.
+        """
+        self._life.begin(self._group.host, slots=0)
+        try:
+            while not self._leader.gone:
+                self._turn(slots, time.monotonic())
+                self._life.wait(TICK)
+        finally:
+            self._life.end(self._running)
+        if self._stopping() or exists(self._stops, retry_seconds=0) == Ok(True):
+            sys.exit(errors.RESUME)
+
+    def _stopping(self) -> bool:
+        return (self._signals.ends() or self._signals.warns()) is not None
+
+    def _turn(self, slots: Sequence[Slot], now: float) -> None:
+        if self._life.beat(now):
+            self._kill(self._running)
+        if self._stopping() and not self._told:
+            with contextlib.suppress(OSError):
+                self._stops.touch(mode=0o600)
+                self._told = True
+        self._reap()
+        for event in self._leader.look(now):
+            self._read(event)
+        self._end_parts(now)
+        busy = {part.began.slot for part in self._running.values()}
+        for number, began in self._wanted.items():
+            if number not in busy and (began.point, began.attempt) not in self._started:
+                self._start(slots[number], began)
+
+    def _read(self, event: Event) -> None:
+        if isinstance(event, PointBegan):
+            self._wanted[event.slot] = event
+        elif isinstance(event, PointEnded):
+            self._wanted.pop(event.slot, None)
+
+    def _start(self, slot: Slot, began: PointBegan) -> None:
+        assert began.attempt is not None, "a slot manager of this version has written it"
+        self._started.add((began.point, began.attempt))
+        try:
+            pid = self._starts(Attempt(self._sweep.run(began.point), began.attempt), slot, self._group)
+        except OSError as error:  # no process is left
+            log_line(f"point {began.point} cannot be started: {error}")
+            self._ended(began, errors.RESUME)
+            return
+        self._running[pid] = Part(began)
+
+    def _reap(self) -> None:
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._ended(self._running.pop(pid).began, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, began: PointBegan, code: int) -> None:
+        self._life.note(PartEnded(point=began.point, attempt=began.attempt or 0, code=code))
+
+    def _end_parts(self, now: float) -> None:
+        """Kills parts whose point has ended, at once where the next one waits for the slot."""
+        for pid, part in self._running.items():
+            wanted = self._wanted.get(part.began.slot)
+            if wanted == part.began:
+                continue
+            part.kill_at = part.kill_at or now + ENDS
+            if wanted is not None or now >= part.kill_at:
+                self._kill([pid])
+
+    @staticmethod
+    def _kill(pids: Sequence[int] | dict[int, Part]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,51 @@
+"""Reads the journal of another slot manager as it grows, and tells whether that is alive."""
+
+from __future__ import annotations
+
+from launcher.errors import LauncherError
+from launcher.processes.groups import Process
+from launcher.runs import claims, event_file
+from launcher.runs.claims import Claims, Heartbeats, Manager
+from launcher.runs.event_json import Event, known
+from launcher.runs.events import ManagerBegan, ManagerEnded
+
+
+class JournalReader:
+    """Follows one slot manager.
+
+    Attributes:
+        gone: whether it has said that it ends, its process is gone, or it has shown no sign of life for too long.
+    """
+
+    def __init__(self, folder: Claims, manager: Manager, silence: float) -> None:
+        """
+        Args:
+            folder: of the claims.
+            manager: whose journal it is.
+            silence: seconds without a sign of life after which it is gone.
+        """
+        self._claims, self._manager = folder, manager
+        self._beats, self._offset = Heartbeats(silence), 0
+        self._process: Process | None = None  # if it is one of this machine
+        self.gone = False
+
+    def look(self, now: float) -> list[Event]:
+        """What it has written since the last look; nothing if that cannot be read now.
+
+        Args:
+            now: monotonic seconds.
+        """
+        try:
+            entries, self._offset = event_file.read_on(
+                self._claims.journal(self._manager), self._offset, retry_seconds=0
+            )
+        except (LauncherError, OSError):
+            return []
+        found = list(known(entries))
+        silent = self._beats.look(self._manager, self._claims.sign(self._manager), now)
+        for event in found:
+            if isinstance(event, ManagerBegan):
+                self._process = claims.process_of(event)
+            self.gone = self.gone or isinstance(event, ManagerEnded)
+        self.gone = self.gone or silent or (self._process is not None and not self._process.alive())
+        return found

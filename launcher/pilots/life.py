@@ -1,0 +1,94 @@
+"""What every slot manager does: it says that it begins and ends, shows signs of life, and waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+
+from launcher.agent.forks import unsafe_to_fork
+from launcher.agent.signals import Signals
+from launcher.log_line import log_line
+from launcher.processes.groups import Process, namespace
+from launcher.runs import claims
+from launcher.runs.claims import Claims, Manager
+from launcher.runs.event_json import Event
+from launcher.runs.events import ManagerBegan, ManagerEnded
+from launcher.worker import heartbeat
+
+
+class Life:
+    """The journal and the heartbeats of one slot manager."""
+
+    def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
+        """
+        Args:
+            folder: of the claims.
+            mine: the slot manager.
+            lease: seconds without a heartbeat after which it is dead to the others.
+            signals: that it gets.
+        """
+        self._claims, self._mine, self._lease, self._signals = folder, mine, lease, signals
+        self._pulse = heartbeat.mine()
+        self._next_beat, self._beaten = 0.0, time.monotonic()
+
+    def begin(self, host: str, slots: int) -> None:
+        """Begins the journal.
+
+        Args:
+            host: of this node.
+            slots: points that are claimed at once.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._pulse is not None:
+            self._pulse.listen()
+        if why := unsafe_to_fork():
+            log_line(f"this slot manager {why}: points may take long to start")
+        process, job = Process.of(os.getpid()), os.environ.get("LAUNCHER_JOB_ID", "")
+        self._claims.note(self._mine, ManagerBegan(
+            host=host, job=job, slots=slots, pid=process.pid, start=process.start, namespace=namespace()
+        ))  # fmt: skip
+
+    def note(self, event: Event) -> None:
+        """Adds to the journal. It is for statistics: one that cannot be written ends nothing."""
+        with contextlib.suppress(OSError):
+            self._claims.note(self._mine, event)
+
+    def beat(self, now: float) -> bool:
+        """Shows signs of life; whether points are to be killed, for others may take them over soon.
+
+        That is after half a lease in which none could be written.
+
+        Args:
+            now: monotonic seconds.
+        """
+        if self._pulse is not None:
+            self._pulse.beat()
+        late = now - self._beaten > self._lease / 2
+        if now >= self._next_beat:
+            self._next_beat = now + min(claims.HEARTBEAT, self._lease / 6)
+            with contextlib.suppress(OSError):
+                self._claims.beat(self._mine)
+                self._beaten = time.monotonic()
+        if late:
+            self._beaten = now
+        return late
+
+    def wait(self, timeout: float) -> None:
+        """Waits until a child ends, or a signal arrives; `timeout` in seconds."""
+        poll = select.poll()
+        poll.register(self._signals.wake, select.POLLIN)
+        poll.poll(timeout * 1000)
+        self._signals.clear()
+
+    def end(self, pids: Iterable[int]) -> None:
+        """Kills these processes, and ends the journal."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.note(ManagerEnded())
