@@ -29,8 +29,9 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import job_script
 from launcher.spec import cost
 from launcher.sweeps import grouping
+from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
 from launcher.sweeps.searches import prepare_search, representatives, settled, submit_search
-from launcher.sweeps.submit import RequestedPoint, prepare_sweep, submit_sweep
+from launcher.sweeps.submit import submit_sweep
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from launcher.cli.submit import CommandLine
     from launcher.config.schema import Config
     from launcher.runs.search_record import SearchSettings
-    from launcher.sweeps.submit import PreparedSweep, SubmittedSweep
+    from launcher.sweeps.prepare import PreparedSweep
+    from launcher.sweeps.submit import SubmittedSweep
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results of points
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from launcher.config.compose import Composed
     from launcher.runs.output import Stream
     from launcher.submission.from_overrides import Ready
-    from launcher.submission.submit import Prepared, Submitted
+    from launcher.submission.prepare import Prepared
+    from launcher.submission.submit import Submitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 

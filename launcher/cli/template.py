@@ -14,8 +14,9 @@ from launcher.schedulers import job_script, registry
 from launcher.schedulers.planning import make_plan
 from launcher.script import lost_parts
 from launcher.spec.sections import Code
-from launcher.submission import configs, submit
+from launcher.submission import configs
 from launcher.submission.inputs import Inputs
+from launcher.submission.prepare import site_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -73,7 +74,7 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
     profile = dataclasses.replace(config.cluster, **missing, required=[])
     profile = dataclasses.replace(profile, template=template or profile.template)
     config = Inputs().with_template(dataclasses.replace(config, cluster=profile))
-    return make_plan(config, submit.site_of(config, "lint", None))
+    return make_plan(config, site_of(config, "lint", None))
 
 
 def with_all_parts(plan: JobPlan) -> JobPlan:

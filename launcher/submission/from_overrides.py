@@ -15,7 +15,8 @@ from launcher.files.ownership import require_own
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import sweep_of
 from launcher.submission import configs
-from launcher.submission.submit import Prepared, Submitted, prepare, resume, submit
+from launcher.submission.prepare import Prepared, prepare
+from launcher.submission.submit import Submitted, resume, submit
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
 PASSING = ("run_id", "runs_dir", "wait", "dry_run", "confirm_above")  # of one command, not of the run

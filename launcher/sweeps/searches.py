@@ -30,8 +30,10 @@ from launcher.search.progress import look
 from launcher.search.template import template_of
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
-from launcher.submission.submit import facts_of_here, held_allocation, planned, require_commands, site_of
-from launcher.sweeps.submit import PreparedSweep, RequestedPoint, SubmittedSweep, prepare_sweep, submit_pilots
+from launcher.submission.prepare import held_allocation, planned, site_of
+from launcher.submission.submit import facts_of_here, require_commands
+from launcher.sweeps.prepare import PreparedSweep, RequestedPoint, prepare_sweep
+from launcher.sweeps.submit import SubmittedSweep, submit_pilots
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.sweeps import submit as submit_sweep
-from launcher.sweeps.submit import RequestedPoint, SubmittedSweep, prepare_sweep
+from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
+from launcher.sweeps.submit import SubmittedSweep
 from tests.unit.plans import make_config
 from tests.unit.slurm_stand_in import SlurmStandIn
 

@@ -19,7 +19,7 @@ from launcher.config.search_space import Method, overrides
 from launcher.config.space_overrides import space_of
 from launcher.errors import ConfigError
 from launcher.runs import sweep_directory
-from launcher.sweeps.submit import RequestedPoint
+from launcher.sweeps.prepare import RequestedPoint
 from tests.unit.plans import make_config
 
 COMMAND = ["workload.lr=interval(0,1)"]

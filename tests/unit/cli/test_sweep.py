@@ -24,7 +24,7 @@ from launcher.runs.sweep_directory import Manifest, Point, Sweep
 from launcher.schedulers.queries import JobState, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.submission import from_overrides
-from launcher.submission.submit import prepare
+from launcher.submission.prepare import prepare
 from launcher.sweeps import control, submit
 from launcher.sweeps.submit import SubmittedSweep
 from tests.unit.cli.test_commands import make as make_run

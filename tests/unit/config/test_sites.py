@@ -23,7 +23,7 @@ from launcher.spec import pools
 from launcher.spec.plan import Site
 from launcher.submission import configs
 from launcher.submission.inputs import Inputs
-from launcher.submission.submit import planned
+from launcher.submission.prepare import planned
 
 FOLDER = resource("conf") / "cluster"
 SITES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - profiles.bases())

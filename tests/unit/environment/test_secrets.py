@@ -32,8 +32,9 @@ from launcher.schedulers.pbs import task
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.spec.plan import JobPlan
-from launcher.submission import configs, submit
-from launcher.sweeps.submit import RequestedPoint, prepare_sweep, submit_sweep
+from launcher.submission import configs, prepare, submit
+from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
+from launcher.sweeps.submit import submit_sweep
 from tests.unit.plans import make_config, plan_of
 from tests.unit.sandbox import STAND_IN, Sandbox
 
@@ -91,7 +92,7 @@ class Submitted:
                 submit_sweep(prepared_sweep)
                 self.shown = ""
                 return
-            prepared = submit.prepare(config)
+            prepared = prepare.prepare(config)
             self.plan = prepared.plan
             with contextlib.redirect_stdout(io.StringIO()) as shown:
                 show(prepared)

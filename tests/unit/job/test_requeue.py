@@ -19,7 +19,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Again, Stays
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import Ending
-from launcher.submission import submit
+from launcher.submission import prepare, submit
 from launcher.submission.from_overrides import merged
 from tests.unit.plans import bare_plan, plan_of, with_fields
 
@@ -143,7 +143,7 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
     monkeypatch.setattr(submit, "start", refuse)
     for _ in range(2):
         with pytest.raises(Refused, match="invalid account"):
-            submit.resume(run, submit.Prepared(now, "token", ()), {}, ["nodes=4"])
+            submit.resume(run, prepare.Prepared(now, "token", ()), {}, ["nodes=4"])
         assert run.plan().nodes == 2
         assert run.record()["overrides"] == ["nodes=2"]
         assert not list(run.path.glob("record-*.json"))

@@ -19,7 +19,7 @@ from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm import commands as slurm
 from launcher.schedulers.slurm.commands import Slurm
-from launcher.submission import dependencies, submit
+from launcher.submission import dependencies, prepare
 from launcher.submission.dependencies import Decision, Dependency, decide, jobs_to_wait_for, parse
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sandbox import Sandbox
@@ -141,12 +141,12 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
     run.write_record(plan, {}, {"token": "t"})
     config = make_config(after="gone", run_id="mine", runs_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="no run 'gone'"):
-        submit.site_of(config, "mine", None)
+        prepare.site_of(config, "mine", None)
     events = Attempt(run, 0).events_file("after")
     events.parent.mkdir(parents=True)
     events.write_text(json.dumps({"time": 1.0, "event": "after", "others": []}) + "\n")
     assert dependencies.conditions_met(run)
-    assert submit.site_of(config, "mine", None).after == (f"ok:{tmp_path}/gone",)
+    assert prepare.site_of(config, "mine", None).after == (f"ok:{tmp_path}/gone",)
     assert dependencies.blocking_jobs(plan) == []
 
 
@@ -160,8 +160,8 @@ def test_the_points_of_a_sweep_have_what_the_sweep_waits_for(tmp_path: Path) -> 
         Run.create(tmp_path / name).write_record(bare_plan(run_id=name), {}, {})
     config = make_config(after="one", runs_dir=str(tmp_path))
     config.sweep.after = ["any:two"]
-    assert submit.site_of(config, "lr/0", None).after == (f"ok:{tmp_path}/one", f"any:{tmp_path}/two")
-    assert submit.site_of(config, "single", None).after == (f"ok:{tmp_path}/one",)
+    assert prepare.site_of(config, "lr/0", None).after == (f"ok:{tmp_path}/one", f"any:{tmp_path}/two")
+    assert prepare.site_of(config, "single", None).after == (f"ok:{tmp_path}/one",)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
-from launcher.submission.submit import Submitted, prepare, submit
+from launcher.submission.prepare import prepare
+from launcher.submission.submit import Submitted, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
 from tests.unit.plans import make_config

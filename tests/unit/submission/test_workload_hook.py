@@ -22,7 +22,7 @@ from launcher.paths import resource
 from launcher.spec import workload_hook
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
-from launcher.submission.submit import planned
+from launcher.submission.prepare import planned
 from tests.launch import ROOT
 from tests.unit.plans import SITE, hook_of, make_config, plan_of
 

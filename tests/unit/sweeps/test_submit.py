@@ -16,7 +16,8 @@ from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import submit
-from launcher.sweeps.submit import id_of, prepare_sweep, resubmit
+from launcher.sweeps.prepare import id_of, prepare_sweep
+from launcher.sweeps.submit import resubmit
 from tests.unit.slurm_stand_in import SlurmStandIn
 from tests.unit.sweep_runs import begin, end
 from tests.unit.sweep_site import COMMAND, Site, seeds, submitted_points

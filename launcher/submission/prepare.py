@@ -1,0 +1,222 @@
+"""Makes and checks the plan of a run, before anything is written or submitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import redaction
+from launcher.config.schema import Config, ResumeHow
+from launcher.environment import record_redaction, snapshot, trackers
+from launcher.environment import secrets as secret
+from launcher.errors import ConfigError, RunError
+from launcher.files import trusted_folders
+from launcher.own_module import program
+from launcher.paths import code_root
+from launcher.runs.directory import Run, new_id, token_of
+from launcher.runs.lookup import find
+from launcher.schedulers import job_script, registry
+from launcher.schedulers.allocation import Allocation, require_room
+from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.planning import make_plan, scheduler_of
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.scheduler import CountsJobs
+from launcher.script import lost_parts
+from launcher.spec import limits, pools
+from launcher.spec.plan import JobPlan, Site, check_name, keys_of
+from launcher.submission import dependencies
+from launcher.submission.inputs import Inputs
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan that has passed all checks, with notes for the user."""
+
+    plan: JobPlan
+    token: str
+    notes: tuple[str, ...]
+    secrets: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # of cluster.environment; never written to a record
+
+
+def prepare(
+    config: Config, environ: Mapping[str, str] = os.environ, *, run_id: str | None = None, new_snapshot: bool = False
+) -> Prepared:
+    """Makes and checks a plan. Nothing is written or submitted.
+
+    Args:
+        config: the config.
+        environ: of this process.
+        run_id: of an existing run, which may be a point of a sweep; None: that of the config, or a new one.
+        new_snapshot: with env.snapshot: copy the code again, although the run has a copy.
+
+    Raises:
+        ConfigError: the config cannot be run; it names the key and the fix.
+    """
+    held, resumes = held_allocation(config, environ), run_id is not None
+    check_name("name", config.name)
+    trusted_folders.require_in_files(config.cluster.trusted_folders)
+    if run_id is None:
+        run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
+    plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
+    chain = plan.resume.how == ResumeHow.chain.value
+    # A submission that is repeated may have its jobs already; one that resumes a run needs others.
+    repeated = not resumes and Run(Path(plan.run_dir)).recorded()
+    jobs = 0 if repeated else plan.resume.max_attempts if chain else 1
+    notes += check_capacity(plan, config, environ, held, jobs)
+    # Made from the id, so that a second submission looks for the same job.
+    token = token_of(plan.run_dir)
+    job_script.script(
+        plan, token=token
+    )  # raises where an extra option collides with a key, or a value cannot be written
+    if plan.cluster.template is not None:
+        notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
+    secrets = secrets_of(config)
+    record_redaction.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
+    return Prepared(plan, token, notes, secrets)
+
+
+def secrets_of(config: Config) -> dict[str, str]:
+    """Returns the secrets among the variables that a config sets (cluster.environment)."""
+    values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
+    return redaction.secrets_in(values, redaction.all_patterns(config.env.secrets))
+
+
+def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
+    """Returns what the submitting machine adds to the config of a run. The id of a point is SWEEP/N."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
+    starter = held.starter if held else None
+    after = _after(config, Run(run_dir))
+    in_files = scheduler_of(config.cluster).secrets_in_files
+    secrets_dir = str(secret.folder()) if in_files else None
+    return Site(
+        run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after, secrets_dir=secrets_dir
+    )
+
+
+def _after(config: Config, run: Run) -> tuple[str, ...]:
+    """Returns the dependencies of a run, as its plan keeps them.
+
+    Raises:
+        ConfigError: one cannot be found.
+    """
+    wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
+    if not any(wanted.values()):
+        return ()
+    if run.recorded() and (dependencies.conditions_met(run) or any(map(dependencies.names_latest, wanted.values()))):
+        return run.plan().after  # `latest` may be another run now, and a run that it waited for may have been deleted
+    runs_dir = Path(config.runs_dir).expanduser().absolute()
+    return tuple(each for key, value in wanted.items() for each in dependencies.resolve(value, runs_dir, key))
+
+
+def planned(
+    config: Config, site: Site, inputs: Inputs, *, new_snapshot: bool = False
+) -> tuple[JobPlan, tuple[str, ...]]:
+    """Makes a plan and checks it, but for the live scheduler. Returns it with notes for the user.
+
+    Args:
+        config: the config.
+        site: what this machine adds to it.
+        inputs: finds data, code and environments; one object for all points of a sweep.
+        new_snapshot: see `prepare`.
+
+    Raises:
+        ConfigError: the config cannot be run; the text names the fix.
+    """
+    run = None if new_snapshot else Run(Path(site.run_dir))
+    config = dataclasses.replace(config, cluster=pools.merged(config.cluster))
+    config, notes = inputs.into(_with_baseline(config), run)
+    config = inputs.with_template(config)
+    config, more = inputs.with_environment(config)
+    notes += more
+    site = inputs.with_code(config, site, new_snapshot=new_snapshot)
+    plan = snapshot.into_plan(make_plan(config, site))
+    notes += inputs.check(plan)
+    limits.check_limits(plan, config.cluster)
+    return plan, notes + snapshot.notes(plan) + trackers.check(plan)
+
+
+def check_capacity(
+    plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None, jobs: int = 0
+) -> tuple[str, ...]:
+    """Checks whether the live scheduler, or the allocation of this shell, can run a plan. Returns notes for the user.
+
+    Args:
+        plan: the plan.
+        config: the config from which it was made.
+        environ: of this process.
+        held: the allocation of this shell, if the plan uses it.
+        jobs: how many jobs are to be submitted; 0: they may exist already, so the limit of jobs is not checked.
+
+    Raises:
+        ConfigError: it could never start there, or a condition of `after` can never be met.
+    """
+    waits = dependencies.check_dependencies(plan) if plan.after else ()
+    if plan.queued:
+        dropped = job_environment(environ, plan).dropped
+        notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()
+        return _check_live(plan, config, environ, jobs) + notes + waits
+    if held:
+        require_room(held, plan)
+    return waits
+
+
+def _code_root() -> str | None:
+    root = code_root()
+    return None if root is None else str(root)
+
+
+def _with_baseline(config: Config) -> Config:
+    """Returns the config with the path of the run or file that `baseline` names."""
+    if config.baseline is None:
+        return config
+    workload = config.workload
+    if not hasattr(workload, "baseline"):
+        raise ConfigError(
+            f"baseline={config.baseline}: workload={workload.name} is not compared with another run: leave it out "
+            f"({program()} report compares runs of every kind)"
+        )
+    path = Path(config.baseline).expanduser().absolute()
+    if not path.is_file():
+        try:
+            path = find(config.baseline, Path(config.runs_dir).expanduser().absolute()).path
+        except RunError as error:
+            raise ConfigError(f"baseline={config.baseline}: {error}") from None
+    found: dict[str, Any] = {"baseline": str(path)}
+    return dataclasses.replace(config, workload=dataclasses.replace(workload, **found))
+
+
+def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs: int) -> tuple[str, ...]:
+    if not config.cluster.check:
+        return ()
+    queue = registry.queue(plan.cluster.scheduler)
+    notes = queue.compare(plan, environ)
+    if not (jobs and limits.limited_jobs(config.cluster) and isinstance(queue, CountsJobs)):
+        return notes
+    try:
+        there = queue.count_jobs(plan.cluster.submit_timeout)
+    except QueryError as error:
+        return (*notes, f"your jobs were not counted: {error}")
+    limits.check_jobs(config.cluster, jobs, there)
+    return notes
+
+
+def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | None:
+    """Returns the allocation of this shell, for a cluster that uses it; None for other clusters.
+
+    Raises:
+        ConfigError: the shell is in no allocation.
+    """
+    return scheduler_of(config.cluster).held(environ)
