@@ -50,7 +50,9 @@ def make(path: Path) -> None:
         run_files.create(path, secret)
     except FileExistsError:
         pass
-    except OSError:  # a file system without hard links
+    except OSError as error:
+        if error.errno not in run_files.WITHOUT_LINKS:
+            raise  # another process may have made it
         run_files.replace(path, secret, sync=False)
 
 

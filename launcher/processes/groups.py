@@ -45,10 +45,14 @@ class Process:
 
 
 def _state(pid: int) -> tuple[str, int] | None:
-    """A process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22); None if there is none."""
+    """A process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22); None if there is none.
+
+    Raises:
+        OSError: that cannot be told now (EMFILE, ENOMEM), and a process that is not seen may live.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return fields[0], int(fields[19])
 

@@ -314,6 +314,8 @@ class Claims:
             two.unlink(missing_ok=True)
             os.link(one, two)
         except OSError as error:
+            if error.errno not in run_files.WITHOUT_LINKS:
+                raise
             raise RunError(
                 f"{sweep} is on a file system without hard links ({error.strerror}), by which pilots share the points: "
                 "set runs_dir to another one, or leave out sweep.slots and sweep.pack"

@@ -86,12 +86,13 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
             with _refusals_of_the_system(run, plan, prepared.token):
                 _make(run, prepared, config, overrides)
         except Refused:
-            _remove(run)
+            _remove_unrecorded(run)
             raise
     with run.only_submitter():
         require_same(run, plan)  # another process may have submitted it at the same time
         if job_id := read_history(run).job_id:
             return Submitted(run, job_id, again=True)
+        resumed = resumed or tried(run, prepared.token)  # by a process that has had the lock before
         try:
             with _interrupted(run), _refusals_of_the_system(run, plan, prepared.token):
                 job = start(run, plan, prepared.token, resumed)
@@ -164,6 +165,12 @@ def _remove(run: Run) -> None:
     live_index.discard(run.path)
 
 
+def _remove_unrecorded(run: Run) -> None:
+    """Removes a run that could not be made, unless another process has made it meanwhile and may have submitted it."""
+    if not run.recorded():
+        _remove(run)
+
+
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Creates the run directory with its record."""
     plan = prepared.plan
@@ -173,7 +180,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     try:
         snapshot.take(plan)
     except ConfigError:
-        _remove(run)
+        _remove_unrecorded(run)
         raise
     _record(run, prepared, *public)
 

@@ -200,7 +200,7 @@ def parse_complexes(text: str) -> list[Complex]:
 
 def _seconds(text: str) -> int | None:
     """Returns the seconds of a time as Grid Engine writes it, `[[hours:]minutes:]seconds`; None: it is none."""
-    if not re.fullmatch(r"\d*(:\d*){0,2}", text):
+    if not re.fullmatch(r"(?=.*\d)\d*(:\d*){0,2}", text):
         return None
     seconds = 0
     for part in text.split(":"):

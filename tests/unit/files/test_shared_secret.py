@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,3 +55,20 @@ def test_where_none_can_be_made_the_error_says_what_to_set(tmp_path: Path, monke
     monkeypatch.delenv(shared_secret.VARIABLE, raising=False)
     with pytest.raises(SecretError, match="set LAUNCHER_SECRET to the same random text"):
         of_user()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_secret_is_not_replaced_when_the_file_server_does_not_respond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path, link = tmp_path / "secret", os.link
+
+    def fail(source: Path, target: Path) -> None:
+        link(source, target)  # the answer is lost
+        path.write_bytes(b"x" * SIZE)  # or another process has made it
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(OSError):
+        shared_secret.make(path)
+    assert path.read_bytes() == b"x" * SIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from launcher.pilots.board import Board
 from launcher.processes.groups import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.events import GroupBroken, ManagerBegan, ManagerEnded
+from tests.unit.faults import FileServer
 
 A, B = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0)
 LEASE = 90.0
@@ -150,3 +152,12 @@ def test_a_point_was_done_elsewhere(folder: Claims) -> None:
     clock.now += 10
     one.look()
     assert one.others_done()
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without a free file descriptor reads nothing in /proc."""
+    process = Process.of(os.getpid())
+    assert process.alive()
+    FileServer(monkeypatch).fail(f"/proc/{process.pid}/stat", number=errno.EMFILE)
+    with pytest.raises(OSError, match="Too many open files"):
+        process.alive()

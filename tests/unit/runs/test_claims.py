@@ -218,3 +218,14 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(RunError, match="without hard links"):
         Claims.create(tmp_path)
+
+
+def test_a_file_server_that_does_not_respond_is_not_one_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        Claims.create(tmp_path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.config.schema import Limits
+from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.live import read_history
 from launcher.processes.groups import Process
@@ -17,6 +19,7 @@ from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
+from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare
 from launcher.submission.submit import Submitted, submit
 from tests.launch import until
@@ -81,6 +84,46 @@ def test_a_job_that_cannot_be_noted_is_found_by_the_next_command(
         with pytest.raises(SubmissionError, match=r"(?s)No space left.*Repeat the command with run_id=a"):
             handed_over(tmp_path)
     assert read_history(Run(tmp_path / "runs" / "a")).job_id is None
+    assert handed_over(tmp_path).job_id == "100"
+    assert len(stand_in.jobs()) == 1
+
+
+def after(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
+    """Another process acts after this one has called a function for the first time."""
+    real, left = getattr(owner, name), [other]
+
+    def call(*arguments: Any) -> Any:
+        found = real(*arguments)
+        if left:
+            left.pop()()
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_a_job_that_another_process_could_not_note_is_found_by_one_that_waited_for_it(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other() -> None:
+        with monkeypatch.context() as disk, pytest.raises(SubmissionError):
+            full_for("submitted", disk)
+            handed_over(tmp_path)
+
+    after(submission, "_make", monkeypatch, other)
+    assert handed_over(tmp_path).job_id == "100"
+    assert len(stand_in.jobs()) == 1
+
+
+def test_a_run_that_another_process_has_submitted_meanwhile_is_not_removed(
+    tmp_path: Path, stand_in: SlurmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other() -> None:
+        handed_over(tmp_path)
+        raise ConfigError("the code changed while it was copied")
+
+    after(snapshot, "take", monkeypatch, other)
+    with pytest.raises(ConfigError, match="while it was copied"):
+        handed_over(tmp_path)
     assert handed_over(tmp_path).job_id == "100"
     assert len(stand_in.jobs()) == 1
 
