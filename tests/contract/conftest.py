@@ -14,15 +14,23 @@ NODES = ("node1", "node2")
 BACKENDS = ("local", "slurm", "pbs", "sge", "third", pytest.param("allocation", marks=pytest.mark.slow))
 THIRD = ROOT / "tests/fakes/third_scheduler"
 
-# With these, `make test` runs FILE only, and `make test-slow` the other files.
-IN_PART, FILE = ("third", "sge"), "test_runs.py"
+# `make test` runs this file only with the scheduler of another package, and all but these tests with Grid Engine: what
+# they show of it others show, too. The rest is for `make test-slow`.
+FILE_OF_THIRD = "test_runs.py"
+SLOW_ON_SGE = {
+    "test_points_share_pilots",
+    "test_points_of_a_stopped_pilot_go_on_in_its_next_attempt",
+    "test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots",
+}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec and callspec.params.get("launcher") in IN_PART and item.path.name != FILE:
+        callspec, name = getattr(item, "callspec", None), getattr(item, "originalname", "")
+        scheduler = callspec and callspec.params.get("launcher")
+        on_third = scheduler == "third" and item.path.name != FILE_OF_THIRD
+        if on_third or (scheduler == "sge" and name in SLOW_ON_SGE):
             item.add_marker(pytest.mark.slow)
 
 

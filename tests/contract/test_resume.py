@@ -122,7 +122,7 @@ def test_with_resume_how_never_a_run_stays_stopped(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "how"),
-    [("slurm", "resubmit"), pytest.param("slurm", "chain", marks=pytest.mark.slow), ("pbs", "chain")],
+    [("slurm", "resubmit"), pytest.param("slurm", "chain", marks=pytest.mark.slow), ("pbs", "chain"), ("sge", "chain")],
     indirect=["launcher"],
 )
 def test_a_run_continues_in_other_jobs(launcher: Launcher, how: str) -> None:
