@@ -129,6 +129,15 @@ def is_packed(run: Run) -> bool:
     return run.path.name.isdecimal() and unwrap(exists(run.path.parent / claims.CLAIMS))
 
 
+def rerun(run: Run) -> str:
+    """Returns the sub-command that starts a point in a pilot again; empty: the run is no such point.
+
+    Raises:
+        UnavailableError: the sweep's directory cannot be read now.
+    """
+    return f"sweep rerun {run.path.parent.name} {run.path.name}" if is_packed(run) else ""
+
+
 def cancel_point(run: Run) -> None:
     """Cancels a point that pilots run. One that runs is stopped by its slot manager, which looks for the mark.
 

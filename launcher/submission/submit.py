@@ -27,8 +27,9 @@ from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.files.os_errors import explain
 from launcher.monitoring.live import JobMonitor, read_history, status_of
-from launcher.monitoring.packed import is_packed
+from launcher.monitoring.packed import rerun
 from launcher.monitoring.state import RunState
+from launcher.own_module import program
 from launcher.paths import default_runs_dir
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run
@@ -240,9 +241,8 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
 
 def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
     plan = prepared.plan
-    if is_packed(run):
-        sweep, _, point = run.id.rpartition("/")
-        raise RunError(f"{run.id} runs in pilots of its sweep: `launcher sweep rerun {sweep} {point}` starts it again")
+    if again := rerun(run):
+        raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
     require_commands(plan)
     with run.only_submitter():
         before = run.plan()

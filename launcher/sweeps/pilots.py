@@ -213,13 +213,16 @@ def clear_marks(run: Run) -> None:
 
 
 def start_again(sweep: Sweep, points: Sequence[int]) -> None:
-    """Frees points that are over, so that pilots run them again.
+    """Frees points that are over, so that pilots run them again. The others of a cancelled sweep stay cancelled.
 
     Points that a slot manager holds stay as they are: whether it is alive is not known by this machine's clock, and if
     it is dead, another one takes them over.
     """
     folder = Claims(sweep.path, 0)
     logs = folder.logs()
+    if sweep.cancelled():  # for points that had not begun this mark was enough, and the caller removes it
+        for point in set(range(len(sweep.manifest().points))) - set(points) - logs.keys():
+            folder.add(point, 0, Kind.CANCELLED, None)
     for point in points:
         clear_marks(sweep.run(point))
         log = logs.get(point, PointLog())

@@ -145,9 +145,11 @@ def resubmit(
             found |= secrets(sweep.run(members[0]))
             secret.require(plan.secret_variables, {**os.environ, **found})
     with secret.exported(found), only_submitter(sweep.path):
-        sweep.mark_cancelled(False)
-        if sweep.manifest().packing is not None:
+        packed = sweep.manifest().packing is not None
+        if packed:
             pilots.start_again(sweep, points)
+        sweep.mark_cancelled(False)
+        if packed:
             return submit_pilots(sweep, plans[points[0]], sweep.run(points[0]).record()["config"], points)
         for index in points:
             sweep.run(index).clear_marks()

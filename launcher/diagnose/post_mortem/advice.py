@@ -34,6 +34,7 @@ class Case:
         fault: the first failure that agents reported.
         log: the file with the standard error of the failed rank; empty: there is none.
         signal: see `Evidence`.
+        rerun: the sub-command that starts a point in a pilot again; empty: the run is none.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Case:
     fault: Fault = Fault()  # noqa: RUF009  it is frozen
     log: str = ""
     signal: int | None = None
+    rerun: str = ""
 
     @property
     def sign(self) -> str:
@@ -53,6 +55,9 @@ class Case:
         return self.verdict.sign or self.fault.error or ""
 
     def resume(self, *overrides: str) -> str:
+        """The command that continues the run with these changes; empty: there is none."""
+        if self.rerun:  # a point in a pilot is what its sweep says
+            return "" if overrides else f"{self.program} {self.rerun}"
         return " ".join([f"{self.program} resume {self.name}", *overrides])
 
 

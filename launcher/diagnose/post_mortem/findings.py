@@ -17,6 +17,7 @@ from launcher.diagnose.post_mortem.verdict import LEFT, Codes, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
 from launcher.monitoring.live import RunStatus
+from launcher.monitoring.packed import rerun
 from launcher.monitoring.state import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt
@@ -130,7 +131,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     if attempt is None:
         evidence = known.of(seen)
         verdict = classify(evidence)
-        case = Case(name, program, seen.plan, verdict, signal=evidence.signal)
+        case = Case(name, program, seen.plan, verdict, signal=evidence.signal, rerun=rerun(seen.run))
         by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.events()
@@ -149,7 +150,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
         saved=has_saved(seen.plan, first(seen.run.attempts()[0].events(), Started)),
-        fault=fault, log=files.get("its errors", ""), signal=evidence.signal,
+        fault=fault, log=files.get("its errors", ""), signal=evidence.signal, rerun=rerun(seen.run),
     )  # fmt: skip
     return Findings(
         attempt.number, verdict, time=(event.time if event else 0) or _ended(evidence, events), rank=rank, host=host,

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from launcher.formatting import format_time
+from launcher.monitoring import packed
 from launcher.monitoring.live import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
-from launcher.runs.sweep_directory import Sweep, sweep_of
+from launcher.runs.sweep_directory import Packing, Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import ExplainsPending
 from launcher.schedulers.explanation import Explanation, Waiting
@@ -99,7 +100,8 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
     why = cause(seen) or {
         RunState.CANCELLED: "it was cancelled", RunState.LOST: "its job is gone, and its script recorded no end"
     }.get(state, "no rank reported a cause")  # fmt: skip
-    do = f"`{program} post-mortem {run}` shows more; `{program} resume {run}` continues it"
+    again = packed.rerun(seen.run) or f"resume {run}"
+    do = f"`{program} post-mortem {run}` shows more; `{program} {again}` continues it"
     return Explanation(run, state.value, why, job=job, do=do)
 
 
@@ -122,6 +124,8 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
             run.id, state, "it was cancelled before it started",
             do=f"`{program} sweep rerun {sweep.id}` starts the points that did not run",
         )  # fmt: skip
+    if (packing := sweep.manifest().packing) is not None:
+        return _waits_for_slot(run, state, program, sweep, packing)
     if int(run.path.name) not in sweep.local_requests():
         return Explanation(
             run.id, state, "it is not submitted: the scheduler accepted no more jobs, or the command was interrupted",
@@ -135,5 +139,20 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
     )  # fmt: skip
 
 
-def _throttle(program: str, sweep: Sweep) -> str:
-    return f"`{program} sweep throttle {sweep.id} N` changes how many run at once"
+def _waits_for_slot(run: Run, state: str, program: str, sweep: Sweep, packing: Packing) -> Explanation:
+    """A point that has no job of its own: slot managers of pilots take the next one when a slot is free."""
+    managers = len(packed.Boards().of(sweep, packing).alive)
+    if not managers:
+        return Explanation(
+            run.id, state, "no pilot of its sweep runs now",
+            do=f"`{program} why {sweep.pilot(0).id}` shows what the first one waits for, if it does; "
+               f"`{program} sweep rerun {sweep.id}` submits pilots where too few are left",
+        )  # fmt: skip
+    return Explanation(
+        run.id, state, "it waits for a free slot of a pilot", do=_throttle(program, sweep, "pilots there are"),
+        limits=(f"sweep {sweep.id}: {managers * packing.slots} points at once, in pilots that run now",),
+    )  # fmt: skip
+
+
+def _throttle(program: str, sweep: Sweep, what: str = "run at once") -> str:
+    return f"`{program} sweep throttle {sweep.id} N` changes how many {what}"

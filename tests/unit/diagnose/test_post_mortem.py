@@ -706,3 +706,10 @@ def test_the_docs_have_a_line_for_every_kind() -> None:
 def test_the_docs_have_every_code(code: FaultCode | StopReason | NextReason) -> None:
     page = (Path(__file__).parents[3] / "docs" / "post-mortem.md").read_text()
     assert f"`{code.value}`" in page
+
+
+def test_a_point_in_a_pilot_is_started_again_by_its_sweep() -> None:
+    verdict = Verdict(Kind.WALL_TIME, "it is out of time")
+    steps = advice(Case("lr/1", "launcher", plan_of(), verdict, saved=True, rerun="sweep rerun lr 1"))
+    found = [getattr(step, "command", "") for step in steps]
+    assert found == ["launcher sweep rerun lr 1", ""]

@@ -12,8 +12,10 @@ from launcher.cli.text import cause
 from launcher.cli.why import moment, shown
 from launcher.diagnose.why.of_run import explain
 from launcher.runs import events as kinds
+from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Run
 from launcher.schedulers.explanation import Explanation, Option
+from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
 
@@ -97,3 +99,17 @@ def test_a_point_that_waits_for_its_turn_says_how_many_run_at_once(tmp_path: Pat
     found = explain(sweep.run(2), "launcher", cause)
     assert (found.state, found.limits) == ("waiting", (f"sweep {sweep.id}: 1 point at once (sweep.parallelism)",))
     assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many run at once"
+
+
+def test_a_point_of_a_packed_sweep_waits_for_a_slot(tmp_path: Path) -> None:
+    """It has no job of its own, so that it has none is no sign of an interrupted submission."""
+    sweep = packed_sweep(tmp_path, 2)
+    found = explain(sweep.run(1), "launcher", cause)
+    assert (found.state, found.why) == ("waiting", "no pilot of its sweep runs now")
+    assert f"`launcher why {sweep.id}-pilot-0`" in found.do
+    Claims(sweep.path, 0).note(
+        Manager(0, 0, 0, 0), kinds.ManagerBegan(host="n1", job="1", slots=1, pid=1, start=1, namespace="", time=1.0)
+    )
+    found = explain(sweep.run(1), "launcher", cause)
+    assert (found.state, found.why) == ("waiting", "it waits for a free slot of a pilot")
+    assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many pilots there are"

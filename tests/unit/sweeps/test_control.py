@@ -11,12 +11,14 @@ import pytest
 from launcher.errors import RunError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
+from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.commands import PBS, short
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
-from launcher.sweeps import control
+from launcher.sweeps import control, pilots
+from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep, submit_array
 
@@ -97,6 +99,21 @@ def test_a_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(
     sweep.run(1).clear_marks()
     sweep.request_local([1], restart=True)
     assert [each.state for each in point_statuses(sweep)] == ["cancelled", "waiting", "cancelled"]
+
+
+@pytest.mark.parametrize("chosen", [None, [0, 1, 2]])
+def test_a_packed_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(
+    tmp_path: Path, chosen: list[int] | None
+) -> None:
+    sweep = packed_sweep(tmp_path, 4)
+    Claims(sweep.path, 0).add(3, 0, Kind.RELEASED, Manager(0, 0, 0, 0))  # it has begun, and waits
+    assert control.cancel(sweep, chosen) == dict.fromkeys(chosen or range(4), "waiting")
+    pilots.start_again(sweep, [1])
+    sweep.mark_cancelled(False)
+    rest = "waiting" if chosen else "cancelled"
+    assert [each.state for each in point_statuses(sweep)] == ["cancelled", "waiting", "cancelled", rest]
+    pilots.start_again(sweep, [0])
+    assert point_statuses(sweep)[0].state == "waiting"
 
 
 @pytest.mark.parametrize("points", [None, range(6)])
