@@ -24,8 +24,8 @@ from launcher.monitoring.sweep import (
     point_statuses,
     summary,
 )
-from launcher.runs.directory import is_being_submitted
 from launcher.runs.search_record import SearchRecord
+from launcher.runs.submitter_lock import is_being_submitted
 from launcher.runs.sweep_directory import Sweep, differing, label
 from launcher.schedulers.query_cache import interval
 from launcher.sweeps import control

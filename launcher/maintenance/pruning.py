@@ -29,7 +29,8 @@ from launcher.files.shared_files import exists, list_names, read_text, unwrap
 from launcher.monitoring.live import DAMAGE, Damaged, each_status, or_damaged, read_history, status_of
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
 from launcher.runs import live_index, lookup, sweep_directory
-from launcher.runs.directory import SUBMITTING, Run
+from launcher.runs.directory import Run
+from launcher.runs.submitter_lock import SUBMITTING
 from launcher.runs.sweep_directory import Sweep
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import FOLLOWERS

@@ -39,14 +39,14 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, RunError, UnavailableError
-from launcher.files import locks, ownership, run_files, shared_secret
+from launcher.files import ownership, run_files, shared_secret
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import (
     Ok,
@@ -73,8 +73,6 @@ _PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of paces: half 
 SECRET = "secret"  # noqa: S105  a file; see `shared_secret`
 _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exist before the record does
 _UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of such names; temporary files too
-SUBMITTING = ".submitting"  # lock file of the submitter in a folder
-_LOCKED: set[Path] = set()  # folders whose lock this process has
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -241,12 +239,6 @@ class Run:
         if isinstance(event, Submitting):
             live_index.add(self.path.parent if self.is_point else self.path)
         event_file.append(self.path / "journal.jsonl", event, sync=sync)
-
-    @contextlib.contextmanager
-    def only_submitter(self) -> Iterator[None]:
-        """Holds the submitter's lock of this run; see the function `only_submitter`."""
-        with only_submitter(self.path):
-            yield
 
     def link(self, index: Path) -> None:
         """Points `latest` at this run, and adds a link to it to `index`, where commands look for runs by their id."""
@@ -484,34 +476,6 @@ def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]
     from launcher.spec.plan import as_dict
 
     return {"format": FORMAT, "plan": as_dict(plan), "config": config, **facts}
-
-
-@contextlib.contextmanager
-def only_submitter(folder: Path) -> Iterator[None]:
-    """Holds the submitter's lock of a run or sweep, so that no other process submits it meanwhile.
-
-    sbatch or qsub inherits the lock (`command.run_submission`). If a submitter is killed, the next waits until that
-    command has ended too, and then knows whether there is a job. On a file system without locks the job is still found
-    by its token. The lock is reentrant within a process.
-    """
-    if folder in _LOCKED:
-        yield
-        return
-
-    def waiting() -> None:
-        print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
-
-    with locks.acquire(folder / SUBMITTING, inheritable=True, waiting=waiting):
-        _LOCKED.add(folder)
-        try:
-            yield
-        finally:
-            _LOCKED.discard(folder)
-
-
-def is_being_submitted(folder: Path) -> bool:
-    """Whether a process has the submitter's lock of this folder."""
-    return locks.is_locked(folder / SUBMITTING)
 
 
 def _relink(link: Path, target: Path) -> None:

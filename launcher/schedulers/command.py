@@ -59,7 +59,7 @@ def run_submission(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command that submits a job.
 
-    The command inherits the lock of `runs.only_submitter` and holds it until it ends.
+    The command inherits the lock of `submitter_lock.only_submitter` and holds it until it ends.
 
     The command runs in a session of its own, so it survives Ctrl-C and the end of this process: an interrupted
     submission could leave a job whose id is not recorded.

@@ -35,6 +35,7 @@ from launcher.runs import events, live_index
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitting, every
 from launcher.runs.journal import journal_events, process_of
+from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
@@ -89,7 +90,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
         except Refused:
             _remove_unrecorded(run)
             raise
-    with run.only_submitter():
+    with only_submitter(run.path):
         require_same(run, plan)  # another process may have submitted it at the same time
         if job_id := read_history(run).job_id:
             return Submitted(run, job_id, again=True)
@@ -244,7 +245,7 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
     if again := rerun(run):
         raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
     require_commands(plan)
-    with run.only_submitter():
+    with only_submitter(run.path):
         before = run.plan()
         if (plan.workload.entry, plan.workload.kind) != (before.workload.entry, before.workload.kind):
             raise ConfigError(

@@ -16,8 +16,9 @@ from launcher.formatting import ranges
 from launcher.monitoring.live import cancelled, forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, SweepMonitor, point_statuses
-from launcher.runs.directory import Run, only_submitter
+from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed
+from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.queries import AnswerLost

@@ -27,6 +27,7 @@ from launcher.runs.claims import Claims, Kind, PointLog, State
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
 from launcher.runs.journal import journal_events
+from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.spec.plan import PILOT_ENTRY, JobPlan
@@ -178,7 +179,7 @@ def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any])
     run.clear_marks()
     before = len(every(journal_events(run), Submitted))
     token = token_of(plan.run_dir) + (f"-r{before}" if before else "")
-    with run.only_submitter():
+    with only_submitter(run.path):
         job = start(run, plan, token, resumed=tried(run, token))
         journal_jobs(run, plan, job.job_id, token)
     with contextlib.suppress(OSError):  # a convenience: commands also take a path

@@ -23,8 +23,9 @@ from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.paths import default_runs_dir
 from launcher.runs import directory
-from launcher.runs.directory import Run, only_submitter
+from launcher.runs.directory import Run
 from launcher.runs.search_record import SearchRecord, SearchSettings
+from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.progress import look
 from launcher.search.template import template_of

@@ -26,9 +26,10 @@ from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.runs import live_index
-from launcher.runs.directory import Run, only_submitter, token_of
+from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Submitted, every
 from launcher.runs.journal import journal_events
+from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.executor import begun

@@ -12,7 +12,7 @@ import pytest
 from launcher.cli import sweep_follow
 from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
-from launcher.runs.directory import is_being_submitted, only_submitter
+from launcher.runs.submitter_lock import is_being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.queries import JobState, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm

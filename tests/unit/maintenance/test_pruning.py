@@ -19,7 +19,8 @@ from launcher.maintenance.pruning import Old, needs, reason_to_keep
 from launcher.monitoring import live
 from launcher.runs import event_file
 from launcher.runs import events as kinds
-from launcher.runs.directory import SUBMITTING, Run, only_submitter
+from launcher.runs.directory import Run
+from launcher.runs.submitter_lock import SUBMITTING, only_submitter
 from launcher.schedulers.queries import JobState
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies

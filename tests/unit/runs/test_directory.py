@@ -20,6 +20,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, new_id
 from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
+from launcher.runs.submitter_lock import only_submitter
 from tests.unit.plans import plan_of
 
 
@@ -311,9 +312,9 @@ def test_a_link_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path) -> None
 
 def test_one_process_at_a_time_submits_a_run(tmp_path: Path) -> None:
     run, order = make(tmp_path, "a"), []
-    imports = "import sys; from pathlib import Path; from launcher.runs.directory import Run"
-    code = f"{imports}\nwith Run(Path(sys.argv[1])).only_submitter(): print('in')"
-    with run.only_submitter():
+    imports = "import sys; from pathlib import Path; from launcher.runs.submitter_lock import only_submitter"
+    code = f"{imports}\nwith only_submitter(Path(sys.argv[1])): print('in')"
+    with only_submitter(run.path):
         other = subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE, text=True)
         assert other.stdout is not None
         assert select.select([other.stdout], [], [], 0.3)[0] == []
