@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import errors
 from launcher.agent.program_stop import StopChecker
@@ -38,17 +38,9 @@ from launcher.pilots.parts import Parts
 from launcher.pilots.slots import Slot, slots_of_node
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog
-from launcher.runs.directory import Attempt, Run
+from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import (
-    GroupBroken,
-    ManagerIdle,
-    NodeLeftOut,
-    PointBegan,
-    PointEnded,
-    Progress,
-    Stop,
-)
+from launcher.runs.events import GroupBroken, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Progress, Stop
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.worker import preload
@@ -58,8 +50,10 @@ if TYPE_CHECKING:
     from launcher.config.schema import Function
     from launcher.search.points import SearchPoints
 
+T = TypeVar("T")
 TICK = 0.2  # seconds between two looks, unless a point ends
 LOOK = 1.0  # seconds between two looks for stop requests and cancelled points
+PAUSE = 10.0  # seconds after a point could not be started in which no other one is
 IDLE = 60.0  # seconds that a manager without a point waits for one to be freed
 REPEAT = 15.0  # seconds beyond launch.grace after which a point that was asked to stop is killed
 ALONE = 5.0  # seconds after which a point is asked to stop because its part on another node has failed
@@ -179,20 +173,19 @@ class SlotManager:
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
         self._leads, self._mine, self._group = environ.get("RANK", "0") == "0", mine, group
         self._claims = Claims(sweep.path, packing.retries)
-        self._search, count = _search_of(sweep), len(sweep.manifest().points)
-        self._board = Board(
-            self._claims, self._search.count() if self._search else count, mine, group.host, packing.lease
-        )
         self._life = Life(self._claims, mine, packing.lease, signals)
-        self._parts = Parts(self._claims, group, packing.lease / 2)
         self._running: dict[int, Running] = {}  # by process id
+        self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
+        count = self._search.count() if self._search else len(sweep.manifest().points)
+        self._board = Board(self._claims, count, mine, group.host, packing.lease)
+        self._parts = Parts(self._claims, group, packing.lease / 2)
         self._stops = stops_of(sweep, mine)
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
         self._stopping: StopReason | None = None
         self._cancelled = self._left_out = self._broken = self._told_broken = self._unfinished = False
         self._outcomes: list[tuple[int, Kind]] = []
         self._signals = signals
-        self._next_look = self._next_prune = 0.0
+        self._next_look = self._next_prune = self._next_start = 0.0
         self._events, self._reported = Events(attempt, "rank-0"), -1
         self._free: list[Slot] = []
 
@@ -303,7 +296,7 @@ class SlotManager:
 
     def _fill(self) -> None:
         """Starts points in the free slots."""
-        while self._free:
+        while self._free and time.monotonic() >= self._next_start:
             try:
                 claimed = self._claim()
             except (OSError, UnavailableError) as error:
@@ -312,8 +305,7 @@ class SlotManager:
                 return  # at the next look the file server may answer
             if claimed is None:
                 return
-            if not self._start(*claimed):
-                return
+            self._start(*claimed)
 
     def _claim(self) -> tuple[int, PointLog] | None:
         """Claims a point, one that the search chooses if there is no other; None: there is none now."""
@@ -324,13 +316,13 @@ class SlotManager:
             claimed = self._board.claim()
         return claimed
 
-    def _start(self, point: int, before: PointLog) -> bool:
-        """Starts a point that this manager has claimed; whether others may follow at once."""
+    def _start(self, point: int, before: PointLog) -> None:
+        """Starts a point that this manager has claimed. If that is not possible now, none is started for a while."""
         entry = before.next + 1
         run = self._sweep.run(point) if self._search is None else self._search.made(point)
         if run.has("cancelled"):
             self._claims.add(point, entry, Kind.CANCELLED, self._mine)
-            return True
+            return
         slot = self._free.pop()
         try:
             attempt = point_fork.begin(run, self._group)
@@ -346,9 +338,9 @@ class SlotManager:
             self._claims.add(point, entry, kind, self._mine)
             self._life.note(PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
             self._free.append(slot)
-            return False
+            self._next_start = time.monotonic() + PAUSE
+            return
         self._running[pid] = Running(point, entry, slot, before, attempt)
-        return True
 
     def _reap(self, now: float) -> None:
         for pid, each in list(self._running.items()):
@@ -374,11 +366,11 @@ class SlotManager:
             with contextlib.suppress(OSError, LauncherError):
                 point_fork.close(each.attempt, -code, self._group.host, asked=each.stopping or each.kill_at is not None)
         kind = outcome(
-            code, stopping=each.stopping, cancelled=each.cancelled, stopped=_has(run, "stop"), pruned=each.pruned,
-            spent=each.before.releases + 1 >= self._plan.resume.max_attempts,
+            code, stopping=each.stopping, cancelled=each.cancelled, pruned=each.pruned,
+            stopped=_marked(run.path / "stop"), spent=each.before.releases + 1 >= self._plan.resume.max_attempts,
         )  # fmt: skip
         self._tell_search(each, kind)
-        if not self._claims.add(each.point, each.entry, kind, self._mine):
+        if not self._retried(lambda: self._claims.add(each.point, each.entry, kind, self._mine)):
             log_line(f"point {each.point} was taken over by another slot manager: its end here does not count")
         self._free.append(each.slot)
         self._board.changed()
@@ -403,15 +395,22 @@ class SlotManager:
         outcome = {Kind.DONE: Outcome.DONE, Kind.PRUNED: Outcome.PRUNED}.get(kind, Outcome.FAILED if failed else None)
         if outcome is None:
             return
+        search = self._search
+        try:
+            self._retried(lambda: search.ended(each.point, outcome))
+        except (OSError, UnavailableError) as error:
+            log_line(f"the search did not record the end of point {each.point}: {error}")
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        """Does what must not be lost: repeats it for IN_A_JOB seconds while the file server does not respond."""
         give_up = time.monotonic() + IN_A_JOB
         while True:
             try:
-                self._search.ended(each.point, outcome)
-                return
+                return call()
             except (OSError, UnavailableError) as error:
                 if not is_transient(error) or time.monotonic() >= give_up:
-                    log_line(f"the search did not record the end of point {each.point}: {error}")
-                    return
+                    raise
+            self._beat(time.monotonic())
             time.sleep(LOOK)
 
     # -- signs of life, stops
@@ -434,7 +433,7 @@ class SlotManager:
         for pid, each in self._alive().items():
             with contextlib.suppress(OSError):
                 self._parts.copy_output(each.attempt, point_fork.output_of(each.attempt.run))
-            each.cancelled = each.cancelled or self._cancelled or _has(self._sweep.run(each.point), "cancelled")
+            each.cancelled = each.cancelled or self._cancelled or _marked(each.attempt.run.path / "cancelled")
             if (each.pruned or each.cancelled or self._stopping is not None) and each.kill_at is None:
                 each.stopping = self._stopping is not None
                 each.kill_at = now + self._plan.launch.grace + REPEAT
@@ -478,18 +477,14 @@ class SlotManager:
             Events(self._attempt, "stop")(Stop(reason=reason, rank=0, host=self._group.host))
 
 
-def _search_of(sweep: Sweep) -> SearchPoints | None:
-    """The search that chooses the points; None: they are a list."""
+def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None:
+    """The search that chooses the points; None: they are a list. `waiting`: see `SearchPoints`."""
     if not SearchRecord(sweep.path).exists():
         return None
     # Lazily: Optuna takes a second, and sweeps without a search need none of it
     from launcher.search.points import SearchPoints
 
-    return SearchPoints(sweep)
-
-
-def _has(run: Run, name: str) -> bool:
-    return _marked(run.path / name)
+    return SearchPoints(sweep, waiting)
 
 
 def _marked(path: Path) -> bool:

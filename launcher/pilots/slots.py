@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.binding import devices, masks, nvidia, sysfs, wanted
 from launcher.binding.devices import DeviceError
 from launcher.binding.masks import RankDevices
+from launcher.errors import NO_RETRY, LauncherError
+from launcher.formatting import plural
+
+
+class TooFewGpus(LauncherError):
+    """The scheduler lets the pilot see fewer GPUs than it has asked for. A retry would fail, too."""
+
+    exit_code = NO_RETRY
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,20 @@ def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[s
         environ: of the slot manager; where the variable is not set, all are shown.
         places: of the slot's GPUs.
         name: of the variable.
+
+    Raises:
+        TooFewGpus: the variable shows fewer.
     """
     shown = environ.get(name)
-    entries = [each.strip() for each in shown.split(",")] if shown else []
-    return {name: ",".join(entries[place] if entries else str(place) for place in places)}
+    if shown is None:
+        return {name: ",".join(map(str, places))}
+    entries = [each.strip() for each in shown.split(",") if each.strip()]
+    if len(entries) <= max(places):
+        raise TooFewGpus(
+            f"{name}={shown} shows {plural(len(entries), 'GPU')} on {socket.gethostname()}, and the pilot asked for "
+            "more (sweep.gpus, else sweep.slots x gpus_per_node): ask for fewer, or see `launcher doctor`"
+        )
+    return {name: ",".join(entries[place] for place in places)}
 
 
 def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int, gpus: int, cpus: int) -> list[Slot]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from launcher.agent.signals import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.board import Board
+from launcher.pilots.life import Life
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
@@ -184,7 +187,7 @@ def test_a_search_chooses_points_while_slots_are_free_and_prunes_them(
 ) -> None:
     sweep, points = packed_sweep(tmp_path, 4, slots=2, retries=1), Points({1: None, 2: 1})
     search = Search(sweep, pruned={1})
-    monkeypatch.setattr(manager, "_search_of", lambda sweep: search)
+    monkeypatch.setattr(manager, "_search_of", lambda sweep, waiting: search)
     monkeypatch.setattr(manager, "LOOK", 0.0)
     slot_manager(sweep, points, monkeypatch).run()
     assert [points.started.count(point) for point in range(4)] == [1, 1, 2, 1]
@@ -192,3 +195,56 @@ def test_a_search_chooses_points_while_slots_are_free_and_prunes_them(
     assert sorted(search.ends, key=lambda end: end[0]) == [
         (0, Outcome.DONE), (1, Outcome.PRUNED), (2, Outcome.FAILED), (3, Outcome.DONE)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_a_node_without_room_for_a_process_does_not_use_up_the_attempts_of_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(point: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    signals, turns = Signals(), iter(range(50))
+
+    def wait(life: Life, timeout: float) -> None:
+        if next(turns, None) is None:
+            signals._take(signal.SIGTERM, None)
+
+    monkeypatch.setattr(Life, "wait", wait)
+    sweep, points = packed_sweep(tmp_path, 3, slots=2), Points({}, before=refuse)
+    with pytest.raises(SystemExit):
+        slot_manager(sweep, points, monkeypatch, signals=signals).run()
+    assert points.started == [0]
+    assert Claims(sweep.path, 0).logs()[0].releases == 1
+
+
+def test_the_end_of_a_point_is_recorded_when_the_file_server_responds_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, failures = os.link, [errno.EIO, errno.ESTALE]
+
+    def failing(source: Path, target: Path) -> None:
+        if target.name == "0.1" and failures:
+            raise OSError(failures.pop(), "not now")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", failing)
+    monkeypatch.setattr(manager, "LOOK", 0.0)
+    sweep, points = packed_sweep(tmp_path, 2), Points({})
+    assert slot_manager(sweep, points, monkeypatch).run() == {"points": 2, "done": 2}
+    assert points.started == [0, 1]
+    assert not failures
+
+
+def test_a_manager_that_waits_for_the_lock_of_a_search_shows_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Callable[[], None]] = []
+    sweep = packed_sweep(tmp_path, 1)
+    monkeypatch.setattr(manager, "_search_of", lambda sweep, waiting: found.append(waiting))
+    each = slot_manager(sweep, Points({}), monkeypatch).manager
+    journal = each._claims.journal(each._mine)
+    journal.touch()
+    os.utime(journal, (0, 0))
+    found[0]()
+    assert journal.stat().st_mtime > 0

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import NO_RETRY
 from launcher.pilots import slots
+from launcher.pilots.slots import TooFewGpus
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,13 @@ def test_a_slot_sees_its_part_of_what_the_scheduler_shows(
 ) -> None:
     environ = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
     assert slots.mask(environ, places, "CUDA_VISIBLE_DEVICES") == {"CUDA_VISIBLE_DEVICES": mask}
+
+
+@pytest.mark.parametrize(("shown", "number"), [("", "0 GPUs"), ("3", "1 GPU"), ("NoDevFiles", "1 GPU")])
+def test_fewer_gpus_than_the_pilot_asked_for_are_refused(shown: str, number: str) -> None:
+    with pytest.raises(TooFewGpus, match=rf"CUDA_VISIBLE_DEVICES={shown} shows {number} .*sweep\.gpus") as refused:
+        slots.mask({"CUDA_VISIBLE_DEVICES": shown}, (1,), "CUDA_VISIBLE_DEVICES")
+    assert refused.value.exit_code == NO_RETRY
 
 
 def test_slots_have_cpus_that_the_process_may_use() -> None:
