@@ -100,6 +100,8 @@ def throttle(sweep: Sweep, most: int) -> int:
             print(line)
         for name in stopping:
             print(f"stops    {name}: its points go on in others")
+        if submitted.over:
+            print("all its points are over: no pilot is submitted")
         return 1 if submitted.left else 0
     given = control.throttle(sweep, most)
     print(f"{sweep.id}: at most {plural(most, 'point')} at once")

@@ -20,6 +20,7 @@ from launcher.monitoring.sweep import (
     PointStatus,
     SweepMonitor,
     counts,
+    live_pilots,
     over,
     point_statuses,
     summary,
@@ -27,7 +28,7 @@ from launcher.monitoring.sweep import (
 from launcher.paths import default_runs_dir
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_sweeps
-from launcher.runs.sweep_directory import Sweep, differing, label
+from launcher.runs.sweep_directory import Packing, Sweep, differing, label
 from launcher.search.progress import SearchProgress, described, look
 
 WIDTH = 80
@@ -87,9 +88,19 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
         print(line)
     if len(shown) < len(listed):
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
+    if manifest.packing is not None and search and not search[1].over and _stands_still(sweep, seen, monitor):
+        print(f"\nno pilot runs, and more points may be chosen\n{_throttle(sweep, manifest.packing)}")
     if any(each.over and each.state not in WITHOUT_LINE for each in seen):
         print(f"\nnext  {program()} sweep rerun {sweep.id}")
     return 0
+
+
+def _stands_still(sweep: Sweep, seen: Sequence[PointStatus], monitor: SweepMonitor) -> bool:
+    return all(each.over for each in seen) and not live_pilots(sweep, monitor)
+
+
+def _throttle(sweep: Sweep, packing: Packing) -> str:
+    return f"next  {program()} sweep throttle {sweep.id} {packing.pilots}"
 
 
 def values_of(found: SearchProgress) -> dict[str, Any]:

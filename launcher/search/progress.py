@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.config.search_space import Goal
+from launcher.config.search_space import Goal, size
 from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, Trial, TrialState
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.budget import Cost, saved, spent
@@ -42,6 +42,7 @@ class SearchProgress:
         saved: those that pruning has saved; None: unknown yet, or nothing is pruned.
         rungs: of a search that prunes.
         stopped: why it has ended before its budget was spent.
+        over: whether no more points will be chosen.
     """
 
     chosen: int
@@ -53,6 +54,7 @@ class SearchProgress:
     saved: float | None
     rungs: tuple[Rung, ...]
     stopped: str | None
+    over: bool
 
 
 def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
@@ -79,12 +81,14 @@ def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int
     states = [each.state for each in journal.trials]
     costs = [_cost(each, seconds) for each in journal.trials]
     done = [each for each in journal.trials if each.state is TrialState.COMPLETE and each.value is not None]
+    hours, most = spent(costs, settings.devices), [settings.points, size(settings.space)]
+    full = any(each is not None and len(states) >= each for each in most)
     return SearchProgress(
         chosen=len(states), done=states.count(TrialState.COMPLETE),
         pruned=states.count(TrialState.PRUNED), failed=states.count(TrialState.FAIL),
         best=min(done, key=lambda each: (_rank(each.value, settings.goal), each.number), default=None),
-        hours=spent(costs, settings.devices), saved=saved(costs, settings.devices), rungs=rungs_of(settings, journal),
-        stopped=journal.stopped,
+        hours=hours, saved=saved(costs, settings.devices), rungs=rungs_of(settings, journal), stopped=journal.stopped,
+        over=full or journal.stopped is not None or (settings.gpu_hours is not None and hours >= settings.gpu_hours),
     )  # fmt: skip
 
 
@@ -124,6 +128,9 @@ def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
         lines.append(hours)
     if found.stopped:
         lines.append(f"the search has ended: {found.stopped}")
+    elif found.over and found.chosen != settings.points:
+        spends = settings.gpu_hours is not None and found.hours >= settings.gpu_hours
+        lines.append(f"no more points are chosen: {'the budget is spent' if spends else 'every combination is taken'}")
     return lines
 
 

@@ -30,6 +30,7 @@ from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.idempotent_submit import Refused
+from launcher.search.progress import look
 from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.spec.sections import Workload
 from launcher.submission.submit import facts_of_here, journal_jobs, start, tried
@@ -122,11 +123,13 @@ class SubmittedPilots:
         jobs: the job of each pilot that was submitted, by its number.
         left: number of pilots that the scheduler does not take now.
         words: its words.
+        over: whether none is needed, for all points are over, and no more will be chosen.
     """
 
     jobs: Mapping[int, str]
     left: int = 0
     words: str = ""
+    over: bool = False
 
 
 def submit(
@@ -288,8 +291,16 @@ def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str],
             monitor.cancel(seen.run)
         else:
             seen.run.mark("stop")
-    unfinished = [each.point for each in point_statuses(sweep) if not each.over]
-    if not unfinished:
-        return SubmittedPilots({})
-    point = unfinished[0].run
+    if not chooses_more(sweep) and all(each.over for each in point_statuses(sweep)):
+        return SubmittedPilots({}, over=True)
+    point = sweep.run(0)
     return submit(sweep, packing, point.plan(), point.record()["config"], refused)
+
+
+def chooses_more(sweep: Sweep) -> bool:
+    """Whether a search may choose more points; False also where there is none.
+
+    Raises:
+        UnavailableError, RunError: its files cannot be read now, or are damaged.
+    """
+    return sweep.manifest().search and not look(sweep)[1].over

@@ -71,6 +71,9 @@ def test_a_search_chooses_points_while_its_pilots_run_and_prunes_those_that_are_
     }
     told = launcher("sweep", "results", points.sweep.id).stdout
     assert "RUNG (STEPS)" in told
+    throttled = launcher("sweep", "throttle", points.sweep.id, "3")
+    assert "all its points are over: no pilot is submitted" in throttled.stdout, throttled.stderr
+    assert not points.sweep.pilot(2).recorded()
     spent = launcher.submit("-m", *TINY, *SEARCHED, "sweep.budget.points=10", "wait=false")
     assert spent.returncode == 2
     assert "sweep.budget.points=10 is spent" in spent.stderr

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
@@ -50,6 +53,32 @@ def test_what_is_said_of_it() -> None:
     ]
     stopped = progress_of(settings(), Journal(stopped="no such metric"), {})
     assert described(settings(), stopped)[1:] == ["0 node-hours spent", "the search has ended: no such metric"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "journal", "over", "words"),
+    [
+        ({"points": 9}, JOURNAL, False, None),
+        ({"points": 5}, JOURNAL, True, None),
+        ({"points": None, "gpu_hours": 2.0}, JOURNAL, True, "no more points are chosen: the budget is spent"),
+        ({"points": None, "gpu_hours": 2.5}, JOURNAL, False, None),
+        (
+            {"space": {"lr": Dimension(choices=tuple("12345"))}},
+            JOURNAL,
+            True,
+            "no more points are chosen: every combination is taken",
+        ),
+        ({}, Journal(stopped="no such metric"), True, "the search has ended: no such metric"),
+    ],
+)
+def test_whether_more_points_are_chosen(
+    changes: dict[str, Any], journal: Journal, over: bool, words: str | None
+) -> None:
+    found = dataclasses.replace(settings(), **changes)
+    progress = progress_of(found, journal, {4: 360.0})
+    assert progress.over is over
+    last = described(found, progress)[-1]
+    assert (last if "chosen:" in last or "ended" in last else None) == words
 
 
 def test_rungs_are_a_table() -> None:

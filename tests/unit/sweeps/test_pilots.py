@@ -10,9 +10,10 @@ import pytest
 from launcher.config.schema import Debug, LaunchMode
 from launcher.config.schema import Sweep as Keys
 from launcher.errors import ConfigError
-from launcher.runs.claims import LEASE
+from launcher.runs.claims import LEASE, Claims, Kind, Manager
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.sweeps import pilots
+from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import make_config, plan_of
 
 SWEEP = Sweep(Path("/runs/lr-1"))
@@ -78,6 +79,22 @@ def test_a_pilot_asks_for_what_all_its_slots_need() -> None:
     assert (plan.nodes, plan.min_nodes, plan.procs_per_node, plan.cpus_per_node) == (2, 1, 1, 32)
     assert (plan.gpus_per_node, plan.mem, plan.time) == (4, 8 * (8 << 30), point.time)
     assert plan.workload.params["kwargs"] == {"sweep": "/runs/lr-1", "pilot": 3}
+
+
+@pytest.mark.parametrize(("done", "more", "submits"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_throttle_submits_pilots_while_points_are_left_or_a_search_chooses_more(
+    done: int, more: bool, submits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, owner = packed_sweep(tmp_path, 2), Manager(0, 0, 0, 0)
+    for point in range(done):
+        Claims(sweep.path, 0).add(point, 0, Kind.CLAIMED, owner)
+        Claims(sweep.path, 0).add(point, 1, Kind.DONE, owner)
+    monkeypatch.setattr(pilots, "chooses_more", lambda sweep: more)
+    monkeypatch.setattr(pilots, "submit", lambda *_: pilots.SubmittedPilots({3: "job"}))
+    shares = sweep.manifest().packing
+    assert shares is not None
+    found = pilots.throttle(sweep, shares, 2, lambda words: False)
+    assert (found.jobs, found.over) == (({3: "job"}, False) if submits else ({}, True))
 
 
 def test_a_pilot_goes_on_with_as_many_nodes_as_one_point_needs() -> None:
