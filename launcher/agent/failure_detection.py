@@ -15,7 +15,7 @@ from launcher.runs.events import Accused, Fault, Hang, HostSignal, Stop
 from launcher.worker.hangs import Blamed
 
 STACKS = 10.0  # seconds in which all agents send the stacks of their ranks, and what NCCL has recorded
-HEARSAY = 2.0  # seconds in which every agent that is asked to stop reports that
+LEAVE_TIMEOUT = 2.0  # seconds in which every agent that is asked to stop reports that
 
 Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
 
@@ -147,7 +147,7 @@ class FailureDetector:
         """The ranks of an agent are being ended because of a signal."""
         agent.leaving = True
         if self._leave is None:
-            self._leave = now + HEARSAY, number
+            self._leave = now + LEAVE_TIMEOUT, number
 
     def silent(self, agent: AgentState, ranks: Sequence[int], now: float) -> None:
         """These ranks of an agent have done no step for launch.hang_timeout."""

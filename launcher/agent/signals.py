@@ -47,11 +47,11 @@ class Signals:
             pass
 
     def ends(self) -> signal.Signals | None:
-        """Returns the first of the ENDS that arrived; None: there was none."""
+        """Returns the first signal of ENDS (a stop request) that arrived; None: none did."""
         return next((number for number in self._numbers if number in ENDS), None)
 
     def warns(self) -> signal.Signals | None:
-        """Returns the first of the WARNS that arrived; None: there was none."""
+        """Returns the first signal of WARNS (the scheduler announces the end) that arrived; None: none did."""
         return next((number for number in self._numbers if number in WARNS), None)
 
     def require_none(self) -> None:

@@ -113,7 +113,9 @@ class Supervisor:
         self._over = False
         self._signalled: set[tuple[int, signal.Signals]] = set()
         self._program_signalled: set[int] = set()
-        self._stop_checker = StopChecker(plan, os.environ, first=self._leads, now=clock()) if plan.goes_on else None
+        self._stop_checker = (
+            StopChecker(plan, os.environ, first=self._leads, now=clock()) if plan.program_resumes else None
+        )
         self._stop_by: float | None = None  # ranks that are left then are killed
         self._killed_at: float | None = None
         self._gives_up: float | None = None  # waiting for the leader or for others
@@ -162,7 +164,7 @@ class Supervisor:
     @property
     def _resumable(self) -> bool:
         """Whether ranks can resume: one listens for stop requests, or did in an earlier round."""
-        return self._status.listened or self._history.listened or self._plan.goes_on
+        return self._status.listened or self._history.listened or self._plan.program_resumes
 
     @property
     def _alive(self) -> list[int]:

@@ -1,8 +1,8 @@
 """Requests of commands to the agents of a running attempt, and the agents' replies, as files of the run directory.
 
-    attempts/N/asked.jsonl        the requests, one line of JSON each; the leading agent creates it and reads it every
+    attempts/N/attach.jsonl        the requests, one line of JSON each; the leading agent creates it and reads it every
                                   second
-    attempts/N/asked/ID/member-P  the reply of agent P; the command creates it, empty, before it sends the request
+    attempts/N/attach/ID/member-P  the reply of agent P; the command creates it, empty, before it sends the request
 
 Files work with every scheduler, and need no connection to the nodes. Both files exist before anybody waits for them:
 NFS may hide a new file for half a minute, but shows what was added to a file that it knows as soon as that is opened
@@ -21,7 +21,7 @@ from typing import Any
 
 from launcher.files import run_files
 from launcher.runs import directory, event_file, event_json
-from launcher.runs.events import Asked
+from launcher.runs.events import AttachRequest
 
 STACKS = "stacks"  # the stacks of all ranks
 RANK = "rank"  # where one rank runs; see request_handler.rank_location
@@ -33,7 +33,7 @@ class RequestReader:
     """Reads the requests, for the leading agent. Requests that were sent before it was made are skipped."""
 
     def __init__(self, attempt: directory.Attempt) -> None:
-        self._path, self._read = attempt.path / "asked.jsonl", 0
+        self._path, self._read = attempt.path / "attach.jsonl", 0
         self._waiting: list[str] = []
         with contextlib.suppress(OSError):  # a full disk: then no request can be sent
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -63,12 +63,12 @@ def parse(text: str) -> dict[str, Any] | None:
 
 def folder_of(attempt: directory.Attempt, request: dict[str, Any]) -> Path:
     """Returns the folder of the replies to a request."""
-    return attempt.path / "asked" / str(request["id"])
+    return attempt.path / "attach" / str(request["id"])
 
 
 def is_listening(attempt: directory.Attempt) -> bool:
     """Returns whether the leading agent reads requests yet."""
-    return (attempt.path / "asked.jsonl").exists()
+    return (attempt.path / "attach.jsonl").exists()
 
 
 def send(
@@ -86,12 +86,12 @@ def send(
     Raises:
         OSError: the run directory cannot be written to.
     """
-    request = Asked(id=secrets.token_hex(8), what=what, rank=rank)
+    request = AttachRequest(id=secrets.token_hex(8), what=what, rank=rank)
     folder = folder_of(attempt, event_json.values(request))
     run_files.make_folder(folder)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
         write_reply(folder / name, text)
-    event_file.append(attempt.path / "asked.jsonl", request)
+    event_file.append(attempt.path / "attach.jsonl", request)
     return folder
 
 

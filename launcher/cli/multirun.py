@@ -30,7 +30,7 @@ from launcher.schedulers import job_script
 from launcher.spec import cost
 from launcher.sweeps import grouping
 from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
-from launcher.sweeps.searches import prepare_search, representatives, settled, submit_search
+from launcher.sweeps.searches import prepare_search, representatives, submit_search, with_search_defaults
 from launcher.sweeps.submit import submit_sweep
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Multirun:
         require_space(space)
         batch = representatives(space, fixed)
         points = [self._requested(point, number, batch) for number, point in enumerate(batch)]
-        points = [dataclasses.replace(each, config=settled(each.config)) for each in points]
+        points = [dataclasses.replace(each, config=with_search_defaults(each.config)) for each in points]
         prepared = prepare_search(points, space, self._command.words)
         config = points[0].config
         for note in prepared.sweep.notes:
@@ -172,9 +172,9 @@ class Multirun:
         except LauncherError as error:
             label = sweep_directory.label(overrides, sweep_directory.differing(batch))
             raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {error}") from None
-        return RequestedPoint(tuple(overrides), self._settled(composed.config), composed.resolved)
+        return RequestedPoint(tuple(overrides), self._with_search_defaults(composed.config), composed.resolved)
 
-    def _settled(self, config: Config) -> Config:
+    def _with_search_defaults(self, config: Config) -> Config:
         return self._search.settle(config, self._command.words, self._id) if self._search else config
 
     def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from launcher.binding.node import Unbound
     from launcher.runs.events import (
         Accused,
-        Again,
         BlockedCollective,
+        Continues,
         Fault,
         PassedOver,
         Place,
@@ -356,9 +356,9 @@ def of_request(host: str, name: str) -> str:
 # -- what follows an attempt that stopped early
 
 
-def of_next(event: Again | Stays) -> str:
+def of_next(event: Continues | Stays) -> str:
     """Returns why a run continues, stays stopped, or is given up."""
-    table = _CONTINUES if event.event == "again" else _STAYS
+    table = _CONTINUES if event.event == "continues" else _STAYS
     return table.get(event.reason, lambda _: event.reason.value.replace("_", " "))(event)
 
 

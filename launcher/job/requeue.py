@@ -26,7 +26,7 @@ from launcher.files.shared_files import is_transient, retry_read, unwrap
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import Again, Progress, Stays, Stop, Stopped, Submitted, Submitting, every, last
+from launcher.runs.events import Continues, Progress, Stays, Stop, Stopped, Submitted, Submitting, every, last
 from launcher.runs.time_left import time_left
 from launcher.schedulers import job_script, registry
 from launcher.schedulers.queries import Ending, QueryError
@@ -55,12 +55,12 @@ class Decision:
     """
 
     what: What
-    event: Again | Stays
+    event: Continues | Stays
 
 
 def continues(what: What, reason: NextReason, job: str | None = None) -> Decision:
     """Returns that a run continues; `job`: the id of the job in which it does, if known."""
-    return Decision(what, Again(what=what.name.lower(), reason=reason, job=job))
+    return Decision(what, Continues(what=what.name.lower(), reason=reason, job=job))
 
 
 def stays(what: What, reason: NextReason, **details: Any) -> Decision:
@@ -133,7 +133,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
     """
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
-    run, events = attempt.run, Events(attempt, "again")
+    run, events = attempt.run, Events(attempt, "requeue")
     try:
         found = _continue(attempt, events, stop_requested)
     except (LauncherError, OSError) as error:

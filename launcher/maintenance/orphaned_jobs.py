@@ -104,9 +104,9 @@ class Orphans:
             accounted: ids of the jobs of known runs.
         """
         found: list[Orphan] = []
-        for name, queries in schedulers(self._live.asked).items():
-            answer = self._live.answer(name, queries, QUERY_TIMEOUT)
-            jobs = {} if answer.problem else unaccounted(answer.jobs, accounted)
+        for name, queries in schedulers(self._live.queried).items():
+            snapshot = self._live.snapshot(name, queries, QUERY_TIMEOUT)
+            jobs = {} if snapshot.problem else unaccounted(snapshot.jobs, accounted)
             jobs = {each: job for each, job in jobs.items() if (name, each) not in self._others}
             if not jobs:
                 continue

@@ -1,6 +1,6 @@
 """The current state of runs: from their records, and from one query to each scheduler for all of them.
 
-A scheduler is asked only for what the records leave open, in this order:
+A scheduler is queried only for what the records leave open, in this order:
 
 1. all jobs of the user (`squeue`, or `scontrol` if that fails, or `qstat`). Commands share these replies
    (launcher/schedulers/query_cache.py);
@@ -60,7 +60,7 @@ class RunStatus:
         problem: why the state of its job is not known; empty: it is known, or not needed.
         progress: the last progress event of rank 0.
         left: seconds of wall time left, according to the scheduler.
-        unanswered: the scheduler that did not respond; empty if it did, or was not asked.
+        unanswered: the scheduler that did not respond; empty if it did, or was not queried.
         before: the job's state in the scheduler's last reply, if `unanswered`.
         age: seconds since the query that the scheduler's part comes from.
         signal: number of the signal that ended its job, if the scheduler says so.
@@ -143,7 +143,7 @@ class JobMonitor:
 
     def __init__(self, *, share: bool = False) -> None:
         self._share = share
-        self._answers: dict[str, JobSnapshot] = {}
+        self._snapshots: dict[str, JobSnapshot] = {}
         self._unchanged: dict[str, int] = {}
         self._signs: dict[Run, tuple[object, ...]] = {}
         self._ended: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
@@ -152,9 +152,9 @@ class JobMonitor:
         self.boards = Boards()
 
     @property
-    def asked(self) -> Collection[str]:
-        """The schedulers that were asked about runs."""
-        return self._answers.keys()
+    def queried(self) -> Collection[str]:
+        """The schedulers that were queried about runs."""
+        return self._snapshots.keys()
 
     def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
         """What is known of the run's job."""
@@ -170,16 +170,16 @@ class JobMonitor:
         if history.job_id is None:
             return JobStatus()
         key = queries(plan).key(history.job_id)
-        answer = self._ask(plan, quick=self._has_moved(run, history))
-        job = answer.jobs.get(key)
-        if not answer.problem and (job is None or not job.state.live) and _predates(answer, history):
-            answer = self._ask(plan, newer=time.time())
-            job = answer.jobs.get(key)
-            older = plan.cluster.query_interval is not None and _predates(answer, history)
-            if older and not answer.problem and (job is None or not job.state.live):
+        snapshot = self._query(plan, quick=self._has_moved(run, history))
+        job = snapshot.jobs.get(key)
+        if not snapshot.problem and (job is None or not job.state.live) and _predates(snapshot, history):
+            snapshot = self._query(plan, newer=time.time())
+            job = snapshot.jobs.get(key)
+            older = plan.cluster.query_interval is not None and _predates(snapshot, history)
+            if older and not snapshot.problem and (job is None or not job.state.live):
                 return JobStatus(problem=_not_yet(plan))
-        if answer.problem:
-            return JobStatus(problem=answer.problem)
+        if snapshot.problem:
+            return JobStatus(problem=snapshot.problem)
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
             try:
                 job = self.ended(plan, history.job_id) or job
@@ -189,11 +189,11 @@ class JobMonitor:
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
         """The fields `left`, `before` and `age` of RunStatus, from the last reply."""
-        answer = self._answers.get(plan.cluster.scheduler)
-        if answer is None or history.job_id is None or not plan.queued:
+        snapshot = self._snapshots.get(plan.cluster.scheduler)
+        if snapshot is None or history.job_id is None or not plan.queued:
             return None, "", None
-        job = answer.jobs.get(queries(plan).key(history.job_id))
-        age = None if answer.asked is None else max(0.0, time.time() - answer.asked)
+        job = snapshot.jobs.get(queries(plan).key(history.job_id))
+        age = None if snapshot.began is None else max(0.0, time.time() - snapshot.began)
         left = None if job is None or job.time_left is None or age is None else max(0, int(job.time_left - age))
         return left, state_text(job.raw_state, job.reason) if job else "", age
 
@@ -202,10 +202,10 @@ class JobMonitor:
         gone: dict[str, tuple[JobPlan, list[str]]] = {}
         for plan, history in wanted:
             if plan.queued and history.job_id is not None and _end_unknown(history):
-                answer, key = self._ask(plan), queries(plan).key(history.job_id)
-                job = answer.jobs.get(key)
+                snapshot, key = self._query(plan), queries(plan).key(history.job_id)
+                job = snapshot.jobs.get(key)
                 known = self._has_end(plan.cluster.scheduler, key)
-                if not (answer.problem or known) and (job is None or job.state is JobState.GONE):
+                if not (snapshot.problem or known) and (job is None or job.state is JobState.GONE):
                     gone.setdefault(plan.cluster.scheduler, (plan, []))[1].append(history.job_id)
         for scheduler, (plan, job_ids) in gone.items():
             if len(job_ids) < 2:
@@ -226,14 +226,14 @@ class JobMonitor:
         Raises:
             QueryError: the scheduler does not respond.
         """
-        asks = queries(plan, QUERY_TIMEOUT)
-        place = plan.cluster.scheduler, asks.key(job_id)
+        commands = queries(plan, QUERY_TIMEOUT)
+        place = plan.cluster.scheduler, commands.key(job_id)
         known: SchedulerJob | QueryError | None
         if self._has_end(*place):
             known = self._ended[place][1]
         else:
             try:
-                known = asks.ended(job_id)
+                known = commands.ended(job_id)
             except QueryError as error:
                 known = error
             self._ended[place] = time.monotonic(), known
@@ -254,7 +254,7 @@ class JobMonitor:
         ends = history.ended is not None and time.time() - history.moved < ENDING  # after that, no state is expected
         return before != signs or ends
 
-    def _ask(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> JobSnapshot:
+    def _query(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> JobSnapshot:
         """All jobs of the user that the plan's scheduler lists, or why it does not respond.
 
         Args:
@@ -264,20 +264,20 @@ class JobMonitor:
         """
         timeout = min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
         self._note_least(plan)
-        return self.answer(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
+        return self.snapshot(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
 
-    def answer(
-        self, name: str, asks: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0
+    def snapshot(
+        self, name: str, commands: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0
     ) -> JobSnapshot:
         """All jobs of the user that a scheduler lists, or why it does not respond.
 
         Args:
             name: of the scheduler.
-            asks: the scheduler's commands.
+            commands: the scheduler's commands.
             timeout: seconds that the query may take.
-            quick, newer: see `_ask`.
+            quick, newer: see `_query`.
         """
-        before = self._answers.get(name)
+        before = self._snapshots.get(name)
         if quick:
             self._unchanged[name] = 0
         unchanged = self._unchanged.get(name, 0)
@@ -287,17 +287,17 @@ class JobMonitor:
             return before
         with self._announced_wait(name):
             if self._share:
-                answer = SharedSnapshot(name).get(fresh_for, asks.jobs, timeout + 1, newer=newer, least=least)
+                snapshot = SharedSnapshot(name).get(fresh_for, commands.jobs, timeout + 1, newer=newer, least=least)
             else:
-                answer = take_snapshot(asks.jobs, before)
-        same = before is not None and (before.jobs, before.problem) == (answer.jobs, answer.problem)
+                snapshot = take_snapshot(commands.jobs, before)
+        same = before is not None and (before.jobs, before.problem) == (snapshot.jobs, snapshot.problem)
         self._unchanged[name] = unchanged + 1 if same else 0
-        self._answers[name] = answer
-        return answer
+        self._snapshots[name] = snapshot
+        return snapshot
 
     def _fresh_for(self, scheduler: str) -> float:
         """Seconds for which the last reply of a scheduler is fresh."""
-        before = self._answers.get(scheduler)
+        before = self._snapshots.get(scheduler)
         growing = interval(self._unchanged.get(scheduler, 0), before.took if before else 0.0, SCHEDULER_INTERVAL)
         return max(growing, self._least.get(scheduler, 0.0))
 
@@ -380,10 +380,10 @@ def _end_unknown(history: RunHistory) -> bool:
     return history.ended is None or history.ended > 128
 
 
-def _predates(answer: JobSnapshot, history: RunHistory) -> bool:
+def _predates(snapshot: JobSnapshot, history: RunHistory) -> bool:
     """Whether a job may be missing from a reply because the reply is older than the job."""
-    asked = answer.asked or 0.0
-    return asked < (history.submitted if answer.own else history.moved + APART)
+    began = snapshot.began or 0.0
+    return began < (history.submitted if snapshot.own else history.moved + APART)
 
 
 def _not_yet(plan: JobPlan) -> str:
@@ -426,10 +426,10 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
     job = live.job(run, plan, history)
     state = run_state(history, job.state, answered=not job.problem)
     left, before, age = live.details(plan, history)
-    asked = plan.cluster.scheduler if plan.queued and job.problem else ""
+    unanswered = plan.cluster.scheduler if plan.queued and job.problem else ""
     return RunStatus(
-        run, plan, history, state, history.last(Progress), job.raw_state, job.reason, job.problem, left, asked,
-        before if asked else "", age, job.signal,
+        run, plan, history, state, history.last(Progress), job.raw_state, job.reason, job.problem, left, unanswered,
+        before if unanswered else "", age, job.signal,
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 | the record | the scheduler | the run is |
 |---|---|---|
-| last attempt ended with 0 | (not asked) | done |
-| the same with another code, after its search pruned it | (not asked) | pruned |
+| last attempt ended with 0 | (not queried) | done |
+| the same with another code, after its search pruned it | (not queried) | pruned |
 | last attempt ended with another code | has a live job | queued, running or suspended, like the job |
 | | has the job in an unknown state | unknown: another attempt may have begun |
 | last attempt ended with 75 | no job | stopped (cancelled, if the user cancelled it) |
@@ -18,7 +18,7 @@
 | | job failed or cancelled | cancelled if the user or the job was, else failed |
 | | job done or gone, or no such job | cancelled if the user cancelled it, else lost |
 | | no reply, or an unknown state | unknown |
-| submitting, and no job id | (not asked) | unconfirmed |
+| submitting, and no job id | (not queried) | unconfirmed |
 
 A run whose record cannot be read now is unknown (launcher/monitoring/live.py, launcher/monitoring/sweep.py).
 """

@@ -101,19 +101,19 @@ class SweepMonitor(JobMonitor):
             return super().ended(plan, job_id)
         scheduler = queries(plan, QUERY_TIMEOUT)
         family = scheduler.family(job_id)
-        asked, answer = self._ends.get((plan.cluster.scheduler, family), (float("-inf"), {}))
+        queried, ends = self._ends.get((plan.cluster.scheduler, family), (float("-inf"), {}))
         key = scheduler.key(job_id)
         # A reply from before the job's end may call the job running.
-        final = not isinstance(answer, QueryError) and key in answer and answer[key].state in ENDS
-        if not final and time.monotonic() - asked > max(SCHEDULER_INTERVAL, plan.cluster.query_interval or 0):
+        final = not isinstance(ends, QueryError) and key in ends and ends[key].state in ENDS
+        if not final and time.monotonic() - queried > max(SCHEDULER_INTERVAL, plan.cluster.query_interval or 0):
             try:
-                answer = scheduler.ended_family(family)
+                ends = scheduler.ended_family(family)
             except QueryError as error:
-                answer = error
-            self._ends[plan.cluster.scheduler, family] = (time.monotonic(), answer)
-        if isinstance(answer, QueryError):
-            raise answer
-        return answer.get(key)
+                ends = error
+            self._ends[plan.cluster.scheduler, family] = (time.monotonic(), ends)
+        if isinstance(ends, QueryError):
+            raise ends
+        return ends.get(key)
 
 
 def point_statuses(
@@ -144,12 +144,12 @@ def point_statuses(
     if manifest.packing is not None:
         board = live.boards.of(sweep, manifest.packing)
         return [_packed(point, board, cancelled, live) for point in wanted]
-    asked = sweep.local_requests()
-    return [_look_at(point, asked.get(point.index), cancelled, live) for point in wanted]
+    requested = sweep.local_requests()
+    return [_look_at(point, requested.get(point.index), cancelled, live) for point in wanted]
 
 
 def _packed(point: Point, board: packed.Board, cancelled: bool, live: SweepMonitor) -> PointStatus:
-    """The state of a point that pilots run; its own record is read when it is asked for."""
+    """The state of a point that pilots run; its own record is read on access."""
     log = board.log(point.index)
     if log.state is State.DONE:
         return PointStatus(point, RunState.DONE.value)
@@ -192,20 +192,20 @@ def not_begun(run: Run) -> str | None:
     return found.state if found.seen is None and found.state != RunState.DONE.value else None
 
 
-def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
+def _look_at(point: Point, requested: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
     try:
-        return _seen(point, asked, cancelled, live)
+        return _seen(point, requested, cancelled, live)
     except DAMAGE as error:
         return PointStatus(point, RunState.UNKNOWN.value if is_transient(error) else DAMAGED)
 
 
-def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
+def _seen(point: Point, requested: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
     run = point.run
     if run.path in live.done or done(run):
         live.done.add(run.path)
         return PointStatus(point, RunState.DONE.value)
     events = journal_events(run)
-    if not cancelled and _waits_here(run, asked, events):
+    if not cancelled and _waits_here(run, requested, events):
         return PointStatus(point, WAITING)
     if not any(isinstance(event, (Submitting, ProcessStarted, Submitted)) for event in known(events)):
         ended = cancelled or bool(every(events, Cancelled))
@@ -214,9 +214,9 @@ def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepMonitor
     return PointStatus(point, seen.state.value, seen)
 
 
-def _waits_here(run: Run, asked: float | None, events: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether this machine is to run it, and has not begun since it was asked to."""
-    if asked is None or any(event.time >= asked for event in every(events, ProcessStarted)):
+def _waits_here(run: Run, requested: float | None, events: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether this machine is to run it, and has not begun since that was requested."""
+    if requested is None or any(event.time >= requested for event in every(events, ProcessStarted)):
         return False
     return not run.has("cancelled")
 

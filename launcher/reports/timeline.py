@@ -11,7 +11,7 @@ from launcher.formatting import long_size, plural
 from launcher.reports import words
 from launcher.runs.event_json import Event, known
 from launcher.runs.events import (
-    Again,
+    Continues,
     Ended,
     Fault,
     Met,
@@ -177,7 +177,7 @@ def _mark(event: Event) -> tuple[str, str] | None:
         return "warning", texts.of_save_failed(event)
     if isinstance(event, PassedOver):
         return "warning", texts.of_passed_over(event)
-    if isinstance(event, Again):
+    if isinstance(event, Continues):
         return "end", f"continues: {texts.of_next(event)}"
     if isinstance(event, Stays):
         return "end", f"does not continue: {texts.of_next(event)}"

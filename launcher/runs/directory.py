@@ -19,7 +19,7 @@
       attempts/N/tasks/     with pbsdsh: its input, and each task's output and exit status
       attempts/N/pace/      member-I.jsonl: step times of the ranks of agent I
       attempts/N/preflight/ member-I: written by agent I, so that the others can test the shared folder
-      attempts/N/asked*     requests of commands to its agents, and the replies; see attach/requests.py
+      attempts/N/attach*    requests of commands to its agents, and the replies; see attach/requests.py
       attempts/N/exit_code  exit code of the attempt's agents
       result.json           metrics of rank 0, once done
       tensorboard/, mlflow_run   with `track`: TensorBoard's files, the id of the run in MLflow
@@ -201,7 +201,7 @@ class Run:
         (self.path / name).unlink(missing_ok=True)
 
     def clear_for_resume(self) -> None:
-        """Saves the record as record-N.json, and removes the marks; see `clear_marks`."""
+        """Copies the record to record-N.json, and removes what would stop the next attempt; see `clear_marks`."""
         self._write(f"record-{self._earlier_records()}.json", (self.path / "record.json").read_text())
         self.clear_marks()
 
@@ -215,7 +215,7 @@ class Run:
         return sum(name.startswith("record-") and name.endswith(".json") for name in found)
 
     def clear_marks(self) -> None:
-        """Removes the marks that would stop the next attempt, and the lease of a dead job."""
+        """Removes `stop`, `cancelled` and `over`, which would stop the next attempt, and the lease of a dead job."""
         for name in ("stop", "cancelled", "over", "lease"):
             (self.path / name).unlink(missing_ok=True)
 

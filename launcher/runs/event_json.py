@@ -68,7 +68,7 @@ def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
 
 
 def from_values(kind: type[E_], values: Mapping[str, Any]) -> E_:
-    """Returns the event of what `values` has made of it."""
+    """Returns an event of this kind from its fields as JSON types: the inverse of `values`."""
     event = from_entry({**values, "event": kind.event})
     assert isinstance(event, kind)
     return event

@@ -430,7 +430,7 @@ class SlowRank(Event):
     since: float
 
 
-class Asked(Event):
+class AttachRequest(Event):
     """A request of a command to the agents; see `launcher.attach.requests`.
 
     Attributes:
@@ -439,7 +439,7 @@ class Asked(Event):
         rank: rank that it concerns; None: all.
     """
 
-    event: ClassVar[str] = "asked"
+    event: ClassVar[str] = "attach_request"
     id: str
     what: str
     rank: int | None = None
@@ -794,7 +794,7 @@ class Stopped(Event):
     preempted: bool
 
 
-class Again(Event):
+class Continues(Event):
     """The run continues with another attempt. `launcher.failures.text.of_next` describes it to people.
 
     Attributes:
@@ -803,7 +803,7 @@ class Again(Event):
         job: id of the job in which it continues, if known.
     """
 
-    event: ClassVar[str] = "again"
+    event: ClassVar[str] = "continues"
     what: str
     reason: NextReason = NextReason.UNKNOWN
     job: str | None = None

@@ -95,7 +95,7 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
 
 
 def nodes(environ: Mapping[str, str]) -> int:
-    """Returns the default of `nodes`; a missing allocation is an error later."""
+    """Returns the default of the key `nodes`: those of the allocation, or 1 without one, which is refused later."""
     try:
         held = allocation(environ)
     except ConfigError:

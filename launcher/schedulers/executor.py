@@ -36,7 +36,7 @@ NOT_OVER = {
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """New files are 0600 and new folders 0700 inside."""
+    """A context in which this process makes new files with mode 0600 and new folders with 0700."""
     previous = os.umask(0o077)
     try:
         yield

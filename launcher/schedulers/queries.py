@@ -124,13 +124,10 @@ class Queries(Protocol):
         """
 
     def family(self, job_id: str) -> str:
-        """Returns the group of jobs whose records one query returns: their array, or all jobs of the user."""
+        """Returns the group of jobs that `ended_family` queries for a job: its array, or all jobs of the user."""
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns the records of the jobs of a group that are over, by `key`, with one command.
-
-        Other jobs may be among them.
-        """
+        """Returns the records of jobs that are over, by `key`, with one command: at least those of a `family`."""
 
     def find(self, token: str, name: str) -> str | None:
         """Returns the id of the job that was submitted with this token and name; None: there is none."""

@@ -1,7 +1,7 @@
 """Caches the list of the user's jobs for all commands on this machine, so that several commands query it once.
 
-    CACHE/answers/NAME.json     0600: the last result; NAME stands for the scheduler, the user and this machine
-    CACHE/answers/NAME.lock     locked during a query; other commands wait for its result
+    CACHE/queries/NAME.json     0600: the last result; NAME stands for the scheduler, the user and this machine
+    CACHE/queries/NAME.lock     locked during a query; other commands wait for its result
 
 A file that others can write to is ignored. Where no file can be written, each command queries for itself.
 """
@@ -25,7 +25,7 @@ from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 
-FORMAT = 3
+FORMAT = 4
 QUICKEST, SLOWEST = 2.0, 60.0  # seconds for which a result is fresh
 SLOWER = 1.3  # factor by which they grow with each unchanged result
 SHARE = 10  # a result is fresh for this many durations of its query: queries take at most a tenth of the time
@@ -37,7 +37,7 @@ class JobSnapshot:
 
     Attributes:
         jobs: all jobs of the user by `Queries.key`; those of the previous query if this one failed.
-        asked: when the query that returned `jobs` began, in seconds since the epoch; None: none has succeeded.
+        began: when the query that returned `jobs` began, in seconds since the epoch; None: none has succeeded.
         completed: when the query ended, in seconds since the epoch.
         took: duration of the query in seconds.
         problem: why the query failed; empty: it succeeded.
@@ -45,7 +45,7 @@ class JobSnapshot:
     """
 
     jobs: dict[str, SchedulerJob] = field(default_factory=dict)
-    asked: float | None = None
+    began: float | None = None
     completed: float = 0.0
     took: float = 0.0
     problem: str = ""
@@ -64,7 +64,7 @@ class JobSnapshot:
             least: seconds that the site wants between two queries; 0: it does not say.
             now: in seconds since the epoch.
         """
-        fresh = self.is_fresh(good_for, now) and (self.asked or 0.0) >= newer
+        fresh = self.is_fresh(good_for, now) and (self.began or 0.0) >= newer
         return fresh or (least > 0 and self.is_fresh(least, now))
 
 
@@ -86,17 +86,17 @@ def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapsh
         jobs: the query; raises QueryError.
         before: the previous result, whose jobs are kept if the query fails.
     """
-    asked, problem = time.time(), ""
-    began = time.monotonic()
+    began, problem = time.time(), ""
+    start = time.monotonic()
     found: dict[str, SchedulerJob] | None = None
     try:
         found = jobs()
     except QueryError as error:
         problem = str(error)
-    took = time.monotonic() - began
+    took = time.monotonic() - start
     if found is not None:
-        return JobSnapshot(found, asked, time.time(), took)
-    return JobSnapshot(before.jobs if before else {}, before.asked if before else None, time.time(), took, problem)
+        return JobSnapshot(found, began, time.time(), took)
+    return JobSnapshot(before.jobs if before else {}, before.began if before else None, time.time(), took, problem)
 
 
 class SharedSnapshot:
@@ -105,7 +105,7 @@ class SharedSnapshot:
     def __init__(self, scheduler: str) -> None:
         which = [scheduler, str(os.getuid()), socket.gethostname(), *registry.queue(scheduler).server()]
         name = f"{scheduler}-{hashlib.sha256(repr(which).encode()).hexdigest()[:16]}"
-        self._file = user_cache_dir() / "answers" / f"{name}.json"
+        self._file = user_cache_dir() / "queries" / f"{name}.json"
 
     def get(
         self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0,
@@ -121,8 +121,8 @@ class SharedSnapshot:
             least: seconds after a query in which there is no other one, whatever `newer` says.
         """
 
-        def good(answer: JobSnapshot | None) -> JobSnapshot | None:
-            return answer if answer is not None and answer.suffices(good_for, newer, least, time.time()) else None
+        def good(snapshot: JobSnapshot | None) -> JobSnapshot | None:
+            return snapshot if snapshot is not None and snapshot.suffices(good_for, newer, least, time.time()) else None
 
         if found := good(self._read()):
             return found
@@ -130,9 +130,9 @@ class SharedSnapshot:
             before = self._read()
             if found := good(before):
                 return found
-            answer = take_snapshot(jobs, before)
-            self._write(answer)
-            return answer
+            snapshot = take_snapshot(jobs, before)
+            self._write(snapshot)
+            return snapshot
 
     def forget(self) -> None:
         """Removes the cached result, for instance because a job was cancelled."""
@@ -147,27 +147,27 @@ class SharedSnapshot:
                 if not (_private(os.fstat(descriptor)) and _private(os.stat(self._file.parent))):
                     return None
                 values = json.loads(file.read())
-            if values["format"] != FORMAT or values["told"] > time.time() + 1:
+            if values["format"] != FORMAT or values["completed"] > time.time() + 1:
                 return None
             jobs = {key: SchedulerJob(name, JobState(state), word, why, comment, left, number)
                     for key, name, state, word, why, comment, left, number in values["jobs"]}  # fmt: skip
-            return JobSnapshot(jobs, values["asked"], values["told"], values["took"], values["problem"], own=False)
+            return JobSnapshot(jobs, values["began"], values["completed"], values["took"], values["problem"], own=False)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _write(self, answer: JobSnapshot) -> None:
+    def _write(self, snapshot: JobSnapshot) -> None:
         jobs = [
             (key, job.id, job.state.value, job.raw_state, job.reason, job.comment, job.time_left, job.signal)
-            for key, job in answer.jobs.items()
+            for key, job in snapshot.jobs.items()
         ]
-        values = {"format": FORMAT, "asked": answer.asked, "told": answer.completed, "took": answer.took,
-                  "problem": answer.problem, "jobs": jobs}  # fmt: skip
+        values = {"format": FORMAT, "began": snapshot.began, "completed": snapshot.completed, "took": snapshot.took,
+                  "problem": snapshot.problem, "jobs": jobs}  # fmt: skip
         with contextlib.suppress(OSError):
             write(self._file, json.dumps(values), sync=False)
 
     @contextlib.contextmanager
     def _only_one(self, timeout: float) -> Iterator[None]:
-        """Holds the lock of the cache, or goes on without it after the timeout and where files cannot be locked."""
+        """Holds the lock of the cache, or continues without it after the timeout and where files cannot be locked."""
         try:
             run_files.make_folder(self._file.parent)
             lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

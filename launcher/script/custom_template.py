@@ -129,7 +129,7 @@ def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], b
 
 NAMES = (
     "plan", "version", "directives", "array", "elements", "arrays", "checkpoints", "setup", "environment", "start",
-    "node", "again", "after", "secrets", "secrets_file", "seconds", "lease_timeout", "lease_heartbeat", "lease_poll",
+    "node", "requeue", "after", "secrets", "secrets_file", "seconds", "lease_timeout", "lease_heartbeat", "lease_poll",
     "umask", "shell", "passing", "read_timeout", "read_pause", "seen", "no_workdir",
 )  # fmt: skip
 

@@ -91,7 +91,7 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "secrets_file": _secrets_file(plan, array),
         "start": starters.start(plan),
         "node": command(containers.node_command(plan)),
-        "again": command([plan.python, *own_module("launcher.job.requeue")]),
+        "requeue": command([plan.python, *own_module("launcher.job.requeue")]),
         "after": command([plan.python, *own_module("launcher.job.wait_for_others")]),
         "seconds": plan.time,
         "lease_timeout": lease.TIMEOUT,

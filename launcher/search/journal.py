@@ -68,7 +68,7 @@ class JournalBackend(BaseJournalBackend):
             yield entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Adds records to the operation; they are written at its end."""
+        """Adds records to the current `operation`, which writes them when its block ends."""
         if not self._open:
             raise ValueError("records are appended within an operation")
         self._pending += json.loads(json.dumps(logs))  # as they will be read: enums as numbers

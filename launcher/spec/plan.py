@@ -194,7 +194,7 @@ class JobPlan:
         return self.workload.kind in ("Program", "Function")
 
     @property
-    def goes_on(self) -> bool:
+    def program_resumes(self) -> bool:
         """Whether the ranks run a program that saves after a stop signal and continues when it is restarted."""
         return self.workload.kind == "Program" and bool(self.workload.params["resumable"])
 

@@ -59,7 +59,7 @@ def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]
     return [overrides(values, fixed) for values in (first, *others)]
 
 
-def settled(config: Config) -> Config:
+def with_search_defaults(config: Config) -> Config:
     """Returns a point's config with the settings of `sweep` that a search needs. Pure.
 
     | key of `sweep` | value, unless the user gives one |
@@ -98,7 +98,7 @@ def prepare_search(
     """Plans and checks a search. It writes no file and submits nothing.
 
     Args:
-        points: those of `representatives`, with configs of `settled`.
+        points: those of `representatives`, with configs of `with_search_defaults`.
         space: the keys that are searched.
         command: the arguments of the command.
         environ: the environment variables of this process.

@@ -131,7 +131,7 @@ class Pulse:
         return Slot(self._memory, index)
 
     def share(self) -> int:
-        """The file descriptor of all slots, for a rank that executes another program; see `mine`."""
+        """Returns the descriptor of the shared memory, which outlives a rank's exec of another program; see `mine`."""
         return self._file.fileno()
 
     def signs(self) -> list[Sign]:

@@ -170,7 +170,7 @@ def _raised_natively(trace: types.TracebackType | None) -> bool:
 
 
 def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
-    """The type, the error, and its traceback without the frames of these files above the user's own."""
+    """Returns type, error and traceback of an error, without the outer frames that are in files of `above`."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(above):
         frames = frames.tb_next

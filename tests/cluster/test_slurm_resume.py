@@ -125,6 +125,6 @@ def test_a_requeue_is_told_once_and_as_what_it_is(launcher: Launcher) -> None:
     """Slurm ends the processes of a job that it requeues, the one that asked for it too."""
     launcher.fault("stops_for_resume", "nodes=1", "procs_per_node=1", "resume.how=requeue", "run_id=requeued")
     first, last = launcher.last().attempts()
-    told = [[event for event in each.events() if event["event"] in ("again", "stays")] for each in (first, last)]
-    assert [(event["event"], event["what"]) for event in told[0]] == [("again", "elsewhere")]
+    told = [[event for event in each.events() if event["event"] in ("continues", "stays")] for each in (first, last)]
+    assert [(event["event"], event["what"]) for event in told[0]] == [("continues", "elsewhere")]
     assert [(event["event"], event["what"]) for event in told[1]] == [("stays", "given_up")]

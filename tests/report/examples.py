@@ -75,7 +75,7 @@ def trained(folder: Path, name: str = "run-1", *, rate: float = 1.0, words: str 
         write_events(events / "checkpoint.jsonl", saved)
         if number == 0:
             write_events(events / "stop.jsonl", at(begin + 69, "stop", reason="time_limit", step=60))
-            write_events(events / "again.jsonl", at(begin + 72, "again", what="here", reason="resumable"))
+            write_events(events / "requeue.jsonl", at(begin + 72, "continues", what="here", reason="resumable"))
     run.write_result({"accuracy": 0.98, "loss": 0.02 / rate, "dataset": "digits"})
     (run.path / "output-7.log").write_text(f"[0] step 1/100 loss 2.2\n[1] hello\n{words}\n")
     return run

@@ -48,9 +48,9 @@ from launcher.runs import events as kinds
 from launcher.runs.event_writer import Events
 from launcher.runs.events import (
     Accused,
-    Again,
     AgentCount,
     BlockedCollective,
+    Continues,
     Fault,
     Finding,
     Hang,
@@ -303,7 +303,7 @@ def test_what_becomes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     requeue.main(str(run.path), stop_requested=False)
-    frozen(f"again-{how}", run.path)
+    frozen(f"requeue-{how}", run.path)
 
 
 def test_a_run_whose_turn_has_come(environment: directory.Attempt, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ WHOLE = (
     Stays(what="given_up", reason=NextReason.NO_PROGRESS, limit=60, saves_in="/ckpt"),
     Stop(reason=StopReason.SIGNAL, host="node1", rank=3, step=7),
     Stop(reason=StopReason.SIGNAL, host="node1", signal="SIGTERM"),
-    Again(what="elsewhere", reason=NextReason.REQUEUED, job="7"),
+    Continues(what="elsewhere", reason=NextReason.REQUEUED, job="7"),
     Stays(what="stays", reason=NextReason.SCHEDULER_ENDS, scheduler="Slurm", state="PREEMPTED"),
     Stays(what="given_up", reason=NextReason.MAX_ATTEMPTS, attempts=3),
     kinds.SetupFailed(line=3, host="node1", of=SetupPart.MODULES, name="cuda", code=1),
@@ -367,7 +367,7 @@ WHOLE = (
     kinds.Resized(round=2, members=2, world_size=4, size=2, back=(kinds.Place(host="node2", node=1),)),
     kinds.Pruned(step=600),
     kinds.Breakpoint(rank=1, host="node1", where="train.py:7", socket="/tmp/s", job="7", post_mortem=True),
-    kinds.Asked(id="0123456789abcdef", what="rank", rank=3),
+    kinds.AttachRequest(id="0123456789abcdef", what="rank", rank=3),
     kinds.Refused(token="t", error="sbatch: no such partition"),
     Stays(what="given_up", reason=NextReason.NO_PROGRESS, step=7, limit=60),
 )
@@ -382,4 +382,4 @@ def test_fields_that_the_others_have_not(tmp_path: Path) -> None:
 
 def test_a_question_to_the_agents(tmp_path: Path) -> None:
     requests.send(attempt_of(tmp_path), requests.STACKS, 1)
-    frozen("asked", tmp_path)
+    frozen("attach", tmp_path)

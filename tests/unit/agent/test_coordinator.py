@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.agent.coordinator import Coordinator
-from launcher.agent.failure_detection import HEARSAY, STACKS, Limits
+from launcher.agent.failure_detection import LEAVE_TIMEOUT, STACKS, Limits
 from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode, HangSign
@@ -513,7 +513,7 @@ def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
     """A node that dies makes the scheduler end the others: it is the cause, and the stop request is not."""
     cluster = Cluster().begin(resumable=False)
     leaving(cluster, 0, 1)
-    cluster.wait(HEARSAY, pace=0.25)
+    cluster.wait(LEAVE_TIMEOUT, pace=0.25)
     verdict = cluster.one("verdict")
     assert verdict["ends_with"] == 143
     fault = verdict["fault"]
@@ -526,7 +526,7 @@ def test_a_host_whose_ranks_still_save_is_not_named_as_lost() -> None:
     cluster = Cluster().begin(resumable=False)
     cluster.receive(2, "beat", resumable=True)
     leaving(cluster, 0, 1)
-    cluster.wait(HEARSAY, pace=0.25)
+    cluster.wait(LEAVE_TIMEOUT, pace=0.25)
     fault = cluster.one("verdict")["fault"]
     assert (fault["code"], fault["host"]) == ("stopped_early", "node0")
 

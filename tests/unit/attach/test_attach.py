@@ -101,7 +101,7 @@ def test_requests_are_read_once_and_in_order(attempt: Attempt) -> None:
     assert requests.is_listening(attempt)
     assert reader.next() is None
     folders = [requests.send(attempt, requests.STACKS, 2), requests.send(attempt, requests.RANK, 2, rank=1)]
-    with open(attempt.path / "asked.jsonl", "a") as file:
+    with open(attempt.path / "attach.jsonl", "a") as file:
         file.write('{"half a request')
     for folder, what in zip(folders, (requests.STACKS, requests.RANK), strict=True):
         request = requests.parse(reader.next() or "")
@@ -159,7 +159,7 @@ def test_agents_that_do_not_answer_are_named(
     report = {"rank": 0, "host": "node1", "pid": 7, "step": -1, "state": "D", "stack": ""}
 
     def send(attempt: Attempt, what: str, count: int) -> Path:
-        folder = attempt.path / "asked/1"
+        folder = attempt.path / "attach/1"
         folder.mkdir(parents=True)
         requests.write_reply(folder / "member-0", json.dumps([report]))
         requests.write_reply(folder / "member-1", "")

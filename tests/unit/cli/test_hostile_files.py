@@ -101,7 +101,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
                 node, kinds.Fault(error="ValueError: ü", rank=1, host="node1", code=FaultCode.RAISED,
                 step=5, traceback="Traceback:\n  File x\nValueError: ü", memory={"used": 5, "limit": 7}))  # fmt: skip
             event_file.append(node, kinds.Stop(reason=StopReason.SIGNAL, step=5, host="node1"))
-            event_file.append(events / "script.jsonl", kinds.Again(what="here", reason=NextReason.RESUMABLE))
+            event_file.append(events / "script.jsonl", kinds.Continues(what="here", reason=NextReason.RESUMABLE))
             event_file.append(events / "script.jsonl", kinds.Ended(code=75 if number == 0 else code))
         (attempt / "logs/rank-1.err").write_text("Traceback (most recent call last):\nValueError: ü\n")
         (attempt / "logs/rank-1.out").write_text("hello\n")

@@ -22,9 +22,9 @@ from launcher.failures.codes import (
 )
 from launcher.runs.events import (
     Accused,
-    Again,
     AgentCount,
     BlockedCollective,
+    Continues,
     Fault,
     Finding,
     Hang,
@@ -233,8 +233,8 @@ def test_a_stop(fields: dict[str, Any], shown: str) -> None:
 @pytest.mark.parametrize(
     ("event", "shown"),
     [
-        (Again(what="elsewhere", reason=NextReason.RESUBMITTED, job="7"), "job 7 waits for this one to end"),
-        (Again(what="elsewhere", reason=NextReason.REQUEUED, job="7"), "its job was requeued"),
+        (Continues(what="elsewhere", reason=NextReason.RESUBMITTED, job="7"), "job 7 waits for this one to end"),
+        (Continues(what="elsewhere", reason=NextReason.REQUEUED, job="7"), "its job was requeued"),
         (Stays(what="stays", reason=NextReason.CANCELLED), "it was cancelled"),
         (Stays(what="stays", reason=NextReason.SCHEDULER_ENDS, scheduler="Slurm", state="PREEMPTED"),
          "Slurm ends its job (PREEMPTED)"),
@@ -249,10 +249,10 @@ def test_a_stop(fields: dict[str, Any], shown: str) -> None:
          "start and a save, or does it save elsewhere (workload.checkpoint)?"),
     ],
 )  # fmt: skip
-def test_what_follows(event: Again | Stays, shown: str) -> None:
+def test_what_follows(event: Continues | Stays, shown: str) -> None:
     assert text.of_next(event) == shown
 
 
 @pytest.mark.parametrize("reason", NextReason)
 def test_every_reason_has_a_text_in_either_event(reason: NextReason) -> None:
-    assert text.of_next(Stays(what="stays", reason=reason)) and text.of_next(Again(what="here", reason=reason))
+    assert text.of_next(Stays(what="stays", reason=reason)) and text.of_next(Continues(what="here", reason=reason))

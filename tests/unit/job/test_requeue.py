@@ -16,7 +16,7 @@ from launcher.job import requeue
 from launcher.job.requeue import Decision, What, decide
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Again, Stays
+from launcher.runs.events import Continues, Stays
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import Ending
 from launcher.submission import prepare, submit
@@ -79,7 +79,7 @@ def test_what_becomes_of_a_run(
     found = decide(plan_of(**keys), len(steps) - 1, steps, marker, ending)
     name = what.name.lower()
     if reason is NextReason.RESUMABLE:
-        assert found == Decision(what, Again(what=name, reason=reason))
+        assert found == Decision(what, Continues(what=name, reason=reason))
     else:
         assert found == Decision(what, Stays(**{"what": name, "reason": reason, **details}))
 

@@ -158,7 +158,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int = 3, 
     for number in range(attempts):
         events = begin(run, "7", number=number)
         if number < attempts - 1:
-            requeue.Events(Attempt(run, number), "again")(Stopped(step=number, saved=-1, preempted=False))
+            requeue.Events(Attempt(run, number), "requeue")(Stopped(step=number, saved=-1, preempted=False))
         assert events
     in_attempt(run, monkeypatch, attempts - 1)
     monkeypatch.setattr(requeue, "_ending", lambda *_: None)
@@ -169,7 +169,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int = 3, 
 
 @NUMBERS
 @pytest.mark.parametrize(
-    "part", ["run/cancelled", "run/stop", "run/attempts/0", "run/attempts/1/events/again.jsonl", "run/record.json"]
+    "part", ["run/cancelled", "run/stop", "run/attempts/0", "run/attempts/1/events/requeue.jsonl", "run/record.json"]
 )
 def test_a_run_is_neither_started_again_nor_given_up_by_what_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer, number: int, part: str

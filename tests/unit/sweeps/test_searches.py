@@ -10,7 +10,7 @@ from launcher.config.schema import Asha, BestIs, Config, SearchBudget, Sweep
 from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
 from launcher.errors import ConfigError
-from launcher.sweeps.searches import representatives, settled
+from launcher.sweeps.searches import representatives, with_search_defaults
 
 
 def config(**sweep: Any) -> Config:
@@ -38,7 +38,7 @@ def test_each_value_of_each_key_is_tried_by_itself() -> None:
     ],
 )
 def test_what_is_not_given_follows(given: dict[str, Any], goal: Goal, best_is: BestIs, pack: int | None) -> None:
-    sweep = settled(config(**given)).sweep
+    sweep = with_search_defaults(config(**given)).sweep
     assert (sweep.goal, sweep.best_is, sweep.pack) == (goal, best_is, pack)
 
 
@@ -55,10 +55,10 @@ def test_what_is_not_given_follows(given: dict[str, Any], goal: Goal, best_is: B
 )
 def test_settings_that_cannot_be_used_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        settled(config(**given))
+        with_search_defaults(config(**given))
 
 
 def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"needs Optuna: pip install 'launcher\[optuna\]'"):
-        settled(config())
+        with_search_defaults(config())
