@@ -29,6 +29,7 @@ from launcher.files.shared_files import exists, read_json, retry_read, unwrap
 
 FOLDER = "search"
 FORMAT = 1
+JOURNAL_LIMIT = 1 << 28  # bytes of the journal: those of 100,000 trials
 # User attributes of a trial, and of the study.
 OVERRIDES, SECONDS, STEPS, PRUNED_AT, CAUSE = "overrides", "seconds", "steps", "pruned_at", "cause"
 MIN_STEPS, STOPPED = "min_steps", "stopped"
@@ -186,12 +187,19 @@ class SearchRecord:
 
         Raises:
             UnavailableError: it cannot be read now.
+            RunError: it is damaged.
         """
-        data = unwrap(retry_read(self.journal_file.read_bytes, self.journal_file)) or b""
         found = Journal()
-        for entry in entries(data):
-            _apply(found, entry)
+        for entry in entries(unwrap(retry_read(self._journal_bytes, self.journal_file)) or b""):
+            try:
+                _apply(found, entry)
+            except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+                raise RunError(f"{self.journal_file} cannot be read: {error!r}") from None
         return found
+
+    def _journal_bytes(self) -> bytes:
+        with run_files.open_regular(self.journal_file) as file:
+            return file.read(JOURNAL_LIMIT)
 
 
 def entries(data: bytes) -> Iterator[dict[str, Any]]:

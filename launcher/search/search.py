@@ -128,6 +128,8 @@ class Search:
         """
         if self.settings.method is not Method.asha or step < self._next_rung.get(number, 0):
             return False
+        if not total and self.settings.min_steps is None:  # nobody knows where the rungs are
+            return False
         with self._operation() as study:
             trial = self._trial(study, number)
             if trial is None or trial.state.is_finished():  # once its end is recorded, it was started again by the user

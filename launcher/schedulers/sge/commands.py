@@ -184,7 +184,7 @@ class SGE:
         self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
 
     def cancel(self, job_id: str) -> None:
-        """Cancels a job; it is no error if the job has ended already.
+        """Cancels a job; it is no error if the job has ended already, or is being deleted.
 
         Raises:
             AnswerLost: it is unknown whether the job was cancelled.
@@ -194,7 +194,7 @@ class SGE:
         words = ["qdel", number, *(["-t", str(int(element) + 1)] if element else [])]
         done = query(*words, timeout=self.timeout, environment=os.environ, good=(0, 1))
         said = f"{done.stdout}\n{done.stderr}"
-        if re.search(r"denied: job.* does not exist|denied: .*not found", said):
+        if re.search(r"denied: job.* does not exist|denied: .*not found|is already in deletion", said):
             return
         if UNREACHED.search(said):
             raise QueryError(" ".join(said.split()))

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
-from launcher.errors import UnavailableError
+from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files
 from launcher.runs.search_record import SearchRecord, SearchSettings, TrialState
 from launcher.search import budget
@@ -420,3 +420,28 @@ def test_damaged_settings_are_an_error_with_the_file(damage: str, tmp_path: Path
     (tmp_path / "search" / "settings.json").write_text(damage)
     with pytest.raises(RunError, match=r"settings\.json cannot be read"):
         Search(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"op_code":4,"state":77}', b'{"op_code":4,"user_attrs":[]}', b'{"op_code":2,"user_attr":1}'],
+)
+def test_a_damaged_journal_is_an_error_with_the_file(line: bytes, tmp_path: Path) -> None:
+    made(tmp_path, "random", FLOATS)
+    SearchRecord(tmp_path).journal_file.write_bytes(line + b"\n")
+    with pytest.raises(RunError, match=r"journal\.jsonl cannot be read"):
+        SearchRecord(tmp_path).journal()
+
+
+def test_a_journal_that_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    made(tmp_path, "random", FLOATS)
+    os.mkfifo(SearchRecord(tmp_path).journal_file)
+    with pytest.raises(RunError, match=r"journal\.jsonl cannot be read"):
+        SearchRecord(tmp_path).journal()
+
+
+def test_reports_without_a_number_of_steps_open_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = made(tmp_path, "asha", FLOATS)
+    assert search.ask() is not None
+    monkeypatch.setattr(search, "_operation", None)
+    assert not any(search.report(0, step, 0.5) for step in range(10))

@@ -159,8 +159,9 @@ def test_nobody_knows_whether_there_is_a_job_when_the_qmaster_does_not_answer(sa
         SGE().submit(os.devnull, os.environ)
 
 
-def test_a_job_that_has_ended_can_be_cancelled_again(says: Says) -> None:
-    says("qdel", 'denied: job "888" does not exist\n', code=1)
+@pytest.mark.parametrize("words", ['denied: job "888" does not exist', "job 888 is already in deletion"])
+def test_a_job_that_has_ended_or_is_being_deleted_can_be_cancelled_again(says: Says, words: str) -> None:
+    says("qdel", f"{words}\n", code=1)
     SGE().cancel("888")
     SGE().cancel("888_1")
 
