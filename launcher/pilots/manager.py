@@ -199,6 +199,7 @@ class SlotManager:
         self._free = [*slots][::-1]
         try:
             self._loop()
+            self._report(self._board.ended)
         finally:
             self._life.end(self._alive())
         if self._stopping is not None:

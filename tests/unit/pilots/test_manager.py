@@ -24,6 +24,7 @@ from launcher.runs.events import (
     NodeLeftOut,
     PointBegan,
     PointEnded,
+    Progress,
 )
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.search import Outcome
@@ -39,6 +40,17 @@ def test_every_point_is_run_once_and_its_end_recorded(tmp_path: Path, monkeypatc
     assert slot_manager(sweep, points, monkeypatch).run() == {"points": 4, "done": 2}
     assert sorted(points.started) == [0, 1, 2, 3]
     assert states(sweep) == {0: State.DONE, 1: State.FAILED, 2: State.FAILED, 3: State.DONE}
+
+
+def test_the_last_progress_of_a_pilot_is_that_all_points_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the points are: `status` would show a pilot that is done at 0 %."""
+    sweep = packed_sweep(tmp_path, 3)
+    slot_manager(sweep, Points({}), monkeypatch).run()
+    events = [*known(event_file.read(sweep.pilot(0).attempts()[0].events_file("rank-0")))]
+    told = [event for event in events if isinstance(event, Progress)]
+    assert (told[-1].step, told[-1].total) == (3, 3)
 
 
 def test_a_point_that_fails_is_retried_and_one_that_would_fail_again_is_not(
