@@ -20,12 +20,11 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
-from launcher.cli import commands, submit
+from launcher.cli import commands, multirun, submit
 from launcher.cli.commands import COMMANDS
 from launcher.cli.multirun import Multirun
 from launcher.cli.options import ACTIONS, require_action
 from launcher.submission import configs
-from launcher.sweeps import searches
 from tests.launch import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -152,7 +151,7 @@ def checks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").touch()
     monkeypatch.setattr(submit, "_run", lambda *_, yes: 0)
     monkeypatch.setattr(Multirun, "__call__", first_point)
-    monkeypatch.setattr(searches, "prepare_search", accepted)
+    monkeypatch.setattr(multirun, "prepare_search", accepted)
     monkeypatch.setattr(commands, "importlib", SimpleNamespace(import_module=parsed_only))
 
 
