@@ -28,7 +28,7 @@ The leader sends:
 | `hang` | save the stacks of your ranks |
 | `question` | a request of a command: `text` |
 | `verdict` | the first failure, and what all do about it: see `verdicts.Verdict` |
-| `resized` | to itself: its ranks go on without agents that are lost: the event `resized` |
+| `resized` | to itself: its ranks continue without agents that are lost: the event `resized` |
 | `over` | no rank of this round runs any more |
 | `answer` | the leader's `value` for `key` |
 | `propose`, `commit` | what all ranks do at one step boundary: see `stop_agreement` |

@@ -33,7 +33,7 @@ class Limits:
         heartbeat: without a message, after which an agent counts as lost.
         max_restarts: number of restarts in a row that may bring no progress.
         stacks_in: folder in which agents save the stacks of ranks that hang.
-        independent: whether ranks go on when another node is lost.
+        independent: whether ranks continue when another node is lost.
     """
 
     least: int

@@ -48,7 +48,7 @@ def _state(pid: int) -> tuple[str, int] | None:
     """A process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22); None if there is none.
 
     Raises:
-        OSError: that cannot be told now (EMFILE, ENOMEM), and a process that is not seen may live.
+        OSError: /proc cannot be read now (EMFILE, ENOMEM), and a process that is not seen may live.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -169,14 +169,14 @@ def _same(end: _End) -> _End:
 
 async def _made() -> _InnerStore:
     """Makes a store, however long no thread or file descriptor is left; ranks wait for it as long as for each other."""
-    told = False
+    reported = False
     while True:
         try:
             return _inner_store()
         except (OSError, RuntimeError) as error:
-            if not told:
+            if not reported:
                 log_line(f"the ranks' store cannot be made now: {error}")
-            told = True
+            reported = True
         await asyncio.sleep(PAUSE)
 
 

@@ -309,7 +309,7 @@ class Met(Event):
 
 
 class Resized(Event):
-    """A round begins with other agents than the one before, or goes on without some that were lost.
+    """A round begins with other agents than the one before, or continues without some that were lost.
 
     Attributes:
         round: number of the round.

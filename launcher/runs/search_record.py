@@ -66,7 +66,7 @@ class SearchSettings:
         devices: GPUs of one point; without GPUs its nodes.
         devices_are_gpus: which of them.
         min_steps: steps before which no point is pruned; None: a part of all steps, see `min_steps_of`.
-        reduction_factor: one of so many points goes on at each rung.
+        reduction_factor: one of so many points continues at each rung.
     """
 
     method: Method

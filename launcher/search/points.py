@@ -84,7 +84,7 @@ class SearchPoints:
 
         Args:
             number: the point.
-            outcome: how it ended; a point that goes on later has not ended.
+            outcome: how it ended; a point that continues later has not ended.
             cause: why it failed, for people.
         """
         run, reports = self._sweep.run(number), self._of(number)

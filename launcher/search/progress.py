@@ -113,7 +113,7 @@ def last_value(trial: Trial) -> float | None:
 
 
 def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
-    """Returns lines about a search, for people; the best point is told by its number alone."""
+    """Returns lines about a search, for people; the best point is named by its number alone."""
     unit = "GPU-hours" if settings.devices_are_gpus else "node-hours"
     most = f" of at most {settings.points}" if settings.points is not None else ""
     counts = [f"{found.chosen} chosen{most}", f"{found.pruned} pruned"]

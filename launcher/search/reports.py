@@ -67,7 +67,7 @@ def missing(objective: str, known_names: Iterable[str]) -> str:
 
 
 class PointReports:
-    """The reports of a point, read while its last attempt goes on.
+    """The reports of a point, read while its last attempt continues.
 
     Attributes:
         objective: the metric.

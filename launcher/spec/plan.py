@@ -185,7 +185,7 @@ class JobPlan:
 
     @property
     def independent(self) -> bool:
-        """Whether ranks need no other node than their own: those that are left go on when a node is lost."""
+        """Whether ranks need no other node than their own: those that are left continue when a node is lost."""
         return self.workload.entry == PILOT_ENTRY
 
     @property

@@ -64,5 +64,5 @@ class AllocationScheduler(LocalScheduler):
 
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
         if left <= plan.resume.lead:
-            return Ending(NextReason.TIME_LIMIT)  # it ends with its shell; there is nothing to go on in
+            return Ending(NextReason.TIME_LIMIT)  # it ends with its shell; there is nothing to continue in
         return super().ending(plan, stop_requested=stop_requested, left=left)

@@ -72,7 +72,7 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
         "array": array,
         "output": f"{pattern}/output-%A_%a.log" if array else f"{pattern}/output-%j.log",
         "open-mode": "append",
-        # Whatever the site's default is: what is preempted, or loses a node, goes on.
+        # Whatever the site's default is: what is preempted, or loses a node, continues.
         "requeue": True if plan.resume.how != ResumeHow.never.value else None,
         "no-requeue": True if plan.resume.how == ResumeHow.never.value else None,
         # Slurm looks every 30 s and is early rather than late, so for a short run the job's own timer has to do.

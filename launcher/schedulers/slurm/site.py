@@ -194,7 +194,7 @@ def _accounts(site: SlurmSite, chosen: Partition | None) -> Iterator[str]:
         more = f"; others: {', '.join(names[1:])}" if names[1:] else ""
         yield f"account: {scalar(names[0])}  # sacctmgr: {why}{more}"
     else:
-        yield "# account: my_project  # sacctmgr told of none"
+        yield "# account: my_project  # sacctmgr lists none"
 
 
 def _limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
