@@ -12,25 +12,20 @@ for /etc/hosts, where node1..node4 must resolve: see host.py. What each daemon i
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
-import re
-import secrets
-import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 if __name__ == "__main__":  # as a command, not as a part of the test package
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.cluster import host, slurm_config
-from tests.cluster.daemons import DaemonSet, Proc, descendants, end, running, wait_until
+from tests.cluster.cluster import Cluster, ClusterError, act, parser
+from tests.cluster.daemons import Proc, descendants, end, running, wait_until
 from tests.cluster.slurm_config import NODES, Site
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -42,32 +37,22 @@ BESIDE = str(Path(shutil.which("sbatch") or "/usr/bin/sbatch").parent.parent / "
 SEARCH = os.pathsep.join([BESIDE, os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
 # What another Slurm, or the job that we run in, may have left in our environment.
 FOREIGN = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
-# Our mark in a folder: only such a folder is ever removed.
-MARK = ".slurm-test-cluster"
 
 
-class ClusterError(RuntimeError):
-    """The cluster did not do what was asked. When a daemon may be why, the text ends with the daemons' last words."""
-
-
-class SlurmCluster:
+class SlurmCluster(Cluster):
     """Four pretend nodes with 4 CPUs and 2 GPUs each; partitions gpu (default), debug, memory, and
-    urgent, which preempts them.
+    urgent, which preempts them."""
 
-    Use it as a context manager, or call start() and stop(). A cluster belongs to the process that starts it: should
-    that die without stopping it, the next start on this host clears it away. With detached=True it stays up until told.
-    """
+    name, mark, start_timeout = "slurm", ".slurm-test-cluster", 30.0
 
     def __init__(
         self, folder: str | Path | None = None, *, accounting: bool = False, detached: bool = False,
         site: Site | None = None,
     ) -> None:  # fmt: skip
-        self.folder = Path(folder or Path(tempfile.gettempdir(), f"slurm-{secrets.token_hex(4)}")).absolute()
+        super().__init__(folder, detached=detached)
         self.accounting = accounting
-        self.detached = detached
         self.site = site or Site()
         self.conf = self.folder / "slurm.conf"
-        self.daemons = DaemonSet(self.folder)
 
     @classmethod
     def missing(cls, *, accounting: bool = False) -> str | None:
@@ -84,56 +69,39 @@ class SlurmCluster:
 
     # -- up and down
 
-    def start(self, *, timeout_s: float = 30.0) -> SlurmCluster:
-        """Start everything; returns when all four nodes are idle."""
-        if reason := self.missing(accounting=self.accounting):
-            raise ClusterError(reason)
-        if not re.fullmatch(r"[\w./-]{1,70}", str(self.folder), re.ASCII):
-            # Slurm's files know no quoting, and a step's Unix socket has a path of at most 107 characters.
-            raise ClusterError(f"{self.folder}: choose a path of at most 70 characters, none special or a space")
-        _clear_orphans()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if any(self.folder.iterdir()):
-            raise ClusterError(f"{self.folder} is not empty: stop the cluster that it holds, or choose another folder")
-        (self.folder / MARK).touch()
-        deadline = time.monotonic() + timeout_s
-        try:
-            owner = None if self.detached else Proc.of(os.getpid())
-            ports = host.join(self.folder, 2 + len(NODES), self.site.names, owner=owner)
-            slurm_config.write(self.folder, ports, self.site, accounting=self.accounting)
-            self._launch("munged", *slurm_config.munged_options(self.folder))
-            self._wait((self.folder / "munge.socket").exists, deadline, "munged made no socket")
-            if self.accounting:
-                self._start_accounting(deadline)
-            self._launch("slurmctld", "-D", "-i")
-            self._wait(lambda: self._ask("scontrol", "ping").returncode == 0, deadline, "slurmctld does not answer")
-            for name in NODES:
-                self._start_node(name)
-            self.wait_idle(timeout_s=deadline - time.monotonic())
-        except BaseException:
-            self.stop()
-            raise
-        return self
+    def _absent(self) -> str | None:
+        return self.missing(accounting=self.accounting)
 
-    def stop(self) -> None:
-        """Cancel all jobs, end every daemon and every process of a job, remove the folder. Safe to call twice."""
-        if not (self.folder / MARK).exists():
-            return
+    def _clear_orphans(self) -> None:
+        for folder, owner in host.owners().items():
+            if owner and not owner.alive():
+                SlurmCluster(folder).stop()
+
+    def _start(self, deadline: float) -> None:
+        owner = None if self.detached else Proc.of(os.getpid())
+        ports = host.join(self.folder, 2 + len(NODES), self.site.names, owner=owner)
+        slurm_config.write(self.folder, ports, self.site, accounting=self.accounting)
+        self._launch("munged", *slurm_config.munged_options(self.folder))
+        self._wait((self.folder / "munge.socket").exists, deadline, "munged made no socket")
+        if self.accounting:
+            self._start_accounting(deadline)
+        self._launch("slurmctld", "-D", "-i")
+        self._wait(lambda: self._ask("scontrol", "ping").returncode == 0, deadline, "slurmctld does not answer")
+        for name in NODES:
+            self._start_node(name)
+
+    def _stop(self) -> None:
         if self.daemons.get("slurmctld"):
             self.cancel_all(timeout_s=2.0)
         self.daemons.stop(*NODES)
         self._kill_nodes(*NODES)
         for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
             self.daemons.stop(name)
-        with contextlib.suppress(FileNotFoundError):  # somebody else clears away the same orphan
-            shutil.rmtree(self.folder)
-        host.leave(self.folder)
 
-    def __enter__(self) -> SlurmCluster:
-        return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
+    def stop(self) -> None:
+        if (self.folder / self.mark).exists():
+            super().stop()
+            host.leave(self.folder)
 
     # -- what tests use
 
@@ -147,13 +115,6 @@ class SlurmCluster:
         """Slurm's version, for instance 22.05.8."""
         return subprocess.run([_path("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout.split()[-1]
 
-    def run(self, *argv: str, timeout_s: float = 60.0) -> str:
-        """Run a command on the cluster and return what it printed; a failure shows its stderr."""
-        done = self._ask(*argv, timeout_s=timeout_s)
-        if done.returncode:
-            raise ClusterError(f"{shlex.join(argv)} exited {done.returncode}: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
-
     def states(self) -> dict[str, str]:
         """Each node's state as sinfo shows it, for instance {"node1": "idle", "node2": "down*"}."""
         listing = self._ask("sinfo", "--noheader", "--Node", "--format=%N %T").stdout
@@ -163,8 +124,7 @@ class SlurmCluster:
         """Wait until all four nodes are idle. Nodes that are there, but were set down or drained, are resumed."""
 
         def idle() -> bool:
-            if dead := self.daemons.dead():
-                raise ClusterError(f"{', '.join(dead)} ended by itself\n{self.daemons.tails()}")
+            self._require_daemons()
             states = self.states()
             for name, state in states.items():
                 if state in ("down", "drained") and self.daemons.get(name):
@@ -246,28 +206,6 @@ class SlurmCluster:
             if (conf in settings and marks & settings) or logs & proc.open_files():
                 yield proc
 
-    def _ask(self, *argv: str, timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
-        """Run a command on the cluster; one that hangs is as good as one that fails."""
-        try:
-            return subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=timeout_s, check=False)
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(argv, 124, "", f"no answer after {timeout_s:.0f} s")
-
-    def _wait(self, ready: Callable[[], bool], deadline: float, complaint: str) -> None:
-        """Wait for a daemon to be ready; give up at the deadline, or as soon as any daemon died."""
-        done = wait_until(lambda: bool(self.daemons.dead()) or ready(), timeout_s=deadline - time.monotonic())
-        if dead := self.daemons.dead():
-            complaint += f" ({', '.join(dead)} ended by itself)"
-        if dead or not done:
-            raise ClusterError(f"{complaint}\n{self.daemons.tails()}")
-
-
-def _clear_orphans() -> None:
-    """Stop the clusters whose owner died without stopping them, for instance a test run that was killed."""
-    for folder, owner in host.owners().items():
-        if owner and not owner.alive():
-            SlurmCluster(folder).stop()
-
 
 def _which(name: str) -> str | None:
     return shutil.which(name, path=SEARCH)
@@ -282,23 +220,11 @@ def _path(name: str) -> str:
 
 def main() -> int:
     """The command line; see the module's own text."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("action", choices=("up", "down", "env"))
-    parser.add_argument("--dir", required=True, type=Path, help="the cluster's folder; down removes it")
-    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and a database, so that sacct works")
-    options = parser.parse_args()
-    cluster = SlurmCluster(options.dir, accounting=options.accounting, detached=True)
-    try:
-        if options.action == "up":
-            cluster.start()
-        if options.action == "down":
-            cluster.stop()
-        else:
-            print(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}")
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    options = parser(__doc__)
+    options.add_argument("--accounting", action="store_true", help="with slurmdbd and a database, so that sacct works")
+    given = options.parse_args()
+    cluster = SlurmCluster(given.dir, accounting=given.accounting, detached=True)
+    return act(given.action, cluster, lambda: {"SLURM_CONF": str(cluster.conf)})
 
 
 if __name__ == "__main__":

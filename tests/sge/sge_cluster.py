@@ -13,24 +13,21 @@ commands in `bin` enter the head's namespaces first: any process of this machine
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
-import secrets
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":  # as a command, not as a part of the test package
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.cluster.daemons import DaemonSet, Proc, descendants, end, running, wait_until
+from tests.cluster.cluster import Cluster, ClusterError, act, parser
+from tests.cluster.daemons import Proc, descendants, end, running, wait_until
 
 PROGRAMS = Path("/usr/lib/gridengine")  # of Debian's packages; those in /usr/bin are scripts around them
 DEFAULTS = Path("/usr/share/gridengine")
@@ -42,7 +39,6 @@ ADDRESSES = {name: f"{NETWORK}.{number}" for number, name in enumerate((HEAD, *N
 SLOTS = 8
 UNSHARE = ("unshare", "--net", "--uts", "--mount")
 INSTALL = "run tests/setup_debian.sh as root"
-MARK = ".sge-test-cluster"  # only a folder with this file is ever removed; it has the process to which it belongs
 FOREIGN = ("SGE_", "JOB_", "PE_")
 OF_A_JOB = ("NSLOTS", "NHOSTS", "NQUEUES", "QUEUE", "REQUEST", "RESTARTED", "ARC")
 
@@ -82,26 +78,17 @@ QUEUE = {"load_thresholds": "NONE", "notify": "00:00:20", "slots": str(SLOTS), "
          "rerun": "FALSE", "pe_list": " ".join(ENVIRONMENTS)}  # fmt: skip
 
 
-class ClusterError(RuntimeError):
-    """The cluster did not do what was asked. The text ends with the daemons' last words."""
-
-
-class SgeCluster:
+class SgeCluster(Cluster):
     """A head and two execution hosts with 8 slots and 2 GPUs each (complex `gpu`), queue all.q, parallel environments
-    `nodes` (allocation_rule 1), `smp` ($pe_slots) and `fill` ($fill_up).
+    `nodes` (allocation_rule 1), `smp` ($pe_slots) and `fill` ($fill_up)."""
 
-    Use it as a context manager, or call start() and stop(). A cluster belongs to the process that starts it: should
-    that die without stopping it, the next start on this machine clears it away. With detached=True it stays up.
-    """
-
+    name, mark, start_timeout = "sge", ".sge-test-cluster", 60.0  # the mark has the process to which it belongs
     against = "Grid Engine 8.1.9, 2 execution hosts"
     hosts = NODES
 
     def __init__(self, folder: str | Path | None = None, *, detached: bool = False) -> None:
-        self.folder = Path(folder or Path(tempfile.gettempdir(), f"sge-{secrets.token_hex(4)}")).absolute()
-        self.detached = detached
+        super().__init__(folder, detached=detached)
         self.root, self.cell = self.folder / "root", self.folder / "root" / "default"
-        self.daemons = DaemonSet(self.folder)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -121,51 +108,34 @@ class SgeCluster:
 
     # -- up and down
 
-    def start(self, *, timeout_s: float = 60.0) -> SgeCluster:
-        """Start everything; returns when both execution hosts take jobs."""
-        if reason := self.missing():
-            raise ClusterError(reason)
-        if not re.fullmatch(r"[\w./-]{1,70}", str(self.folder), re.ASCII):
-            raise ClusterError(f"{self.folder}: choose a path of at most 70 characters, none special or a space")
-        _clear_orphans()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if any(self.folder.iterdir()):
-            raise ClusterError(f"{self.folder} is not empty: stop the cluster that it holds, or choose another folder")
-        owner = None if self.detached else Proc.of(os.getpid())
-        (self.folder / MARK).write_text(f"{owner.pid} {owner.started}" if owner else "")
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._make_hosts(deadline)
-            self._make_cell()
-            self._write_commands()
-            self._launch(HEAD, "sge_qmaster")
-            self._wait(lambda: self._ask("qconf", "-sm").returncode == 0, deadline, "qmaster does not answer")
-            self._configure()
-            for name in NODES:
-                self._launch(name, "sge_execd")
-            self.wait_idle(timeout_s=deadline - time.monotonic())
-        except BaseException:
-            self.stop()
-            raise
-        return self
+    def _absent(self) -> str | None:
+        return self.missing()
 
-    def stop(self) -> None:
-        """End every daemon, every process of a job and every host, and remove the folder. Safe to call twice."""
-        if not (self.folder / MARK).exists():
-            return
+    def _clear_orphans(self) -> None:
+        for mark in Path(tempfile.gettempdir()).glob(f"{self.name}-*/{self.mark}"):
+            with contextlib.suppress(OSError, ValueError):
+                pid, started = mark.read_text().split()  # none of a detached one
+                if not Proc(int(pid), int(started)).alive():
+                    SgeCluster(mark.parent).stop()
+
+    def _start(self, deadline: float) -> None:
+        if not self.detached and (owner := Proc.of(os.getpid())):
+            (self.folder / self.mark).write_text(f"{owner.pid} {owner.started}")
+        self._make_hosts(deadline)
+        self._make_cell()
+        self._write_commands()
+        self._launch(HEAD, "sge_qmaster")
+        self._wait(lambda: self._ask("qconf", "-sm").returncode == 0, deadline, "qmaster does not answer")
+        self._configure()
+        for name in NODES:
+            self._launch(name, "sge_execd")
+
+    def _stop(self) -> None:
         for _ in range(20):
             family = descendants(self._own())
             if not family:
                 break
             end(family, timeout_s=0)
-        with contextlib.suppress(FileNotFoundError):  # somebody else clears away the same orphan
-            shutil.rmtree(self.folder)
-
-    def __enter__(self) -> SgeCluster:
-        return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
 
     # -- what tests use
 
@@ -185,19 +155,11 @@ class SgeCluster:
         foreign = {name for name in os.environ if name.startswith(FOREIGN) or name in OF_A_JOB}
         return {name: value for name, value in os.environ.items() if name not in foreign} | self.environment
 
-    def run(self, *argv: str, timeout_s: float = 60.0, text: str | None = None) -> str:
-        """Run a command on the cluster and return what it printed; a failure shows its words."""
-        done = self._ask(*argv, timeout_s=timeout_s, text=text)
-        if done.returncode:
-            raise ClusterError(f"{shlex.join(argv)} exited {done.returncode}: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
-
     def wait_idle(self, *, timeout_s: float = 60.0) -> None:
         """Wait until all execution hosts are there and have no job."""
 
         def idle() -> bool:
-            if dead := self.daemons.dead():
-                raise ClusterError(f"{', '.join(dead)} ended by itself\n{self.last_words()}")
+            self._require_daemons()
             rows = [line.split() for line in self._ask("qstat", "-f").stdout.splitlines() if line.startswith("all.q@")]
             return len(rows) == len(NODES) and all(len(row) == 5 and row[2].startswith("0/0/") for row in rows)
 
@@ -370,54 +332,15 @@ class SgeCluster:
         marks = {f"SGE_TEST_CLUSTER={self.folder}", f"SGE_ROOT={self.root}"}
         return [proc for proc in running() if proc.pid != os.getpid() and marks & proc.environment()]
 
-    def _ask(self, *argv: str, timeout_s: float = 20.0, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command on the cluster; one that hangs is as good as one that fails."""
-        try:
-            return subprocess.run(
-                argv, env=self.env(), capture_output=True, text=True, timeout=timeout_s, check=False, input=text or ""
-            )
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(argv, 124, "", f"no answer after {timeout_s:.0f} s")
-
-    def _wait(self, ready: Callable[[], bool], deadline: float, complaint: str) -> None:
-        done = wait_until(lambda: bool(self.daemons.dead()) or ready(), timeout_s=deadline - time.monotonic())
-        if dead := self.daemons.dead():
-            complaint += f" ({', '.join(dead)} ended by itself)"
-        if dead or not done:
-            raise ClusterError(f"{complaint}\n{self.last_words()}")
-
 
 _SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
-def _clear_orphans() -> None:
-    """Stop the clusters whose owner died without stopping them, for instance a test run that was killed."""
-    for mark in Path(tempfile.gettempdir()).glob(f"sge-*/{MARK}"):
-        with contextlib.suppress(OSError, ValueError):
-            pid, started = mark.read_text().split()  # none of a detached one
-            if not Proc(int(pid), int(started)).alive():
-                SgeCluster(mark.parent).stop()
-
-
 def main() -> int:
     """The command line; see the module's own text."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("action", choices=("up", "down", "env"))
-    parser.add_argument("--dir", required=True, type=Path, help="the cluster's folder; down removes it")
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     cluster = SgeCluster(options.dir, detached=True)
-    try:
-        if options.action == "up":
-            cluster.start()
-        if options.action == "down":
-            cluster.stop()
-        else:
-            for name, value in cluster.environment.items():
-                print(f"export {name}={shlex.quote(value)}")
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return act(options.action, cluster, lambda: cluster.environment)
 
 
 if __name__ == "__main__":

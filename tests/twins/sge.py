@@ -66,8 +66,8 @@ class Twin(SgeCluster):
         super().__init__()
         self.rules = rules
 
-    def start(self, *, timeout_s: float = 60.0) -> SgeCluster:
-        super().start(timeout_s=timeout_s)
+    def start(self) -> Twin:
+        super().start()
         self.set_gpus(self.rules.node.gpus)
         rows = "".join(f"{name} {name} INT <= YES NO 0 0\n" for name in self.rules.resources)
         self.load("-Mc", self.run("qconf", "-sc") + rows)

@@ -111,8 +111,8 @@ class Twin(SlurmCluster):
         super().__init__(site=site(rules), accounting=bool(rules.accounts))
         self.rules = rules
 
-    def start(self, *, timeout_s: float = 60.0) -> SlurmCluster:
-        super().start(timeout_s=timeout_s)
+    def start(self) -> Twin:
+        super().start()
         rules = self.rules
         if rules.accounts:
             manage = ("sacctmgr", "--immediate", "add")
