@@ -164,6 +164,6 @@ def _started(pid: int) -> int | None:
     """Returns when a process started, in clock ticks since the boot; None: it does not exist, or has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):  # not EMFILE: a process that cannot be looked at may live
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # not EMFILE: a process that is not seen may live
         return None
     return None if fields[0] in "ZX" else int(fields[19])

@@ -52,7 +52,7 @@ def _state(pid: int) -> tuple[str, int] | None:
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: another user's, with hidepid=1
         return None
     return fields[0], int(fields[19])
 

@@ -39,7 +39,6 @@ HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager
 LEASE = 90.0  # seconds without a heartbeat until its points are taken over; NFS shows times up to 60 s late
 SEVERAL = 3  # points that fail on a node, one after the other, until the node is left out
 _ENTRY = re.compile(r"(\d+)\.(\d+)")
-_MARK = re.compile(r"(\d+-\d+-\d+-\d+|user)\.([a-z]+)(?:\.\d+)?")
 
 
 class Kind(Enum):
@@ -54,6 +53,11 @@ class Kind(Enum):
     STOPPED = "stopped"  # its owner wanted that (RUN/stop): it goes on when it is started again
     CANCELLED = "cancelled"
     AGAIN = "again"  # the user wants it started again
+
+
+_MANAGER = r"\d+-\d+-\d+-\d+"
+_JOURNAL = re.compile(rf"({_MANAGER})\.jsonl")
+_MARK = re.compile(rf"({_MANAGER}|user)\.({'|'.join(each.value for each in Kind)})(?:\.\d+)?")
 
 
 @dataclass(frozen=True, order=True)
@@ -443,7 +447,7 @@ class Claims:
     def managers(self) -> list[Manager]:
         """All slot managers that have ever begun, in order."""
         names = unwrap(list_names(str(self._managers))) or ()
-        return sorted(Manager.of(name[:-6]) for name in names if name.endswith(".jsonl"))
+        return sorted(Manager.of(match[1]) for match in map(_JOURNAL.fullmatch, names) if match)
 
 
 def _entry(match: re.Match[str]) -> Entry:

@@ -11,7 +11,7 @@ from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.events import ProcessStarted, Submitted, Submitting, last
-from launcher.runs.sweep_directory import Sweep, sweep_of
+from launcher.runs.sweep_directory import Sweep, element_id, sweep_of
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
@@ -47,9 +47,9 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
     """Returns the events by point. Cached while the journal does not grow: a look at all points reads it once."""
     entries: dict[int, list[dict[str, Any]]] = {}
     for each in sweep.submissions():
-        for index in each.points:
+        for number, index in enumerate(each.points):
             found = entries.setdefault(index, [])
             found.append(event_file.entry(Submitting(time=each.time, token=each.token)))
-            if (job := each.job_of(index)) is not None:
-                found.append(event_file.entry(Submitted(time=each.time, job=job)))
+            if each.job is not None:
+                found.append(event_file.entry(Submitted(time=each.time, job=element_id(each.job, number))))
     return entries

@@ -50,7 +50,7 @@ class NodeTasks:
     def poll(self) -> int | None:
         if self._code is None and (code := self._process.poll()) is not None:
             self._code = code
-            if code and not self._started.read_bytes():
+            if code and self._has_started() is False:
                 self._report(code)
         return self._code
 
@@ -59,8 +59,15 @@ class NodeTasks:
 
     def kill(self) -> None:
         self._write(b"KILL\n")
-        if not self._started.read_bytes():  # not started in all that time
+        if not self._has_started():  # in all that time; where it has, its tasks end with its input
             self._process.kill()
+
+    def _has_started(self) -> bool | None:
+        """Returns whether the program on the node has read its request; None: that cannot be read now."""
+        try:
+            return bool(self._started.read_bytes())
+        except OSError:
+            return None
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None

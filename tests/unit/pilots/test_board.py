@@ -158,6 +158,9 @@ def test_a_process_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.Monk
     """A process without a free file descriptor reads nothing in /proc."""
     process = Process.of(os.getpid())
     assert process.alive()
-    FileServer(monkeypatch).fail(f"/proc/{process.pid}/stat", number=errno.EMFILE)
+    server = FileServer(monkeypatch)
+    server.fail(f"/proc/{process.pid}/stat", number=errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
         process.alive()
+    server.fail(f"/proc/{process.pid}/stat", number=errno.EACCES)  # its id is that of another user's process now
+    assert not process.alive()

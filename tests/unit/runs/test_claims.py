@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.errors import RunError
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Entry, Heartbeats, Kind, Manager, PointLog, State
+from launcher.runs.events import ManagerIdle
 
 A, B, C = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0), Manager(1, 0, 0, 1)
 
@@ -229,3 +230,19 @@ def test_a_file_server_that_does_not_respond_is_not_one_without_hard_links(
     monkeypatch.setattr(os, "link", fail)
     with pytest.raises(OSError, match="Input/output error"):
         Claims.create(tmp_path)
+
+
+def test_files_of_others_are_neither_entries_nor_managers(tmp_path: Path) -> None:
+    """Somebody's notes, or marks of a newer version."""
+    Claims.create(tmp_path)
+    mine = Claims(tmp_path, 0)
+    assert mine.add(0, 0, Kind.CLAIMED, A)
+    mine.note(A, ManagerIdle())
+    for name in ("notes.jsonl", "._0-0-0-0.jsonl", "0-0-0.jsonl"):
+        (tmp_path / claims.MANAGERS / name).touch()
+    for name in ("1.0", "0-0-0-0.paused", "notes.txt"):
+        (tmp_path / claims.CLAIMS / name).write_text("0-0-0-0.paused")
+    found = Claims(tmp_path, 0)
+    assert found.managers() == [A]
+    assert (found.logs()[0].owner, found.log(0).owner) == (A, A)
+    assert not found.add(1, 0, Kind.CLAIMED, B)  # whatever it says, the entry is there

@@ -1,0 +1,23 @@
+"""The tasks of a node that qrsh starts, as processes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.schedulers.sge.qrsh import NodeTasks
+from tests.launch import until
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_start_is_only_missed_where_its_file_could_be_read(
+    readable: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = tmp_path / "0.started"
+    tasks = NodeTasks("node2", ["sh", "-c", "exit 3"], {}, started)
+    if not readable:
+        started.unlink()
+    until(lambda: tasks.poll() == 3, "the process has ended")
+    tasks.kill()
+    assert ("qrsh -inherit ended with exit code 3" in capsys.readouterr().err) is readable
