@@ -124,3 +124,15 @@ def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[st
     for each in problems:
         yield f"# Not found out: {each}"
     yield "#"
+
+
+def limit_lines(limits: Sequence[tuple[str, object, str]]) -> Iterator[str]:
+    """Returns the section `limits` of a profile; nothing if there are none. Pure.
+
+    Args:
+        limits: key, value and source of each; times are texts.
+    """
+    if limits:
+        yield "limits:"
+    for key, value, source in limits:
+        yield f"  {key}: {json.dumps(value) if key == 'time' else value}  # {source}"

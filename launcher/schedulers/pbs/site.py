@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from launcher.schedulers.pbs.commands import PBS, section
 from launcher.schedulers.pbs.facts import Facts, Node
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
-from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
+from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class PBSSite(Site):
             yield f"# chunk: {{{words[0][0]}: {scalar(words[0][1])}}}  # pbsnodes: nodes differ in " + ", ".join(
                 f"{key}={value}" for key, value in words[:8]
             )
-        yield from _limits(chosen, nodes, gpus)
+        yield from limit_lines(_limits(chosen, nodes, gpus))
 
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
         yield from doctor.compared(cluster, self.queues)
@@ -124,7 +123,7 @@ def _resources(nodes: Sequence[Node]) -> list[tuple[str, str]]:
     return list(found)
 
 
-def _limits(chosen: Queue | None, nodes: Sequence[Node], gpus: int) -> Iterator[str]:
+def _limits(chosen: Queue | None, nodes: Sequence[Node], gpus: int) -> list[tuple[str, object, str]]:
     has = [node.has for node in nodes]
     found: list[tuple[str, object, str]] = []
     if chosen and chosen.nodes is not None:
@@ -139,8 +138,4 @@ def _limits(chosen: Queue | None, nodes: Sequence[Node], gpus: int) -> Iterator[
         found.append(("mem_per_node", memory(most), "pbsnodes: mem"))
     if chosen and chosen.time is not None:
         found.append(("time", format_hours(chosen.time), "qstat -Q: resources_max.walltime"))
-    if found:
-        yield "limits:"
-    for key, value, why in found:
-        text = json.dumps(value) if key == "time" else str(value)
-        yield f"  {key}: {text}  # {why}"
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from launcher.schedulers.sge import doctor
 from launcher.schedulers.sge.commands import SGE
 from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, Host, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.settings import GpuDirective
-from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
+from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class SGESite(Site):
         yield "# project: my_project  # -P, where the site wants one"
         yield from self._environment(chosen)
         yield from self._gpus()
-        yield from self._limits(chosen)
+        yield from limit_lines(self._limits(chosen))
 
     def _environment(self, chosen: ClusterQueue | None) -> Iterator[str]:
         mine = [pe for pe in self.environments if chosen is None or pe.name in chosen.environments]
@@ -80,7 +79,7 @@ class SGESite(Site):
         else:
             yield f"gpu_directive: {GpuDirective.none.value}  # qconf -sc: no resource counts GPUs"
 
-    def _limits(self, chosen: ClusterQueue | None) -> Iterator[str]:
+    def _limits(self, chosen: ClusterQueue | None) -> list[tuple[str, object, str]]:
         hosts = self._hosts_of(chosen)
         gpus = doctor.gpus(self.complexes)
         found: list[tuple[str, object, str]] = []
@@ -95,11 +94,8 @@ class SGESite(Site):
         if most_memory := max((host.mem or 0 for host in hosts), default=0):
             found.append(("mem_per_node", memory(most_memory), "qhost: MEMTOT"))
         if chosen and chosen.time is not None:
-            found.append(("time", format_hours(chosen.time), "qconf -sq: h_rt"))
-        if found:
-            yield "limits:"
-        for key, value, why in found:
-            yield f"  {key}: {json.dumps(value) if key == 'time' else value}  # {why}"
+            found.append(("time", format_hours(chosen.time), "qconf -sq: h_rt, s_rt"))
+        return found
 
     def _hosts_of(self, chosen: ClusterQueue | None) -> list[Host]:
         named = {each.host for each in self.instances if chosen is None or each.queue == chosen.name}
