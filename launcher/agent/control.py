@@ -130,8 +130,8 @@ class Control(Link):
         """Whether the attempt is known to have ended; False also if that cannot be known now."""
         return exists(self._exit_code, retry_seconds=0) == Ok(True)
 
-    def _beat(self) -> None:
-        super()._beat()
+    def _heartbeat(self) -> None:
+        super()._heartbeat()
         if self.leads and self.elastic:  # an agent may wait to join
             self._rounds.show_life(self._round)
 

@@ -6,7 +6,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 |---|---|
 | `hello` | the agent has connected: its `member` row |
 | `ready` | its ranks of the last round are gone: it can begin round `round` |
-| `beat` | heartbeat. `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace` of its ranks |
+| `heartbeat` | `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace` of its ranks |
 | `failure` | its ranks failed: see `verdicts.RoundFailure` |
 | `stop` | it was asked to stop: `level` (`end` or `warning`), and the event `stop` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
@@ -22,7 +22,7 @@ The leader sends:
 |---|---|
 | `begin` | a round begins: `round`, `members`, `port` of the store, `history` |
 | `refused` | it does not begin, or not with this agent: `fault` |
-| `beat` | heartbeat |
+| `heartbeat` | nothing: the leader is there |
 | `stop`, `warning` | the ranks are to save and leave: the event `stop` |
 | `regroup` | the same, because the agents `back` came back |
 | `hang` | save the stacks of your ranks |
@@ -255,8 +255,8 @@ class Coordinator:
         if self.arrivals is not None and message["round"] == self.history.round:
             self.arrivals.arrived[index] = agent.member
 
-    def _on_beat(self, agent: AgentState, message: Message, now: float) -> None:
-        self._watch.beat(agent, message)
+    def _on_heartbeat(self, agent: AgentState, message: Message, now: float) -> None:
+        self._watch.heartbeat(agent, message)
         if message.get("pace"):
             self._paces.append(message["pace"])
 

@@ -135,7 +135,7 @@ class FailureDetector:
         for agent in self.agents.values():
             agent.last_message = now
 
-    def beat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
+    def heartbeat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
         """Takes a heartbeat."""
         agent.step = max(agent.step, int(message.get("step", -1)))
         agent.resumable = bool(message.get("resumable")) or agent.resumable

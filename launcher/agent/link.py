@@ -25,7 +25,7 @@ from launcher.rendezvous.protocol import hello, not_reached, refusal
 from launcher.runs.events import Fault, Place
 
 CLOSING = 10.0  # seconds for which the leader waits until the others have read the outcome
-BEATS = 10  # heartbeats in launch.heartbeat
+HEARTBEATS = 10  # heartbeats in launch.heartbeat
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Link:
         self._channel: Channel | None = None
         self._mine = own  # with the addresses of the connection
         self._inbox: list[Message] = []
-        self._next_beat = self._last_message = self._last_listen = 0.0
+        self._next_heartbeat = self._last_message = self._last_listen = 0.0
 
     @property
     def size(self) -> int:
@@ -162,9 +162,9 @@ class Link:
             except ChannelError as error:
                 self._lose_leader(str(error))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Lets the next `poll` send a heartbeat with the status, without waiting for its interval."""
-        self._next_beat = 0.0
+        self._next_heartbeat = 0.0
 
     def poll(self, timeout: float) -> list[Message]:
         """Returns the messages to this agent; waits at most `timeout` seconds for one, or for a signal.
@@ -172,10 +172,10 @@ class Link:
         A lost leader is returned once, as a message of type `leader_lost` with its `reason`.
         """
         now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + self._limits.heartbeat / BEATS
-            self._beat()
-        timeout = 0.0 if self._inbox else max(0.0, min(timeout, self._next_beat - now))
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + self._limits.heartbeat / HEARTBEATS
+            self._heartbeat()
+        timeout = 0.0 if self._inbox else max(0.0, min(timeout, self._next_heartbeat - now))
         if self._hub is not None:
             assert self.coordinator is not None
             for index, message in self._hub.poll(min(timeout, self.coordinator.next_look(now))):
@@ -198,11 +198,11 @@ class Link:
         """Sends and receives heartbeats while the agent waits for something else. Messages are kept for `poll`."""
         self._inbox = [*self.poll(0.0), *self._inbox]
 
-    def _beat(self) -> None:
-        self.send({"type": "beat", **self.status})
+    def _heartbeat(self) -> None:
+        self.send({"type": "heartbeat", **self.status})
         self.status.pop("pace", None)
         if self._hub is not None and self.coordinator is not None:
-            self._hub.broadcast(list(self._hub.channels), {"type": "beat"})
+            self._hub.broadcast(list(self._hub.channels), {"type": "heartbeat"})
 
     def _deliver(self) -> None:
         assert self.coordinator is not None
@@ -231,13 +231,13 @@ class Link:
         elif now - self._last_message > self._limits.heartbeat:
             self._lose_leader(f"no heartbeat for {self._limits.heartbeat:g} s (launch.heartbeat)")
             return
-        self._inbox += [message for message in messages if message.get("type") != "beat"]
+        self._inbox += [message for message in messages if message.get("type") != "heartbeat"]
 
     def _lose_leader(self, reason: str) -> None:
         if self._channel is not None:
             with contextlib.suppress(ChannelError):  # messages that arrived before a send failed
                 while messages := self._channel.receive():
-                    self._inbox += [message for message in messages if message.get("type") != "beat"]
+                    self._inbox += [message for message in messages if message.get("type") != "heartbeat"]
         self._disconnect()
         self._inbox.append({"type": "leader_lost", "reason": reason})
 

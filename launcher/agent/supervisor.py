@@ -66,7 +66,7 @@ class Connection(Protocol):
     coordinator: Coordinator | None
 
     def send(self, message: Message) -> None: ...
-    def beat(self) -> None: ...
+    def heartbeat(self) -> None: ...
     def poll(self, timeout: float) -> list[Message]: ...
 
 
@@ -229,7 +229,7 @@ class Supervisor:
         first_step = status.get("step", -1) < 0 <= ranks.step
         status.update(step=ranks.step, resumable=self._resumable, joined=joined)
         if changed or first_step:
-            self._control.beat()
+            self._control.heartbeat()
         if self._phase is not Phase.RUNNING or not ranks.due(now):
             return
         status.update(ranks.measure(self._pids(), now))
@@ -237,7 +237,7 @@ class Supervisor:
             self._control.send(silence)
         if (pace := ranks.pace(now)) is not None:
             status["pace"] = pace
-            self._control.beat()
+            self._control.heartbeat()
         if self._leads and self._control.coordinator is not None:
             ranks.judge_paces(self._control.coordinator.take_paces())
             if request := self._means.request_handler.next_request():

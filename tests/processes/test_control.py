@@ -528,7 +528,7 @@ def test_heartbeats_keep_both_sides_together(make: Make) -> None:
     leader.watch(time.monotonic())
     with Polling(*agents) as polling:
         agents[1].status["step"] = 7
-        agents[1].beat()
+        agents[1].heartbeat()
         give_up = time.monotonic() + 1.3
         while time.monotonic() < give_up:
             time.sleep(0.05)
@@ -624,7 +624,7 @@ def test_closing_delivers_everything_that_was_sent(make: Make) -> None:
 
     thread = threading.Thread(target=ends)
     assert agents[0]._hub is not None
-    agents[0]._hub.broadcast([1], {"type": "beat"})  # arrives, and nobody reads it any more
+    agents[0]._hub.broadcast([1], {"type": "heartbeat"})  # arrives, and nobody reads it any more
     thread.start()
     time.sleep(0.2)
     assert agents[0].coordinator is not None
@@ -667,7 +667,7 @@ def test_a_leader_that_closes_does_not_wait_for_a_member_that_is_lost(
     leader, hub = agents[0].coordinator, agents[0]._hub
     assert leader is not None and hub is not None
     leader.watch(time.monotonic() - 600)  # node2 has been silent since, and its connection stays
-    leader.receive(1, {"type": "beat"}, time.monotonic())
+    leader.receive(1, {"type": "heartbeat"}, time.monotonic())
     agents[0].poll(0.01)
     assert 2 in hub.channels and leader.present() == {0, 1}
     awaited: list[set[int]] = []

@@ -82,8 +82,8 @@ def test_a_member_is_known_by_its_first_message(hub: Hub, connect: Callable[...,
     one, two = connect(), connect()
     assert joined(hub, one, 4) == [(4, {"type": "hello", "index": 4})]
     joined(hub, two, 7)
-    two.send({"type": "beat"})
-    assert told(hub, bool) == [(7, {"type": "beat"})]
+    two.send({"type": "heartbeat"})
+    assert told(hub, bool) == [(7, {"type": "heartbeat"})]
     hub.broadcast([4, 7, 9], {"type": "begin"})
     assert read(one) == read(two) == [{"type": "begin"}]
 
@@ -103,8 +103,8 @@ def test_a_member_that_is_found_gone_while_something_is_sent_is_told_once(
     channel = connect()
     joined(hub, channel, 4)
     hub.channels[4]._socket.shutdown(socket.SHUT_WR)
-    hub.send(4, {"type": "beat"})
-    hub.send(4, {"type": "beat"})
+    hub.send(4, {"type": "heartbeat"})
+    hub.send(4, {"type": "heartbeat"})
     assert told(hub, bool) == [(4, None)]
     assert hub.poll(0) == []
 
@@ -142,7 +142,7 @@ def test_an_old_connection_that_is_replaced_while_it_can_be_written_is_forgotten
 
 @pytest.mark.parametrize(
     "first",
-    [{"type": "beat"}, {"type": "hello"}, {"type": "hello", "index": "4"}, {"type": "hello", "index": None},
+    [{"type": "heartbeat"}, {"type": "hello"}, {"type": "hello", "index": "4"}, {"type": "hello", "index": None},
      {"type": "hello", "index": True}, {"type": "hello", "index": 4.0}, {"type": "hello", "index": [4]}, {}],
 )  # fmt: skip
 def test_whoever_does_not_say_which_member_it_is_is_dropped(
@@ -224,13 +224,13 @@ def test_a_member_that_reads_slowly_holds_up_no_other(hub: Hub, connect: Callabl
     large = {"type": "begin", "text": "x" * (4 << 20)}
     hub.send(1, large)
     assert hub.channels[1].unsent
-    hub.broadcast([1, 2], {"type": "beat"})
-    assert read(quick) == [{"type": "beat"}]
+    hub.broadcast([1, 2], {"type": "heartbeat"})
+    assert read(quick) == [{"type": "heartbeat"}]
     messages: list[dict[str, Any]] = []
     while len(messages) < 2:
         messages += slow.receive()
         hub.poll(0)
-    assert messages == [large, {"type": "beat"}]
+    assert messages == [large, {"type": "heartbeat"}]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])

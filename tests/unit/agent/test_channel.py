@@ -98,8 +98,8 @@ def test_both_ends_are_authenticated_and_messages_go_both_ways(sockets: list[soc
     server, client = connected(sockets)
     assert server.open and client.open
     client.send({"type": "hello", "name": "Zürich"})
-    client.send({"type": "beat"})
-    assert server.receive() == [{"type": "hello", "name": "Zürich"}, {"type": "beat"}]
+    client.send({"type": "heartbeat"})
+    assert server.receive() == [{"type": "hello", "name": "Zürich"}, {"type": "heartbeat"}]
     server.send({"type": "begin"})
     assert client.receive() == [{"type": "begin"}]
     assert client.receive() == []
@@ -289,7 +289,7 @@ def test_whoever_relays_can_neither_alter_nor_repeat_nor_drop_nor_swap_messages(
     server, client, to_server, from_client = relayed(sockets)
     frames = []
     for number in range(2):
-        client.send({"type": "beat", "step": number})
+        client.send({"type": "heartbeat", "step": number})
         frames.append(from_client.recv(1 << 16))
     one, two = (bytearray(frame) for frame in frames)
     if change == "bit":
@@ -309,7 +309,7 @@ def test_any_changed_byte_of_a_frame_is_noticed(data: st.DataObject) -> None:
     sockets: list[socket.socket] = []
     try:
         server, client, to_server, from_client = relayed(sockets)
-        client.send({"type": "beat", "step": 7})
+        client.send({"type": "heartbeat", "step": 7})
         frame = bytearray(from_client.recv(1 << 16))
         place = data.draw(st.integers(0, len(frame) - 1))
         frame[place] ^= data.draw(st.integers(1, 255))
@@ -370,8 +370,8 @@ def test_a_message_that_the_other_end_would_refuse_is_not_sent(
     server, client = connected(sockets)
     with pytest.raises(ValueError, match="over the limit of 1000"):
         client.send({"text": "x" * 1000})
-    client.send({"type": "beat"})
-    assert server.receive() == [{"type": "beat"}]
+    client.send({"type": "heartbeat"})
+    assert server.receive() == [{"type": "heartbeat"}]
 
 
 def test_one_look_reads_a_bounded_amount_however_fast_the_other_end_sends() -> None:
@@ -404,13 +404,13 @@ def test_a_large_message_waits_for_a_slow_reader(sockets: list[socket.socket]) -
     server, client = connected(sockets)
     large = {"text": "x" * (4 << 20)}
     client.send(large)
-    client.send({"type": "beat"})
+    client.send({"type": "heartbeat"})
     assert client.unsent > 0, "the socket does not take all of it at once"
     messages: list[dict[str, Any]] = []
     while len(messages) < 2:
         messages += server.receive()
         client.flush()
-    assert messages == [large, {"type": "beat"}]
+    assert messages == [large, {"type": "heartbeat"}]
     assert client.unsent == 0
 
 
@@ -438,7 +438,7 @@ def test_sending_to_an_end_that_is_gone_is_an_error(sockets: list[socket.socket]
     server.close()
     with pytest.raises(ChannelError):
         for _ in range(3):
-            client.send({"type": "beat"})
+            client.send({"type": "heartbeat"})
 
 
 def test_both_ends_close_twice_without_harm(sockets: list[socket.socket]) -> None:

@@ -93,7 +93,7 @@ class Cluster:
         while self.now < end:
             self.now = min(end, self.now + pace)
             for index in beats:
-                self.receive(index, "beat", **status)
+                self.receive(index, "heartbeat", **status)
             self.coordinator.tick(self.now)
 
     def hello(self, *indices: int) -> None:
@@ -112,7 +112,7 @@ class Cluster:
         self.one("begin")
         self.coordinator.watch(self.now)
         for index in range(self.size):
-            self.receive(index, "beat", step=step, resumable=resumable, joined=True)
+            self.receive(index, "heartbeat", step=step, resumable=resumable, joined=True)
         return self
 
     def fail(self, index: int, kind: str = "raised", /, **values: Any) -> None:
@@ -388,9 +388,9 @@ def test_ranks_that_do_not_join_are_named_with_their_hosts() -> None:
     cluster.coordinator.watch(cluster.now)
     for _ in range(60):
         cluster.none("verdict")
-        cluster.receive(0, "beat", joined=True)
-        cluster.receive(1, "beat", missing=[1])
-        cluster.receive(2, "beat", missing=[2, 5])
+        cluster.receive(0, "heartbeat", joined=True)
+        cluster.receive(1, "heartbeat", missing=[1])
+        cluster.receive(2, "heartbeat", missing=[2, 5])
         cluster.tick(1.0)
     fault = cluster.one("verdict")["fault"]
     assert (fault["code"], fault["seconds"]) == ("not_joined", 60)
@@ -439,7 +439,7 @@ def test_no_sign_of_life_of_any_rank_is_a_hang() -> None:
 
 def test_one_rank_that_lives_is_enough() -> None:
     cluster = Cluster().begin()
-    cluster.receive(1, "beat", idle=0.0)
+    cluster.receive(1, "heartbeat", idle=0.0)
     cluster.wait(1, beats=[0, 2], idle=901)
     cluster.none("hang")
 
@@ -524,7 +524,7 @@ def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
 def test_a_host_whose_ranks_still_save_is_not_named_as_lost() -> None:
     """Ranks begin to look for stop requests at slightly different times."""
     cluster = Cluster().begin(resumable=False)
-    cluster.receive(2, "beat", resumable=True)
+    cluster.receive(2, "heartbeat", resumable=True)
     leaving(cluster, 0, 1)
     cluster.wait(LEAVE_TIMEOUT, pace=0.25)
     fault = cluster.one("verdict")["fault"]
@@ -686,7 +686,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("ended"), st.integers(0, 4), st.none()),
     st.tuples(st.just("lose"), st.integers(1, 4), st.none()),
     st.tuples(st.just("hello"), st.integers(1, 4), st.none()),
-    st.tuples(st.just("beat"), st.integers(0, 4), st.integers(-1, 20)),
+    st.tuples(st.just("heartbeat"), st.integers(0, 4), st.integers(-1, 20)),
     st.tuples(st.just("silent"), st.integers(0, 4), st.none()),
     st.tuples(st.just("stop"), st.integers(0, 4), st.sampled_from(["end", "warning"])),
     st.tuples(st.just("leaving"), st.integers(0, 4), st.none()),
@@ -710,7 +710,8 @@ def happen(cluster: Cluster, event: tuple[str, int, Any], connected: set[int]) -
             cluster.hello(number)
     elif number in connected:
         values: dict[str, dict[str, Any]] = {
-            "failure": failure(number, value) if kind == "failure" else {}, "beat": {"step": value, "resumable": True},
+            "failure": failure(number, value) if kind == "failure" else {},
+            "heartbeat": {"step": value, "resumable": True},
             "silent": {"ranks": [number]}, "stop": {"level": value, "stop": stop_of(number)}, "leaving": {"signal": 15},
             "stacks": {"reports": []}, "ready": {"round": 1},
         }  # fmt: skip
@@ -798,7 +799,7 @@ def test_messages_are_linear_in_agents() -> None:
     cluster.one("begin")
     cluster.coordinator.watch(cluster.now)
     for index in range(size):
-        cluster.receive(index, "beat", step=5, resumable=True, joined=True)
+        cluster.receive(index, "heartbeat", step=5, resumable=True, joined=True)
     cluster.collect()
     assert cluster.sent == [], "a heartbeat is answered by none"
     cluster.receive(7, "stop", level="warning", stop=stop_of(7))
@@ -861,7 +862,7 @@ def test_the_node_of_the_rank_that_hangs_is_in_the_record(rank: int | None, node
 def test_where_other_nodes_are_saving_the_run_can_be_resumed() -> None:
     """Ranks of two nodes do not listen yet when they are stopped; those of the third do."""
     cluster = Cluster().begin(resumable=False)
-    cluster.receive(2, "beat", step=5, resumable=True, joined=True)
+    cluster.receive(2, "heartbeat", step=5, resumable=True, joined=True)
     cluster.receive(0, "stop", level="end", stop=stop_of(0))
     leaving(cluster, 0, 1)
     cluster.tick()

@@ -110,8 +110,8 @@ class FakeLine:
             self._job.coordinator.receive(self._index, message, self._job.now)
             self._job.deliver()
 
-    def beat(self) -> None:
-        self.send({"type": "beat", **self.status})
+    def heartbeat(self) -> None:
+        self.send({"type": "heartbeat", **self.status})
         self.status.pop("pace", None)
 
     def poll(self, timeout: float) -> list[Message]:
@@ -222,7 +222,7 @@ class Job:
             leads = self.agents[0].line.connected
             for agent in self.agents:
                 if agent.outcome is None and agent.line.connected:
-                    agent.line.beat()
+                    agent.line.heartbeat()
             if leads:
                 self.coordinator.tick(self.now)
                 self.deliver()
