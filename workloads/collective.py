@@ -194,7 +194,7 @@ def conclude(
         raise WorkloadError("; ".join(faults))
     rows = [row for row in written.rows if not row["missing"]]
     operations = len({(row["op"], row["group"]) for row in rows})
-    report.say(f"{operations} operations, every result verified: all right")
+    report.say(f"{formatting.plural(operations, 'operation')}, every result verified: all right")
     slower = None
     if baseline is not None:
         slower = results.against(written.rows, baseline, config.tolerance, report.say_wrapped, str(config.baseline))

@@ -136,7 +136,10 @@ def _points_section(
     shown = [Table(heads, rows[:FIRST_ROWS], left, marks)]
     if len(rows) > FIRST_ROWS:
         shown.append(Table(heads, rows, left, marks, f"All {plural(len(rows), 'point')}"))
-    unknown = f"No point has a number named {objective[0]}." if objective and best is None else ""
+    unknown = ""
+    if objective and best is None:
+        lacks = f"has a number named {objective[0]}" if any(row[1] == "done" for row in rows) else "is done yet"
+        unknown = f"No point {lacks}."
     which = f" ({', '.join(numbers)})" if numbers else ""
     note = unknown or ("" if objective else f"To have points compared, sweep with sweep.objective=METRIC{which}.")
     return Section("Points", note, tables=shown)

@@ -143,3 +143,11 @@ def test_a_search_has_its_rungs_and_lines_for_points_that_were_pruned() -> None:
     assert any("lr 0.3, accuracy 0.2" in str(trace["customdata"]) for trace in lines.traces)
     best = [trace for trace in lines.traces if trace["line"]["color"] == "--good"]
     assert "accuracy 0.9" in str(best[0]["customdata"])
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("running", "No point is done yet."), ("done", "No point has a number named speed.")]
+)
+def test_a_sweep_without_a_number_to_compare_says_why(state: str, says: str) -> None:
+    shown = sweep_page("lr", [point(0, "0.1", 0.9, state), point(1, "0.2", 0.8, state)], ("speed",), "max")
+    assert shown.sections[0].note == says
