@@ -1,15 +1,18 @@
-"""Forks of a process that has imported torch: whether they are safe, and garbage collection."""
+"""Forks of a process that has imported torch: whether they are safe, their cost, and garbage collection."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 LONE = 0.5  # seconds to wait for other threads of this process that are ending
+LARGE = 1 << 21  # bytes of a large page
+_MADV_COLLAPSE = 25  # madvise(2)
 
 
 @contextlib.contextmanager
@@ -37,6 +40,34 @@ def imports_without_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def use_large_pages() -> None:
+    """Puts this process's memory into large pages, where the kernel can (Linux 6.1): forks start and end faster.
+
+    A fork copies an entry for each page, and frees it at its end. Of 150 MB with torch this takes longer than all that
+    the launcher does for a point. What a fork writes to is copied in small pages, as ever.
+    """
+    advise = ctypes.CDLL(None).madvise
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        for begin, end in large_ranges(maps.readlines()):
+            advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)  # refused: nothing changes
+
+
+def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
+    """The ranges of addresses, begin and end, in a process's private memory that whole large pages can take. Pure.
+
+    Args:
+        maps: lines of /proc/PID/maps (man 5 proc).
+    """
+    found = []
+    for line in maps:
+        addresses, rights, _, _, _, *name = line.split()
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            begin, end = (int(each, 16) for each in addresses.split("-"))
+            begin, end = -(-begin // LARGE) * LARGE, end // LARGE * LARGE
+            found += [(begin, end)] if begin < end else []
+    return found
 
 
 def unsafe_to_fork() -> str:

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterable
 
-from launcher.agent.forks import unsafe_to_fork
+from launcher.agent.forks import unsafe_to_fork, use_large_pages
 from launcher.agent.signals import Signals
 from launcher.log_line import log_line
 from launcher.processes.groups import Process, namespace
@@ -34,6 +34,7 @@ class Life:
         self._claims, self._mine, self._lease, self._signals = folder, mine, lease, signals
         self._pulse = heartbeat.mine()
         self._next_beat, self._beaten = 0.0, time.monotonic()
+        self._waited = False
 
     def begin(self, host: str, slots: int) -> None:
         """Begins the journal.
@@ -81,6 +82,9 @@ class Life:
 
     def wait(self, timeout: float) -> None:
         """Waits until a child ends, or a signal arrives; `timeout` in seconds."""
+        if not self._waited:  # it takes a quarter of a second, in which the first points run already
+            use_large_pages()
+        self._waited = True
         poll = select.poll()
         poll.register(self._signals.wake, select.POLLIN)
         poll.poll(timeout * 1000)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.signals import Signals
-from launcher.pilots import follower, manager
+from launcher.pilots import follower, life, manager
 from launcher.pilots.follower import Follower
 from launcher.pilots.group import Group
 from launcher.pilots.manager import SlotManager, packing_of, stops_of
@@ -96,6 +96,7 @@ def slot_manager(
         hosts: of the group of nodes that it leads; empty: this one.
     """
     monkeypatch.setattr(manager, "TICK", 0.001)
+    monkeypatch.setattr(life, "use_large_pages", lambda: None)  # of the process of the tests
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     group = Group(mine, tuple(hosts or manager.hosts_of({})), 0)
