@@ -18,7 +18,7 @@ from launcher.config.hydra_text import element
 from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files.ownership import require_own
-from launcher.monitoring.live import JobMonitor, status_of
+from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.paths import GROUPS, default_runs_dir
 from launcher.runs import directory, lookup

@@ -16,7 +16,7 @@ from launcher.cli.find import find
 from launcher.errors import RunError
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.files.ownership import require_own
-from launcher.monitoring.live import JobMonitor, status_of
+from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.own_module import own_module
 from launcher.runs import stacks
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
 
-    from launcher.monitoring.live import RunStatus
+    from launcher.monitoring.run_status import RunStatus
     from launcher.runs.directory import Attempt
 
 

@@ -9,7 +9,7 @@ from launcher.errors import RunError
 from launcher.files.ownership import require_own
 from launcher.maintenance import orphaned_jobs
 from launcher.maintenance.orphaned_jobs import Orphan
-from launcher.monitoring.live import JobMonitor, status_of
+from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers.queries import QueryError

@@ -12,12 +12,14 @@ from launcher.cli.options import require_action
 from launcher.cli.progress import Rate, of_download, shown
 from launcher.errors import FAILED, ConfigError, LauncherError, near
 from launcher.own_module import program
-from launcher.spec import workload_hook
+from launcher.spec import data_sets
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
     from pathlib import Path
+
+    from launcher.spec.workload_hook import KnownDataSet, Progress
 
 
 def run(arguments: Namespace) -> int:
@@ -27,7 +29,7 @@ def run(arguments: Namespace) -> int:
             raise ConfigError("--mirror goes with fetch NAME")
         return _list(arguments.data_dir)
     require_action("data", action)
-    known, problems = workload_hook.data_sets()
+    known, problems = data_sets.of_all_workloads()
     names = ", ".join(known)
     if name is None:
         raise ConfigError(f"fetch needs the NAME of a data set: {names}")
@@ -39,7 +41,7 @@ def run(arguments: Namespace) -> int:
 
 def _list(data_dir: Path | None) -> int:
     code = 0
-    known, problems = workload_hook.data_sets()
+    known, problems = data_sets.of_all_workloads()
     for name, each in known.items():
         try:
             found = each.find(data_dir)
@@ -56,7 +58,7 @@ def _list(data_dir: Path | None) -> int:
     return code
 
 
-def _fetch(source: workload_hook.KnownDataSet, mirrors: list[str] | None, data_dir: Path | None) -> int:
+def _fetch(source: KnownDataSet, mirrors: list[str] | None, data_dir: Path | None) -> int:
     try:
         with _shown() as progress:
             found = source.fetch(data_dir, mirrors, progress)
@@ -67,7 +69,7 @@ def _fetch(source: workload_hook.KnownDataSet, mirrors: list[str] | None, data_d
 
 
 @contextlib.contextmanager
-def _shown() -> Iterator[workload_hook.Progress]:
+def _shown() -> Iterator[Progress]:
     """Shows a progress bar for each file; where there is no terminal, a line at intervals."""
     rates: dict[str, Rate] = {}
     with shown(sys.stderr, keep=True) as show:

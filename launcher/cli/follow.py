@@ -15,7 +15,7 @@ from typing import TypeVar
 from launcher.cli.progress import Bars, Lines, Rate, of_training, shown
 from launcher.cli.text import outcome
 from launcher.errors import INTERRUPTED, LauncherError, UnavailableError
-from launcher.monitoring.live import JobMonitor, RunStatus, status_of
+from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
 from launcher.runs import directory
 from launcher.runs.events import Progress, every

@@ -125,7 +125,7 @@ def _attempt_mark(run: Run) -> object:
 def _is_over(run: Run) -> Callable[[], bool]:
     """Returns a function that returns whether the run is over."""
     # Lazily: 40 ms, and output alone asks no scheduler
-    from launcher.monitoring.live import JobMonitor, status_of
+    from launcher.monitoring.run_status import JobMonitor, status_of
 
     live = JobMonitor(share=True)
     return lambda: status_of(run, live).state.over

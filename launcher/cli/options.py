@@ -376,9 +376,9 @@ def of_data(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
     parser.add_argument("action", nargs="?", metavar="fetch", help="download NAME, verify its checksums, keep it here")
     # Lazily: 10 ms, and only this command lists data sets
-    from launcher.spec import workload_hook
+    from launcher.spec import data_sets
 
-    parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(workload_hook.data_sets()[0]))
+    parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(data_sets.of_all_workloads()[0]))
     parser.add_argument(
         "--mirror",
         action="append",

@@ -15,14 +15,14 @@ from launcher.errors import DONE, FAILED, RunError
 from launcher.escapes import clean
 from launcher.failures.kinds import Kind
 from launcher.formatting import name_ranks, rough_size
-from launcher.monitoring.live import Damaged, JobMonitor, or_damaged, status_of
+from launcher.monitoring.run_status import Damaged, JobMonitor, or_damaged, status_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from launcher.diagnose.post_mortem.findings import Findings
     from launcher.diagnose.post_mortem.verdict import Codes, Verdict
-    from launcher.monitoring.live import RunStatus
+    from launcher.monitoring.run_status import RunStatus
     from launcher.runs.directory import Attempt, Run
 
 WIDTH = 80

@@ -10,7 +10,7 @@ from launcher.cli.find import find, find_either
 from launcher.cli.text import cause
 from launcher.errors import ConfigError
 from launcher.formatting import rough_size
-from launcher.monitoring.live import all_statuses, status_of
+from launcher.monitoring.run_status import all_statuses, status_of
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.reports import comparison, page
 from launcher.reports.collect import collect

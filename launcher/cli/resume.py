@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli import submit
 from launcher.cli.find import find
-from launcher.monitoring.live import JobMonitor
+from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.output import Stream
 from launcher.submission import from_overrides
 from launcher.submission.submit import require_over

@@ -20,7 +20,7 @@ from launcher.errors import ConfigError, LauncherError, near
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from launcher.monitoring.live import RunStatus
+    from launcher.monitoring.run_status import RunStatus
 
 DIRECTIONS = {"maximize": BestIs.max, "minimize": BestIs.min}
 

@@ -13,8 +13,8 @@ from launcher.cli.find import find_either
 from launcher.cli.text import ending, program
 from launcher.files.shared_files import is_transient
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
-from launcher.monitoring.live import DAMAGE, Damaged, RunStatus, each_status, or_damaged
 from launcher.monitoring.progress import progress_of, saved_before
+from launcher.monitoring.run_status import DAMAGE, Damaged, RunStatus, each_status, or_damaged
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     DAMAGED,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launcher.cli.status_rows import View
-    from launcher.monitoring.live import RunStatus
+    from launcher.monitoring.run_status import RunStatus
 
 SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
 

@@ -191,7 +191,7 @@ def ask(ready: Ready, *, yes: bool) -> None:
         Declined: the user did not confirm.
     """
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
-    from launcher.monitoring.live import read_history
+    from launcher.monitoring.run_status import read_history
 
     plan = ready.prepared.plan
     run = Run(Path(plan.run_dir))

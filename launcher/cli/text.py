@@ -14,7 +14,7 @@ from launcher.runs.events import Fault
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.monitoring.live import RunStatus
+    from launcher.monitoring.run_status import RunStatus
     from launcher.runs.directory import Run
     from launcher.spec.plan import JobPlan
 

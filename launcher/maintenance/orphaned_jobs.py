@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.files.shared_files import exists, unwrap
-from launcher.monitoring.live import QUERY_TIMEOUT, JobMonitor
+from launcher.monitoring.run_status import QUERY_TIMEOUT, JobMonitor
 from launcher.runs.directory import TOKEN, token_of
 from launcher.runs.lookup import RECORDS
 from launcher.schedulers import registry

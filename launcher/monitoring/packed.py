@@ -91,7 +91,7 @@ class Boards:
         return Board(listing.logs, alive)
 
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
-        """Whether a slot manager shows signs of life, by this machine's clock."""
+        """Whether the heartbeats of a slot manager are recent, by this machine's clock."""
         if (sweep.path, manager) in self._ended:
             return False
         events = list(known(event_file.first_and_last(reads.journal(manager))))

@@ -11,7 +11,7 @@ from launcher.monitoring.state import RunState
 from launcher.runs.events import Progress, Saved, Started, every
 
 if TYPE_CHECKING:
-    from launcher.monitoring.live import RunStatus
+    from launcher.monitoring.run_status import RunStatus
 
 
 @dataclass(frozen=True)

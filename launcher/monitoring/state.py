@@ -20,7 +20,7 @@
 | | no reply, or an unknown state | unknown |
 | submitting, and no job id | (not queried) | unconfirmed |
 
-A run whose record cannot be read now is unknown (launcher/monitoring/live.py, launcher/monitoring/sweep.py).
+A run whose record cannot be read now is unknown (launcher/monitoring/run_status.py, launcher/monitoring/sweep.py).
 """
 
 from __future__ import annotations

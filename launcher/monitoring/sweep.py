@@ -24,7 +24,7 @@ from typing import Any
 from launcher.errors import DONE
 from launcher.files.shared_files import is_transient
 from launcher.monitoring import packed
-from launcher.monitoring.live import (
+from launcher.monitoring.run_status import (
     DAMAGE,
     ENDS,
     QUERY_TIMEOUT,

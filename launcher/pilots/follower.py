@@ -22,7 +22,7 @@ from launcher.log_line import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.group import Group
 from launcher.pilots.journal_reader import JournalReader
-from launcher.pilots.life import Life
+from launcher.pilots.journal_writer import JournalWriter
 from launcher.pilots.slots import Slot
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Attempt
@@ -66,7 +66,7 @@ class Follower:
         """
         folder = Claims(sweep.path, packing.retries)
         self._sweep, self._group, self._signals, self._stops, self._starts = sweep, group, signals, stops, start
-        self._life = Life(folder, mine, packing.lease, signals)
+        self._journal = JournalWriter(folder, mine, packing.lease, signals)
         self._leader = JournalReader(folder, group.leader, packing.lease / 2)
         self._running: dict[int, Part] = {}  # by process id
         self._wanted: dict[int, PointBegan] = {}  # by slot
@@ -81,13 +81,13 @@ class Follower:
         Args:
             slots: of this node.
         """
-        self._life.begin(self._group.host, slots=0)
+        self._journal.begin(self._group.host, slots=0)
         try:
             while not self._leader.gone:
                 self._turn(slots, time.monotonic())
-                self._life.wait(TICK)
+                self._journal.wait(TICK)
         finally:
-            self._life.end(self._running)
+            self._journal.end(self._running)
         if self._stopping() or exists(self._stops, retry_seconds=0) == Ok(True):
             sys.exit(errors.RESUME)
 
@@ -95,7 +95,7 @@ class Follower:
         return (self._signals.ends() or self._signals.warns()) is not None
 
     def _turn(self, slots: Sequence[Slot], now: float) -> None:
-        if self._life.beat(now):
+        if self._journal.beat(now):
             self._kill(self._running)
         if self._stopping() and not self._told:
             with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ class Follower:
                 self._ended(self._running.pop(pid).began, os.waitstatus_to_exitcode(status))
 
     def _ended(self, began: PointBegan, code: int) -> None:
-        self._life.note(PartEnded(point=began.point, attempt=began.attempt or 0, code=code))
+        self._journal.note(PartEnded(point=began.point, attempt=began.attempt or 0, code=code))
 
     def _end_parts(self, now: float) -> None:
         """Kills parts whose point has ended, at once where the next one waits for the slot."""

@@ -14,7 +14,7 @@ class JournalReader:
     """Follows one slot manager.
 
     Attributes:
-        gone: whether it has said that it ends, its process is gone, or it has shown no sign of life for too long.
+        gone: whether it has said that it ends, its process is gone, or it had no heartbeat for too long.
     """
 
     def __init__(self, folder: Claims, manager: Manager, silence: float) -> None:
@@ -22,7 +22,7 @@ class JournalReader:
         Args:
             folder: of the claims.
             manager: whose journal it is.
-            silence: seconds without a sign of life after which it is gone.
+            silence: seconds without a heartbeat after which it is gone.
         """
         self._claims, self._manager = folder, manager
         self._beats, self._offset = Heartbeats(silence), 0

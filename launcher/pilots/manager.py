@@ -32,7 +32,7 @@ from launcher.pilots import point_fork
 from launcher.pilots.board import Board
 from launcher.pilots.follower import Follower
 from launcher.pilots.group import Group, group_of
-from launcher.pilots.life import Life
+from launcher.pilots.journal_writer import JournalWriter
 from launcher.pilots.outcome import outcome
 from launcher.pilots.parts import Parts
 from launcher.pilots.slots import Slot, slots_of_node
@@ -173,7 +173,7 @@ class SlotManager:
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
         self._leads, self._mine, self._group = environ.get("RANK", "0") == "0", mine, group
         self._claims = Claims(sweep.path, packing.retries)
-        self._life = Life(self._claims, mine, packing.lease, signals)
+        self._journal = JournalWriter(self._claims, mine, packing.lease, signals)
         self._running: dict[int, Running] = {}  # by process id
         self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
         count = self._search.count() if self._search else len(sweep.manifest().points)
@@ -195,13 +195,13 @@ class SlotManager:
         Args:
             slots: of this node.
         """
-        self._life.begin(self._group.host, len(slots))
+        self._journal.begin(self._group.host, len(slots))
         self._free = [*slots][::-1]
         try:
             self._loop()
             self._report(self._board.ended)
         finally:
-            self._life.end(self._alive())
+            self._journal.end(self._alive())
         if self._stopping is not None:
             self._tell_stop(self._stopping)
         if self._stopping is not None or self._unfinished:
@@ -241,7 +241,7 @@ class SlotManager:
                 idle_since = None
             elif idle_since is None:
                 idle_since = now
-            self._life.wait(TICK)
+            self._journal.wait(TICK)
 
     def _is_over(self) -> bool:
         with contextlib.suppress(OSError, UnavailableError):
@@ -287,7 +287,7 @@ class SlotManager:
         """
         if not self._told_broken:
             self._told_broken = True
-            self._life.note(GroupBroken(lost=self._parts.lost))
+            self._journal.note(GroupBroken(lost=self._parts.lost))
         if self._is_over():
             return False
         self._unfinished = not self._board.pilot_goes_on()
@@ -331,13 +331,13 @@ class SlotManager:
             if self._group.followers:  # they start their parts because of it
                 self._claims.note(self._mine, began)
             else:
-                self._life.note(began)
+                self._journal.note(began)
             pid = self._starts(attempt, slot, self._group)
         except (OSError, UnavailableError) as error:
             kind = Kind.RELEASED if is_transient(error) else Kind.FAILED  # no process is left, or a full disk
             log_line(f"point {point} cannot be started: {error}")
             self._claims.add(point, entry, kind, self._mine)
-            self._life.note(PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
+            self._journal.note(PointEnded(point=point, slot=slot.number, code=errors.FAILED, kind=kind.value))
             self._free.append(slot)
             self._next_start = time.monotonic() + PAUSE
             return
@@ -376,11 +376,11 @@ class SlotManager:
         self._free.append(each.slot)
         self._board.changed()
         self._outcomes.append((each.point, kind))
-        self._life.note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
+        self._journal.note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
         if kind is Kind.FAILED and claims.left_out(self._outcomes, self._board.others_done()):
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is Kind.FAILED)
-            self._life.note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
+            self._journal.note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
             log_line(
                 f"{self._group.host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not"
             )
@@ -414,10 +414,10 @@ class SlotManager:
             self._beat(time.monotonic())
             time.sleep(LOOK)
 
-    # -- signs of life, stops
+    # -- heartbeats, stops
 
     def _beat(self, now: float) -> None:
-        if self._life.beat(now) and (alive := self._alive()):
+        if self._journal.beat(now) and (alive := self._alive()):
             log_line("no heartbeat could be written for too long: points are killed, for others may take them over")
             for pid, each in alive.items():
                 each.stopping = True

@@ -23,7 +23,7 @@ class Parts:
         Args:
             folder: of the claims.
             group: the group that this node leads.
-            silence: seconds without a sign of life after which a node is lost.
+            silence: seconds without a heartbeat after which a node is lost.
         """
         self._group = group
         self._readers = {place: JournalReader(folder, each, silence) for place, each in group.followers.items()}

@@ -15,7 +15,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import read_json, unwrap
-from launcher.monitoring.live import RunStatus
+from launcher.monitoring.run_status import RunStatus
 from launcher.reports import words
 from launcher.reports.curves import Curve, curves
 from launcher.reports.fabric import Fabric, Unreadable, parse

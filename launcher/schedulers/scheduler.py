@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
 from launcher.schedulers.queries import Ending
-from launcher.script.job_shell import JobShell
+from launcher.script.job_variables import JobVariables
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -42,7 +42,7 @@ class Scheduler(ABC):
     name: str
     title: str
     template: str
-    shell = JobShell()
+    shell = JobVariables()
     queued = False
     on_this_machine = False
     secrets_in_files = False

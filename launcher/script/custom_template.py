@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from launcher.errors import ConfigError, near
 from launcher.paths import resource, user_config_dir
 from launcher.script import templates
-from launcher.script.shell_text import ShellText
+from launcher.script.shell_context import ShellContext
 from launcher.spec.plan import JobPlan
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Ite
 
     Numbers (`| int`, `| float`) and shell code (`| raw`) are allowed everywhere.
     """
-    shell = ShellText()
+    shell = ShellContext()
     words: list[str] = []
     inside = before = ""  # what encloses the value; the text before it on its line
     for line, kind, text in environment.lex(source):

@@ -17,13 +17,13 @@ from launcher.files import shared_files
 from launcher.files.shared_folder import SEEN
 from launcher.own_module import own_module
 from launcher.runs import lease
-from launcher.script import custom_template, starters, templates
-from launcher.script.job_shell import JobShell
+from launcher.script import custom_template, start_command, templates
+from launcher.script.job_variables import JobVariables
 from launcher.script.quoting import Raw, command, quote
 from launcher.spec.plan import JobPlan
 
 READ_TIMEOUT = int(shared_files.IN_A_JOB)  # seconds for which reading a file is retried after a transient error
-_SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of a JobShell
+_SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of a JobVariables
 READ_PAUSE = 1  # seconds between two retries
 
 
@@ -40,7 +40,7 @@ class Parts:
     """
 
     template: str
-    shell: JobShell
+    shell: JobVariables
     directives: Sequence[str] = ()
     here: bool = False
     from_files: bool = False
@@ -89,7 +89,7 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "environment": [(Raw(name), value) for name, value in plan.cluster.environment.items()],
         "secrets": [Raw(name) for name in plan.secret_variables],
         "secrets_file": _secrets_file(plan, array),
-        "start": starters.start(plan),
+        "start": start_command.start(plan),
         "node": command(containers.node_command(plan)),
         "requeue": command([plan.python, *own_module("launcher.job.requeue")]),
         "after": command([plan.python, *own_module("launcher.job.wait_for_others")]),

@@ -1,6 +1,7 @@
 """Hooks of workloads: classes that take part in submission on the login node. The key `workload.hook` names the class.
 
-A hook finds the files that a workload needs, refuses configs that could not run, and lists the workload's data sets.
+A hook finds the files that a workload needs, refuses configs that could not run, and lists the workload's data sets
+(data_sets.py finds those of all workloads).
 The launcher has no other code for a particular workload.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.errors import ConfigError, LauncherError
-from launcher.paths import resource, user_config_dir
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config, Workload
     from launcher.spec.plan import JobPlan
-
-# The line in the workload's file. A YAML parser would take longer to load than all else that `launcher data` needs.
-_HOOK = re.compile(r"""^hook:[ \t]*(["']?)([^\s"'#]+:[^\s"'#]+)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
 
 Progress = Callable[[str, int, int], None]  # file name, bytes so far, total bytes
 
@@ -147,39 +143,6 @@ def load(name: str | None) -> Hook:
         if not (isinstance(kind, type) and issubclass(kind, WorkloadHook)):
             raise TypeError(f"{attribute} is no subclass of launcher.WorkloadHook")
         return Hook(name, kind())
-
-
-def data_sets() -> tuple[dict[str, KnownDataSet], tuple[str, ...]]:
-    """Returns the data sets of all workloads by name, and errors of hooks that could not be used.
-
-    Of two data sets with the same name that of the launcher's own workloads is returned.
-    """
-    known: dict[str, KnownDataSet] = {}
-    problems = []
-    for path in (path for folder in (resource("conf"), user_config_dir()) for path in _files(folder / "workload")):
-        try:
-            for each in load(_hook_in(path)).data_sets():
-                known.setdefault(each.name, each)
-        except LauncherError as error:
-            problems.append(f"{path}: {error}")
-    return known, tuple(problems)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.yaml"))
-
-
-def _hook_in(path: Path) -> str | None:
-    """Returns the name of the hook in a workload's file. An inherited hook is found in the file that sets it.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        found = _HOOK.search(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"it cannot be read: {error}") from None
-    return found[2] if found else None
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep as sweep_live
-from launcher.monitoring.live import queries, read_history, status_of
+from launcher.monitoring.run_status import queries, read_history, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import lookup, sweep_directory

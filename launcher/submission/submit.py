@@ -26,8 +26,8 @@ from launcher.environment import record_redaction, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.files.os_errors import explain
-from launcher.monitoring.live import JobMonitor, read_history, status_of
 from launcher.monitoring.packed import rerun
+from launcher.monitoring.run_status import JobMonitor, read_history, status_of
 from launcher.monitoring.state import RunState
 from launcher.own_module import program
 from launcher.paths import default_runs_dir

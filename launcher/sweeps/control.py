@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
-from launcher.monitoring.live import cancelled, forget, queries
+from launcher.monitoring.run_status import cancelled, forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, SweepMonitor, point_statuses
 from launcher.runs.directory import Run

@@ -17,8 +17,8 @@ from typing import Any
 from launcher.config.schema import Config, LaunchMode
 from launcher.environment import snapshot
 from launcher.errors import ConfigError
-from launcher.monitoring.live import JobMonitor, RunStatus, cancelled, read_history, status_of
 from launcher.monitoring.packed import cancel_point
+from launcher.monitoring.run_status import JobMonitor, RunStatus, cancelled, read_history, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
 from launcher.paths import default_runs_dir

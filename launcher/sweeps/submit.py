@@ -21,7 +21,7 @@ from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.formatting import plural
-from launcher.monitoring.live import queries, read_history
+from launcher.monitoring.run_status import queries, read_history
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import status_rows, sweep_follow, sweep_status, watch
-from launcher.monitoring import live, sweep
+from launcher.monitoring import run_status, sweep
 from launcher.runs import event_file
 from launcher.schedulers import query_cache
 from tests.unit.clock import Clock
@@ -43,4 +43,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of what tells how runs are, and of their events."""
-    return Clock(monkeypatch, query_cache, event_file, live, status_rows, sweep_follow, sweep, sweep_status, watch)
+    return Clock(
+        monkeypatch, query_cache, event_file, run_status, status_rows, sweep_follow, sweep, sweep_status, watch
+    )

@@ -16,7 +16,7 @@ from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import Queue
-from launcher.spec import workload_hook
+from launcher.spec import data_sets
 
 TORCH = 60.0  # seconds for the import of torch
 ASK = 8.0  # seconds for one query to a scheduler
@@ -88,7 +88,7 @@ def _interface(cluster: Cluster, *, queued: bool) -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
-    known, problems = workload_hook.data_sets()
+    known, problems = data_sets.of_all_workloads()
     for each in problems:
         yield problem("data", each, "correct its key hook, or what it names")
     here, missing = [], []

@@ -12,7 +12,7 @@ from typing import Any
 from launcher import errors
 from launcher.diagnose.post_mortem.verdict import Evidence
 from launcher.files import run_files
-from launcher.monitoring.live import RunStatus
+from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import last_state

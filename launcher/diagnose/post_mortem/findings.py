@@ -16,8 +16,8 @@ from launcher.diagnose.post_mortem.advice import Case, Step, advice
 from launcher.diagnose.post_mortem.verdict import LEFT, Codes, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode
-from launcher.monitoring.live import RunStatus
 from launcher.monitoring.packed import rerun
+from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import RunState
 from launcher.runs import saves
 from launcher.runs.directory import Attempt

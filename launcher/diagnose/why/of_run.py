@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launcher.formatting import format_time
 from launcher.monitoring import packed
-from launcher.monitoring.live import JobMonitor, RunStatus, status_of
+from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar
 from launcher import __version__, paths
 from launcher.errors import ConfigError, near
 from launcher.own_module import own_module
-from launcher.script import starters, templates
-from launcher.script.job_shell import JobShell
+from launcher.script import start_command, templates
+from launcher.script.job_variables import JobVariables
 from launcher.script.quoting import Raw, command
 from launcher.units import parse_size, parse_time
 
@@ -64,7 +64,7 @@ class Parameters(ABC):
 
     # Of each scheduler: the template of its scripts, their shell expressions, and what starts tasks on other nodes.
     template: ClassVar[str]
-    shell: ClassVar[JobShell]
+    shell: ClassVar[JobVariables]
     starter: ClassVar[str]
     # How the values of each type are checked; numbers with the least that each may be.
     texts: ClassVar[tuple[str, ...]] = ("name", "queue", "project", "account")
@@ -194,7 +194,7 @@ class Parameters(ABC):
 
     def _start(self, python: str) -> Raw:
         """Returns the words that start several tasks."""
-        return starters.spawn(
+        return start_command.spawn(
             Raw(python), self.nodes, self.tasks_per_node, GRACE,
             starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
         )  # fmt: skip

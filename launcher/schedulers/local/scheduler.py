@@ -11,7 +11,7 @@ from launcher.schedulers.allocation import Allocation, allocation, known
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.queries import Ending
 from launcher.schedulers.scheduler import Scheduler
-from launcher.script.job_shell import JobShell
+from launcher.script.job_variables import JobVariables
 
 if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
@@ -26,7 +26,7 @@ class LocalScheduler(Scheduler):
     name = "local"
     title = "this machine"
     template = "local.sh.j2"
-    shell = JobShell(job_id=STARTED_BY_HAND)
+    shell = JobVariables(job_id=STARTED_BY_HAND)
     on_this_machine = True
 
     def executor(self) -> type[RunExecutor]:
@@ -45,7 +45,7 @@ class AllocationScheduler(LocalScheduler):
     name = "allocation"
     title = "this allocation"
     template = "allocation.sh.j2"
-    shell = JobShell(job_id=STARTED_BY_HAND, ends="parts/ends_by_squeue.sh.j2", limited=False)
+    shell = JobVariables(job_id=STARTED_BY_HAND, ends="parts/ends_by_squeue.sh.j2", limited=False)
     on_this_machine = False
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:

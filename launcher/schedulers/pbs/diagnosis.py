@@ -29,9 +29,9 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         # Lazily: queries of job states do not need it
         from launcher.schedulers.pbs import pending
-        from launcher.schedulers.pbs.facts import Facts
+        from launcher.schedulers.pbs.resource_queries import ResourceQueries
 
-        return pending.explain(waiting, Facts(PBS(timeout)))
+        return pending.explain(waiting, ResourceQueries(PBS(timeout)))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         # Lazily: queries of job states do not need it

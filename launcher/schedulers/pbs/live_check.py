@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.files import shared_folder
 from launcher.files.shared_files import exists, unwrap
-from launcher.schedulers.pbs import facts, limits
+from launcher.schedulers.pbs import limits, resource_queries
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan
@@ -26,14 +26,14 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
     except QueryError as error:
         return (f"not compared with the live queues: {error}",)
     try:
-        nodes = facts.Facts(PBS(plan.cluster.submit_timeout)).nodes()
+        nodes = resource_queries.ResourceQueries(PBS(plan.cluster.submit_timeout)).nodes()
     except QueryError as error:
         return (f"not compared with the live nodes: {error}",)
-    limits.check_nodes(plan, facts.hosts_of(nodes, plan, queue))
+    limits.check_nodes(plan, resource_queries.hosts_of(nodes, plan, queue))
     return _seen_by(nodes, Path(plan.run_dir).parent)
 
 
-def _seen_by(nodes: Sequence[facts.Node], folder: Path) -> tuple[str, ...]:
+def _seen_by(nodes: Sequence[resource_queries.Node], folder: Path) -> tuple[str, ...]:
     """A note if the nodes may not see the folder of runs: PBS tries twenty times to start such a job, and holds it.
 
     Raises:

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.schedulers.explanation import Explanation, Waiting, commands
-from launcher.schedulers.pbs import facts as pbs_facts
-from launcher.schedulers.pbs import limits, suggestions
+from launcher.schedulers.pbs import limits, resource_queries, suggestions
 from launcher.schedulers.pbs.commands import array_of, pbs_id
-from launcher.schedulers.pbs.facts import Facts, Node, QueueFacts
 from launcher.schedulers.pbs.pending_reasons import CHANGE, Comment, Kind, held, in_words
+from launcher.schedulers.pbs.resource_queries import Node, QueueFacts, ResourceQueries
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan, settings_of
@@ -20,18 +19,18 @@ from launcher.spec.plan import JobPlan, settings_of
 RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)
 
 
-def explain(waiting: Waiting, facts: Facts) -> Explanation:
+def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     """Why a job waits that PBS calls queued, held or waiting.
 
     Raises:
         QueryError: not even the job could be asked for.
     """
     plan, job_id = waiting.plan, waiting.job
-    record = facts.pbs.record(job_id) or {}
+    record = resources.pbs.record(job_id) or {}
     text = str(record.get("comment", ""))
     comment, now, notes = explain_state(record, text), time.time(), []
     if not text and (array_id := array_of(job_id)) != pbs_id(job_id):  # a subjob that waits has none of its own
-        array = facts.pbs.record(array_id) or {}
+        array = resources.pbs.record(array_id) or {}
         text = str(array.get("comment", ""))
         comment = explain_array(array, text)
         record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
@@ -39,10 +38,10 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     nodes: list[Node] = []
     queue = server = None
     try:
-        nodes = facts.nodes()
+        nodes = resources.nodes()
         queue, server = (
-            facts.queue(str(record.get("queue", settings_of(plan, PBSSettings).queue or ""))),
-            facts.server(),
+            resources.queue(str(record.get("queue", settings_of(plan, PBSSettings).queue or ""))),
+            resources.server(),
         )
     except QueryError as error:
         notes.append(f"not answered: {error}")
@@ -63,7 +62,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         job=job_id,
         code=text,
         do=comment.do.replace("{job}", pbs_id(job_id)),
-        starts=pbs_facts.estimate(record),
+        starts=resource_queries.estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
         nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) else (),
         options=better,
@@ -115,7 +114,7 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
 def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
     """Returns the comment, with the reason if the job can never start. PBS itself reports this only if the nodes of the
     whole system have too little. Pure."""
-    problem = limits.never(plan, pbs_facts.hosts_of(nodes, plan, queue))
+    problem = limits.never(plan, resource_queries.hosts_of(nodes, plan, queue))
     if problem is None:
         return comment
     return Comment(comment.kind, f"it can never start: {problem}", CHANGE, never=True)

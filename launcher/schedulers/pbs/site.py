@@ -12,8 +12,8 @@ from launcher.findings import Finding, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.pbs import doctor
 from launcher.schedulers.pbs.commands import PBS, section
-from launcher.schedulers.pbs.facts import Facts, Node
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.pbs.resource_queries import Node, ResourceQueries
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
 
@@ -96,7 +96,7 @@ def survey(pbs: PBS, version: str) -> PBSSite:
     found = ask(lambda: section(pbs.run("qstat", "-B", "-f", "-F", "json"), "Server"), found, "the server")
     name = next(iter(found), "")
     settings: dict[str, Any] = found.get(name, {})
-    nodes = ask(lambda: Facts(pbs).nodes(), nodes, "nodes")
+    nodes = ask(lambda: ResourceQueries(pbs).nodes(), nodes, "nodes")
     return PBSSite(name, str(settings.get("pbs_version", version)), queues, tuple(nodes), settings, tuple(ask.problems))
 
 

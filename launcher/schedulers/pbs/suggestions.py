@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from launcher.formatting import format_size, plural
 from launcher.schedulers.explanation import Option, may_offer_fewer_nodes
-from launcher.schedulers.pbs.facts import Node, amount
+from launcher.schedulers.pbs.resource_queries import Node, amount
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.spec.plan import JobPlan, settings_of
 

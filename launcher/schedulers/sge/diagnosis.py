@@ -24,9 +24,9 @@ class SGEDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         # Lazily: 8 ms, and states of jobs need none of it
         from launcher.schedulers.sge import pending
-        from launcher.schedulers.sge.facts import Facts
+        from launcher.schedulers.sge.resource_queries import ResourceQueries
 
-        return pending.explain(waiting, Facts(SGE(timeout)))
+        return pending.explain(waiting, ResourceQueries(SGE(timeout)))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         # Lazily: 8 ms, and states of jobs need none of it

@@ -12,7 +12,7 @@ from launcher.formatting import format_hours
 from launcher.schedulers.checks import listed, reachable, stated_limits, timed
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.sge.commands import SGE
-from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, ParallelEnvironment
+from launcher.schedulers.sge.resource_queries import ClusterQueue, Complex, ParallelEnvironment, ResourceQueries
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 
 
@@ -22,9 +22,9 @@ def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
     yield from reachable("Grid Engine", version, answer, "SGE_ROOT, SGE_CELL")
     if answer.error:
         return
-    facts = Facts(sge)
+    queries = ResourceQueries(sge)
     try:
-        queues, environments, complexes = facts.queues(), facts.environments(), facts.complexes()
+        queues, environments, complexes = queries.queues(), queries.environments(), queries.complexes()
     except QueryError as error:
         yield problem("queue", str(error), "try `qconf -sql` and `qconf -spl`")
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.script.job_shell import JobShell
+from launcher.script.job_variables import JobVariables
 
-SHELL = JobShell(
+SHELL = JobVariables(
     job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
     output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
 )  # fmt: skip

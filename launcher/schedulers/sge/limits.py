@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.errors import ConfigError, near
 from launcher.formatting import format_hours
 from launcher.schedulers.sge.directives import slots_per_node
-from launcher.schedulers.sge.facts import ClusterQueue, Complex, ParallelEnvironment
+from launcher.schedulers.sge.resource_queries import ClusterQueue, Complex, ParallelEnvironment
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.plan import JobPlan, settings_of
 

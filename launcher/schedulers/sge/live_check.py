@@ -11,7 +11,7 @@ from launcher.schedulers.queries import QueryError
 from launcher.schedulers.sge import limits
 from launcher.schedulers.sge.commands import SGE
 from launcher.schedulers.sge.directives import asked_for
-from launcher.schedulers.sge.facts import Facts
+from launcher.schedulers.sge.resource_queries import ResourceQueries
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.plan import JobPlan, settings_of
 
@@ -22,15 +22,15 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
     Raises:
         ConfigError: there is no room for the plan, or the nodes cannot see its directory.
     """
-    facts = Facts(SGE(plan.cluster.submit_timeout))
+    resources = ResourceQueries(SGE(plan.cluster.submit_timeout))
     try:
         if name := settings_of(plan, SGESettings).parallel_environment:
-            own = facts.environment(name)
+            own = resources.environment(name)
             unusable = own is None or limits.problem(plan, own) is not None
-            limits.check_environment(plan, own, facts.environments() if unusable else [])
-        limits.check_queue(plan, facts.queues())
-        limits.check_resources(plan, asked_for(plan), facts.complexes())
-        hosts = sorted({each.host for each in facts.instances()})
+            limits.check_environment(plan, own, resources.environments() if unusable else [])
+        limits.check_queue(plan, resources.queues())
+        limits.check_resources(plan, asked_for(plan), resources.complexes())
+        hosts = sorted({each.host for each in resources.instances()})
     except QueryError as error:
         return (f"not compared with the live queues: {error}",)
     folder = Path(plan.run_dir).parent

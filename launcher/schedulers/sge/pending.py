@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from launcher.schedulers.explanation import Explanation, Waiting
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.sge.commands import array_of, jobs_of, sge_id
-from launcher.schedulers.sge.facts import QUEUE_STATES, Facts, QueueInstance
 from launcher.schedulers.sge.pending_reasons import Kind, Reason, of_all
+from launcher.schedulers.sge.resource_queries import QUEUE_STATES, QueueInstance, ResourceQueries
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.plan import JobPlan, settings_of
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 
-def explain(waiting: Waiting, facts: Facts) -> Explanation:
+def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     """Explains why a job is pending.
 
     Raises:
         QueryError: the query of the job itself failed.
     """
-    root, notes = facts.sge.details(array_of(waiting.job)), []
+    root, notes = resources.sge.details(array_of(waiting.job)), []
     messages = [] if root is None else messages_of(root)
     verified, never = "", False
     try:
-        verified, never = facts.verified(array_of(waiting.job))
+        verified, never = resources.verified(array_of(waiting.job))
     except QueryError as error:
         notes.append(f"not answered: {error}")
     reason = of_job(root) if root is not None else None
     reason = reason or of_all(messages or lines_of(verified), never=never)
     instances: list[QueueInstance] = []
     try:
-        instances = facts.instances()
+        instances = resources.instances()
     except QueryError as error:
         notes.append(f"not answered: {error}")
     return Explanation(

@@ -11,7 +11,14 @@ from launcher.findings import Finding, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.sge import doctor
 from launcher.schedulers.sge.commands import SGE
-from launcher.schedulers.sge.facts import ClusterQueue, Complex, Facts, Host, ParallelEnvironment, QueueInstance
+from launcher.schedulers.sge.resource_queries import (
+    ClusterQueue,
+    Complex,
+    Host,
+    ParallelEnvironment,
+    QueueInstance,
+    ResourceQueries,
+)
 from launcher.schedulers.sge.settings import GpuDirective
 from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
 
@@ -117,14 +124,14 @@ def survey(sge: SGE, version: str) -> SGESite:
     """Collects the facts of a site: a few commands, and one for each parallel environment.
 
     Raises:
-        QueryError: the queues cannot be queried; facts of other failed queries are missing.
+        QueryError: the queues cannot be queried; what other failed queries would have told is missing.
     """
-    ask, facts = ErrorCollector(), Facts(sge)
-    queues = facts.queues()
-    environments: list[ParallelEnvironment] = ask(facts.environments, [], "parallel environments")
-    complexes: list[Complex] = ask(facts.complexes, [], "resources")
-    hosts: list[Host] = ask(facts.hosts, [], "hosts")
-    instances: list[QueueInstance] = ask(facts.instances, [], "hosts of queues")
+    ask, resources = ErrorCollector(), ResourceQueries(sge)
+    queues = resources.queues()
+    environments: list[ParallelEnvironment] = ask(resources.environments, [], "parallel environments")
+    complexes: list[Complex] = ask(resources.complexes, [], "resources")
+    hosts: list[Host] = ask(resources.hosts, [], "hosts")
+    instances: list[QueueInstance] = ask(resources.instances, [], "hosts of queues")
     return SGESite(
         os.environ.get("SGE_CELL", "default"), version, tuple(queues), tuple(environments), tuple(complexes),
         tuple(hosts), tuple(instances), tuple(ask.problems),

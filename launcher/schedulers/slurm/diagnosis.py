@@ -36,9 +36,9 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, OpensOutput,
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         # Lazily: queries of job states do not need it
         from launcher.schedulers.slurm import pending
-        from launcher.schedulers.slurm.facts import Facts
+        from launcher.schedulers.slurm.resource_queries import ResourceQueries
 
-        return pending.explain(waiting, Facts(timeout))
+        return pending.explain(waiting, ResourceQueries(timeout))
 
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         # Lazily: queries of job states do not need it

@@ -12,8 +12,8 @@ from launcher.formatting import format_size, format_time
 from launcher.schedulers.checks import TimedOutput, listed, reachable, stated_limits, timed
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.commands import Slurm
-from launcher.schedulers.slurm.facts import slurm_version
 from launcher.schedulers.slurm.limits import Partition
+from launcher.schedulers.slurm.resource_queries import slurm_version
 from launcher.schedulers.slurm.settings import SlurmSettings
 
 

@@ -15,8 +15,8 @@ from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.queries import JobState, QueryError, QueryTimeout
 from launcher.schedulers.slurm import suggestions
 from launcher.schedulers.slurm.commands import STATES
-from launcher.schedulers.slurm.facts import Facts, Nodes, PartitionFacts, Pending, Reservation
 from launcher.schedulers.slurm.pending_reasons import Kind, Reason, in_words
+from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation, ResourceQueries
 from launcher.spec.plan import JobPlan
 
 TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons for which changes of the run are tried
@@ -44,7 +44,7 @@ class _Queries:
             return other
 
 
-def explain(waiting: Waiting, facts: Facts) -> Explanation:
+def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     """Explains why a pending job does not start.
 
     Raises:
@@ -52,7 +52,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     """
     began, queries = time.monotonic(), _Queries()
     plan, job_id = waiting.plan, waiting.job
-    job = facts.pending(job_id)
+    job = resources.pending(job_id)
     now = time.time()
     reason = reason_of(job, now)
     if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # it has its nodes already
@@ -61,21 +61,21 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     nodes: list[Nodes] = []
     windows: list[Reservation] = []
     if reason.kind not in (Kind.WAITS, Kind.THROTTLED):
-        partitions = queries.get(facts.partitions, partitions)
+        partitions = queries.get(resources.partitions, partitions)
     if reason.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) or reason.of_nodes:
-        nodes = queries.get(facts.nodes, nodes)
+        nodes = queries.get(resources.nodes, nodes)
     if reason.kind in (Kind.NODES, Kind.RESERVATION):
-        windows = queries.get(facts.reservations, [])
+        windows = queries.get(resources.reservations, [])
     limits = limits_of(job, plan, reason, partitions, windows, now)
     if reason.column:
-        value = _value(job, reason, partitions, facts, queries)
+        value = _value(job, reason, partitions, resources, queries)
         limits += (value,) if value else ()
     tried: tuple[Option, ...] = ()
     if reason.kind in TRIED and job.state == "PENDING":
         changes = suggestions.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
         if reason.kind is Kind.RESERVATION:  # no other change helps
             changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
-        tried = _trials(plan, changes, facts, queries, began + TRIALS)
+        tried = _trials(plan, changes, resources, queries, began + TRIALS)
         tried = corrected(tried, job, partitions, windows, now)
         if reason.never and tried:
             tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
@@ -114,13 +114,15 @@ def reason_of(job: Pending, now: float) -> Reason:
     )
 
 
-def _value(job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], facts: Facts, queries: _Queries) -> str:
+def _value(
+    job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], resources: ResourceQueries, queries: _Queries
+) -> str:
     """Returns the accounting limit that applies: of the job's QOS, else of the partition's QOS; or of the account."""
     owners = [job.account]
     if reason.scope == "qos":
         owners = [job.qos, *(each.qos for each in partitions if each.name in job.partition.split(","))]
     for owner in dict.fromkeys(filter(None, owners)):
-        value = queries.get(functools.partial(facts.limit, reason.scope, owner, reason.column), "")
+        value = queries.get(functools.partial(resources.limit, reason.scope, owner, reason.column), "")
         if value:
             return value
     queries.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
@@ -219,7 +221,7 @@ def clock(moment: float | None) -> str:
 
 
 def _trials(
-    plan: JobPlan, changes: Sequence[suggestions.Change], facts: Facts, queries: _Queries, until: float
+    plan: JobPlan, changes: Sequence[suggestions.Change], resources: ResourceQueries, queries: _Queries, until: float
 ) -> tuple[Option, ...]:
     """Returns when the run would start as it is, and with each change; one query each."""
     found: list[Option] = []
@@ -231,7 +233,7 @@ def _trials(
             queries.notes.append("Slurm is slow: not all changes were tried")
             break
         try:
-            trial = facts.trial(suggestions.arguments(change.plan), environment)
+            trial = resources.trial(suggestions.arguments(change.plan), environment)
         except QueryError as error:
             queries.notes.append(f"not answered: {error}")
             break

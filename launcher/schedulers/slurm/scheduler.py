@@ -25,7 +25,7 @@ from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.commands import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 from launcher.schedulers.slurm.settings import SlurmSettings
-from launcher.script.job_shell import JobShell
+from launcher.script.job_variables import JobVariables
 from launcher.spec.plan import settings_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
     name = "slurm"
     title = "Slurm"
     template = "sbatch.sh.j2"
-    shell = JobShell(
+    shell = JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         index="SLURM_ARRAY_TASK_ID", ends="parts/ends_by_squeue.sh.j2",
     )  # fmt: skip

@@ -16,7 +16,8 @@ from launcher.formatting import format_time, plural
 from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
 from launcher.schedulers.slurm import doctor
 from launcher.schedulers.slurm.commands import Slurm
-from launcher.schedulers.slurm.facts import (
+from launcher.schedulers.slurm.limits import Partition
+from launcher.schedulers.slurm.resource_queries import (
     NODES,
     Nodes,
     PartitionFacts,
@@ -24,7 +25,6 @@ from launcher.schedulers.slurm.facts import (
     parse_partitions,
     slurm_version,
 )
-from launcher.schedulers.slurm.limits import Partition
 from launcher.schedulers.slurm.settings import SlurmSettings
 
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")

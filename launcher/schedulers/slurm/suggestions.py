@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from launcher.formatting import format_time, plural
 from launcher.schedulers.explanation import may_offer_fewer_nodes
 from launcher.schedulers.slurm import directives
-from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation
+from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.plan import JobPlan, settings_of
 

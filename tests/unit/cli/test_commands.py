@@ -19,7 +19,7 @@ from launcher.cli import commands, status_view
 from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
 from launcher.failures.codes import StopReason
-from launcher.monitoring import live
+from launcher.monitoring import run_status
 from launcher.monitoring.state import RunState
 from launcher.paths import PACKAGE
 from launcher.runs import event_file
@@ -83,7 +83,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what the scheduler says of every job."""
 
     def says(state: JobState | None, *fields: str) -> None:
-        monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(state, *fields))
+        monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(state, *fields))
 
     return says
 
@@ -352,7 +352,7 @@ def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
 
 def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> None:
     run = make(tmp_path, ranks=1)
-    seen = live.RunStatus(run, plan_of(), live.read_history(run), RunState.RUNNING, None)
+    seen = run_status.RunStatus(run, plan_of(), run_status.read_history(run), RunState.RUNNING, None)
     assert status_view._remark(seen) is None  # nobody holds the lease: it has ended
     lease = run.path / "lease"
     lease.touch()

@@ -29,7 +29,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files import run_files
 from launcher.files.shared_files import Wrong, read_json
-from launcher.monitoring.live import JobMonitor, all_statuses, status_of
+from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
 from launcher.reports import collect, comparison, page
 from launcher.runs import event_file, unreadable
 from launcher.runs import events as kinds

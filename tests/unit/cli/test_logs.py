@@ -133,7 +133,7 @@ def test_the_state_of_a_quiet_run_is_queried_at_growing_intervals() -> None:
 
 def test_output_alone_asks_no_scheduler_and_loads_nothing_heavy(run: Run, tmp_path: Path) -> None:
     attempt(run, 0, "7", out_0="a\n")
-    heavy = ("torch", "hydra", "omegaconf", "submitit", "rich", "yaml", "subprocess", "launcher.monitoring.live")
+    heavy = ("torch", "hydra", "omegaconf", "submitit", "rich", "yaml", "subprocess", "launcher.monitoring.run_status")
     code = (
         f"import sys; from launcher.cli.commands import main; main(['logs', 'a', '--runs-dir', {str(tmp_path)!r}])\n"
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"

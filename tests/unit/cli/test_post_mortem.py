@@ -15,7 +15,7 @@ from launcher.cli.text import cause, outcome
 from launcher.diagnose.post_mortem import evidence
 from launcher.errors import LauncherError
 from launcher.failures.codes import FaultCode, StopReason
-from launcher.monitoring import live
+from launcher.monitoring import run_status
 from launcher.runs import event_file, event_json
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
@@ -33,7 +33,7 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in 
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of four ranks whose scheduler has forgotten it."""
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus())
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus())
     monkeypatch.setattr(evidence, "job_executions", lambda *_: [])
     (tmp_path / "runs").mkdir()
     run = Run.create(tmp_path / "runs" / "a")
@@ -114,7 +114,7 @@ def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call:
 
 def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
     attempt(made, rank=1, code="signalled", signal="SIGKILL", memory={"kills": 1})
-    line = cause(live.status_of(made, live.JobMonitor()))
+    line = cause(run_status.status_of(made, run_status.JobMonitor()))
     assert line == verdict(call)["cause"]
     assert line == "rank 1 on node2: killed by SIGKILL; the kernel killed processes for lack of memory in its cgroup"
 
@@ -126,7 +126,7 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
         error="ValueError: \x1b]0;title\x07\x1b[31mred\x1b[0m \udc80",
         traceback="a\x1b[2Jb",
     )
-    seen = live.status_of(made, live.JobMonitor())
+    seen = run_status.status_of(made, run_status.JobMonitor())
     assert cause(seen) == "rank 1 on node2: ValueError: red "
     assert outcome(seen).startswith("Traceback of rank 1:\nab\n")
     assert f"more: python -m launcher post-mortem {made.id}" in outcome(seen).splitlines()[-2]
@@ -202,7 +202,9 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
 
 
 def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.PENDING, "PENDING", "Resources"))
+    monkeypatch.setattr(
+        run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING, "PENDING", "Resources")
+    )
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, ended=75)
     event_file.append(Attempt(made, 0).events_file("stop"), kinds.Stop(reason=StopReason.TIME_LIMIT, step=7))
@@ -210,7 +212,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
     assert call("a", "--attempt", "0")[0] == 0
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.RUNNING))
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.RUNNING))
     assert call("a") == (1, "a is not over: it is running\nsee python -m launcher status a\n")
     assert call("a", "--attempt", "0")[0] == 1
 

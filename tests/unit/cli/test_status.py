@@ -21,9 +21,9 @@ from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, table
 from launcher.diagnose.why.of_run import explain
 from launcher.errors import ConfigError, RunError
-from launcher.monitoring import live
 from launcher.monitoring import progress as standing
-from launcher.monitoring.live import JobMonitor, RunStatus, all_statuses, status_of
+from launcher.monitoring import run_status
+from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, status_of
 from launcher.monitoring.state import RunState, history_of
 from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import event_file
@@ -258,7 +258,7 @@ def test_pbs_is_asked_for_one_job_at_a_time_or_for_its_list(tmp_path: Path, monk
     asked.clear()
     for number in range(2, 9):
         make(tmp_path, f"run-{number}", f"{number}.srv", **plan)
-    live.forget(plan_of(**plan))
+    run_status.forget(plan_of(**plan))
     assert rows(tmp_path)["run-5"]["state"] == "cancelled"
     assert asked == ["qstat", "qstat -x"]
 
@@ -331,7 +331,7 @@ def test_a_follower_asks_less_often_while_nothing_changes(
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
-    monkeypatch.setattr("launcher.monitoring.live.time", ticking)
+    monkeypatch.setattr("launcher.monitoring.run_status.time", ticking)
     monkeypatch.setattr("launcher.schedulers.query_cache.time", ticking)
     asked, follower = says({"1": RUNNING}), JobMonitor()
     for _ in range(300):
@@ -381,7 +381,7 @@ def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
     run, clock = make(tmp_path, "a", "1"), itertools.count(int(time.time()) + 3600)
     end(run, 1, job="1")
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
-    for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache"):
+    for module in ("launcher.monitoring.run_status", "launcher.schedulers.query_cache"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}), JobMonitor()
     assert {status_of(run, follower).state for _ in range(300)} == {RunState.FAILED}
@@ -394,7 +394,7 @@ def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: float(next(clock)))
-    for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache", "launcher.monitoring.sweep"):
+    for module in ("launcher.monitoring.run_status", "launcher.schedulers.query_cache", "launcher.monitoring.sweep"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}, {"1": FAILED}), kind()
     assert {status_of(run, follower).state for _ in range(100)} == {RunState.FAILED}
@@ -432,7 +432,7 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     says({"0": RUNNING})
     states = {name: each["state"] for name, each in rows(tmp_path, "run-0", "done").items()}
     assert states == {"run-0": "running", "done": "done"}
-    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.run_status.SCHEDULER_INTERVAL", -1.0)
     asked = says(SILENT)
     clock.now += 7
     told = rows(tmp_path)
@@ -489,9 +489,9 @@ def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
 
 
 def test_states_are_not_waited_for_as_long_as_a_submission() -> None:
-    assert live.queries(plan_of(), live.QUERY_TIMEOUT) == Slurm(10)
-    assert live.queries(plan_of(cluster={"submit_timeout": 3}), live.QUERY_TIMEOUT) == Slurm(3)
-    assert live.queries(plan_of()) == Slurm(60)
+    assert run_status.queries(plan_of(), run_status.QUERY_TIMEOUT) == Slurm(10)
+    assert run_status.queries(plan_of(cluster={"submit_timeout": 3}), run_status.QUERY_TIMEOUT) == Slurm(3)
+    assert run_status.queries(plan_of()) == Slurm(60)
 
 
 def test_who_waits_for_a_scheduler_says_so_once(
@@ -506,9 +506,9 @@ def test_who_waits_for_a_scheduler_says_so_once(
         def cancel(self) -> None:
             pass
 
-    monkeypatch.setattr("launcher.monitoring.live.threading", SimpleNamespace(Timer=Passed))
+    monkeypatch.setattr("launcher.monitoring.run_status.threading", SimpleNamespace(Timer=Passed))
     monkeypatch.setattr(Slurm, "jobs", lambda _: {"1": SchedulerJob("1", *RUNNING)})
-    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.run_status.SCHEDULER_INTERVAL", -1.0)
     run, asks = make(tmp_path, "a", "1"), JobMonitor()
     for _ in range(2):
         status_of(run, asks)
@@ -560,7 +560,7 @@ def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
     tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     clock: Clock,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.run_status.SCHEDULER_INTERVAL", -1.0)
     run = make(tmp_path, "a", "1")
     says({"1": (JobState.PENDING, "PENDING")})
 

@@ -18,7 +18,7 @@ from launcher.cli.status_rows import Rows
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files, trusted_folders
 from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
-from launcher.monitoring.live import JobMonitor
+from launcher.monitoring.run_status import JobMonitor
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
 from launcher.runs import live_index

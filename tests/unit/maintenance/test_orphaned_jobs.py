@@ -15,7 +15,7 @@ from launcher.maintenance.orphaned_jobs import (
     look_for,
     unaccounted,
 )
-from launcher.monitoring.live import JobMonitor
+from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.directory import Run, token_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.queries import JobOrigin, JobState, QueryError, SchedulerJob

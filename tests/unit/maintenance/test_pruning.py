@@ -16,7 +16,7 @@ from launcher.cli import commands
 from launcher.errors import ConfigError
 from launcher.maintenance import pruning
 from launcher.maintenance.pruning import Old, needs, reason_to_keep
-from launcher.monitoring import live
+from launcher.monitoring import run_status
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -79,7 +79,7 @@ def test_what_plans_refer_to(tmp_path: Path) -> None:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Makes a run that ended 40 days ago; `code=None`: it has not ended."""
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus())
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus())
 
     def made(name: str, code: int | None = 0, plan: JobPlan = HERE, folder: Path = tmp_path) -> Run:
         run = Run.create(folder / name)
@@ -138,7 +138,7 @@ def test_what_somebody_needs_or_nobody_knows_stays(
     (damaged.path / "record.json").write_text("{")
     theirs = make("open-to-all")
     theirs.path.chmod(0o777)
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.PENDING))
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING))
     shown = pruned(capsys, "--delete")
     assert "needed is kept: waits needs it" in shown
     assert "needed-elsewhere is kept: other needs it" in shown
@@ -203,7 +203,7 @@ def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
     else:
         follower = make("b", None, queued, tmp_path / "other").path
     assert dependencies.blocking_jobs(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
-    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: live.JobStatus(JobState.PENDING))
+    monkeypatch.setattr(run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING))
     why = pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["done"])
     assert why == f"{'b/0' if by_a_sweep else 'b'} needs it"
     assert pruning.survey(tmp_path)[0].needed_by

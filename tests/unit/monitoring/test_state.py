@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.monitoring.live import RunStatus
+from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.monitoring import live
+from launcher.monitoring import run_status
 from launcher.monitoring.sweep import DAMAGED, SweepMonitor, counts, not_begun, point_statuses, summary
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
@@ -167,10 +167,10 @@ def test_the_sweeps_journal_is_read_once_for_all_points(tmp_path: Path, monkeypa
     sweep, read = make_sweep(tmp_path, 30), []
     whole = Sweep.submissions
     monkeypatch.setattr(Sweep, "submissions", lambda self: read.append(1) or whole(self))
-    assert len([live.read_history(sweep.run(index)).job_id for index in range(30)]) == 30
+    assert len([run_status.read_history(sweep.run(index)).job_id for index in range(30)]) == 30
     assert len(read) == 1
     submit_array(sweep, [3], "200", token="again")
-    assert live.read_history(sweep.run(3)).job_id == "200_0"  # what is new is seen
+    assert run_status.read_history(sweep.run(3)).job_id == "200_0"  # what is new is seen
 
 
 def test_whether_one_point_has_begun(tmp_path: Path, says: Says) -> None:

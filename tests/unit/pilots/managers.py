@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.signals import Signals
-from launcher.pilots import follower, life, manager
+from launcher.pilots import follower, journal_writer, manager
 from launcher.pilots.follower import Follower
 from launcher.pilots.group import Group
 from launcher.pilots.manager import SlotManager, packing_of, stops_of
@@ -96,7 +96,7 @@ def slot_manager(
         hosts: of the group of nodes that it leads; empty: this one.
     """
     monkeypatch.setattr(manager, "TICK", 0.001)
-    monkeypatch.setattr(life, "use_large_pages", lambda: None)  # of the process of the tests
+    monkeypatch.setattr(journal_writer, "use_large_pages", lambda: None)  # of the process of the tests
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     group = Group(mine, tuple(hosts or manager.hosts_of({})), 0)
@@ -142,14 +142,14 @@ class Following:
             self.sweep, packing_of(self.sweep), SECOND, Group(FIRST, ("a", "b"), 1), self.signals, stops,
             self.start or self.points,
         )  # fmt: skip
-        wait = each._life.wait
+        wait = each._journal.wait
 
         def step(timeout: float) -> None:
             if self.steps and self.steps[0]():
                 del self.steps[0]
             wait(timeout)
 
-        monkeypatch.setattr(each._life, "wait", step)
+        monkeypatch.setattr(each._journal, "wait", step)
         each.run([Slot(0), Slot(1)])
 
 

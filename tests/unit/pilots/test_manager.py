@@ -14,7 +14,7 @@ from launcher.agent.signals import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.board import Board
-from launcher.pilots.life import Life
+from launcher.pilots.journal_writer import JournalWriter
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
@@ -218,11 +218,11 @@ def test_a_node_without_room_for_a_process_does_not_use_up_the_attempts_of_point
 
     signals, turns = Signals(), iter(range(50))
 
-    def wait(life: Life, timeout: float) -> None:
+    def wait(journal: JournalWriter, timeout: float) -> None:
         if next(turns, None) is None:
             signals._take(signal.SIGTERM, None)
 
-    monkeypatch.setattr(Life, "wait", wait)
+    monkeypatch.setattr(JournalWriter, "wait", wait)
     sweep, points = packed_sweep(tmp_path, 3, slots=2), Points({}, before=refuse)
     with pytest.raises(SystemExit):
         slot_manager(sweep, points, monkeypatch, signals=signals).run()
@@ -248,7 +248,7 @@ def test_the_end_of_a_point_is_recorded_when_the_file_server_responds_again(
     assert not failures
 
 
-def test_a_manager_that_waits_for_the_lock_of_a_search_shows_signs_of_life(
+def test_a_manager_that_waits_for_the_lock_of_a_search_sends_heartbeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Callable[[], None]] = []

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
-from launcher.monitoring.live import JobMonitor, status_of
+from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
 from launcher.reports import comparison, page, words
 from launcher.reports.collect import RunData, collect

@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.schedulers import job_script
 from launcher.schedulers.pbs import directives as qsub
-from launcher.script import render, starters, templates
+from launcher.script import render, start_command, templates
 from launcher.spec.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox
@@ -165,7 +165,7 @@ def test_options_of_qsub_are_written_as_it_reads_them(letter: str, value: str, l
 )
 def test_a_word_of_mpiexec_that_cannot_be_filled_in_is_told(word: str, problem: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        starters.spawn("python", 2, 4, 1, starter="mpiexec", mpiexec=["mpiexec", word])
+        start_command.spawn("python", 2, 4, 1, starter="mpiexec", mpiexec=["mpiexec", word])
     assert str(refusal.value).startswith(f"mpiexec: {problem}")
     assert str(refusal.value).endswith(" cannot be filled in; there are {nodes}, {tasks} and {tasks_per_node}")
 

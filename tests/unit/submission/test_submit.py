@@ -13,7 +13,7 @@ import pytest
 from launcher.config.schema import Limits
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
-from launcher.monitoring.live import read_history
+from launcher.monitoring.run_status import read_history
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.schema import Limits, ResumeHow
 from launcher.errors import ConfigError, SubmissionError
-from launcher.monitoring.live import read_history
+from launcher.monitoring.run_status import read_history
 from launcher.runs import events as kinds
 from launcher.runs import lookup
 from launcher.runs.claims import Claims, Kind, Manager, State

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs.facts import hosts_of, parse_nodes
 from launcher.schedulers.pbs.limits import Queue, check_nodes, check_queue
+from launcher.schedulers.pbs.resource_queries import hosts_of, parse_nodes
 from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import plan_of
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.explanation import Waiting
-from launcher.schedulers.pbs import facts as pbs_facts
-from launcher.schedulers.pbs import pending, suggestions
+from launcher.schedulers.pbs import pending, resource_queries, suggestions
 from launcher.schedulers.pbs.commands import PBS
-from launcher.schedulers.pbs.facts import Node
 from launcher.schedulers.pbs.pending_reasons import Kind, in_words
+from launcher.schedulers.pbs.resource_queries import Node
 from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan
@@ -153,7 +152,7 @@ def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind
 )  # fmt: skip
 def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[str, Any], words: str) -> None:
     """PBS compares with all nodes together, and calls the rest `Not Running` for ever."""
-    nodes = pbs_facts.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
+    nodes = resource_queries.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
     plan = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus}, **keys)
     found = pending.for_ever(in_words(text), plan, nodes, "workq")
     assert found.words == words
@@ -179,7 +178,7 @@ def test_a_folder_that_nodes_do_not_see_is_named(record: dict[str, str], told: s
 
 
 def test_nodes_are_read_from_pbsnodes() -> None:
-    first, second = pbs_facts.parse_nodes(NODES)
+    first, second = resource_queries.parse_nodes(NODES)
     assert (first.name, first.state, first.broken) == ("pbs-n1", "free", False)
     assert first.free == {"mem": 23635516 * 1024, "ncpus": 5, "ngpus": 2}
     assert first.others["arch"] == "linux"
@@ -198,7 +197,7 @@ def test_nodes_are_read_from_pbsnodes() -> None:
     ],
 )  # fmt: skip
 def test_the_estimate_of_a_site_that_makes_one_is_read(record: Mapping[str, Any], starts: float | None) -> None:
-    assert pbs_facts.estimate(record) == starts
+    assert resource_queries.estimate(record) == starts
 
 
 def node(name: str, *, cpus: int = 8, gpus: int = 2, mem: int = 16, state: str = "free", **others: str) -> Node:
@@ -243,7 +242,7 @@ def test_sizes_that_would_fit_now_are_offered_from_the_smallest_change_on(
     assert [" ".join(each.overrides) for each in found[1:]] == offered
 
 
-class Recorded(pbs_facts.Facts):
+class Recorded(resource_queries.ResourceQueries):
     """Answers from records; what is missing does not answer."""
 
     def __init__(self, record: dict[str, Any], queue: dict[str, Any] | None = None) -> None:
@@ -254,20 +253,20 @@ class Recorded(pbs_facts.Facts):
     def nodes(self) -> list[Node]:
         return [node("a"), dataclasses.replace(node("b"), free=node("b", cpus=2).free)]
 
-    def queue(self, name: str) -> pbs_facts.QueueFacts | None:
+    def queue(self, name: str) -> resource_queries.QueueFacts | None:
         if self._queue is None:
             raise QueryError("qstat did not answer within 1 s")
-        return pbs_facts.queue_facts(name, self._queue)
+        return resource_queries.queue_facts(name, self._queue)
 
-    def server(self) -> pbs_facts.QueueFacts:
-        return pbs_facts.queue_facts("pbs-srv", {"max_run": "[u:PBS_GENERIC=5]"})
+    def server(self) -> resource_queries.QueueFacts:
+        return resource_queries.queue_facts("pbs-srv", {"max_run": "[u:PBS_GENERIC=5]"})
 
 
 def explained(comment: str, queue: dict[str, Any] | None = None) -> pending.Explanation:
     record = {"job_state": "Q", "comment": comment, "queue": "workq"}
-    facts = Recorded(record, queue)
+    resources = Recorded(record, queue)
     plan = pbs_plan(nodes=2, cpus_per_proc=4)
-    return pending.explain(Waiting("run-1", "7.pbs-srv", plan, "launcher"), facts)
+    return pending.explain(Waiting("run-1", "7.pbs-srv", plan, "launcher"), resources)
 
 
 def test_a_job_without_room_is_offered_what_fits() -> None:

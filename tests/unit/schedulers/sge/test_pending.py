@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from launcher.schedulers.sge.facts import QueueInstance
 from launcher.schedulers.sge.pending import instance_lines, lines_of, messages_of, of_job
 from launcher.schedulers.sge.pending_reasons import Kind, in_words, of_all
+from launcher.schedulers.sge.resource_queries import QueueInstance
 from tests.unit.plans import sge_plan
 
 RECORDED = Path(__file__).parent / "recorded"

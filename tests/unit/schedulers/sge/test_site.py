@@ -10,10 +10,21 @@ import pytest
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.findings import Finding
-from launcher.schedulers.sge import doctor, facts, history, limits
+from launcher.schedulers.sge import doctor, history, limits
 from launcher.schedulers.sge.commands import records
-from launcher.schedulers.sge.facts import ClusterQueue, ParallelEnvironment, QueueInstance
 from launcher.schedulers.sge.hosts import hosts_of
+from launcher.schedulers.sge.resource_queries import (
+    ClusterQueue,
+    Complex,
+    ParallelEnvironment,
+    QueueInstance,
+    attributes,
+    environment_of,
+    parse_complexes,
+    parse_hosts,
+    parse_instances,
+    queue_of,
+)
 from launcher.schedulers.sge.site import SGESite
 from tests.unit.plans import make_cluster, sge_plan
 
@@ -30,14 +41,14 @@ def recorded(name: str) -> str:
 
 
 def test_what_qconf_tells() -> None:
-    assert facts.environment_of(facts.attributes(recorded("qconf-sp.txt"))) == NODES
-    queue = facts.queue_of(facts.attributes(recorded("qconf-sq.txt")))
+    assert environment_of(attributes(recorded("qconf-sp.txt"))) == NODES
+    queue = queue_of(attributes(recorded("qconf-sq.txt")))
     assert queue == ClusterQueue("all.q", None, ("nodes", "smp", "fill"))
     values = {"qname": "q", "h_rt": "24:00:00,[node1=INFINITY]", "pe_list": "mpi,smp", "user_lists": "staff"}
-    assert facts.queue_of(values) == ClusterQueue("q", 24 * 3600, ("mpi", "smp"), restricted=True)
-    assert facts.queue_of({**values, "s_rt": "12:00:00"}).time == 12 * 3600, "which ends parallel jobs"
-    complexes = {each.name: each for each in facts.parse_complexes(recorded("qconf-sc.txt"))}
-    assert complexes["gpu"] == facts.Complex("gpu", "gpu", "INT", requestable=True, consumed="YES")
+    assert queue_of(values) == ClusterQueue("q", 24 * 3600, ("mpi", "smp"), restricted=True)
+    assert queue_of({**values, "s_rt": "12:00:00"}).time == 12 * 3600, "which ends parallel jobs"
+    complexes = {each.name: each for each in parse_complexes(recorded("qconf-sc.txt"))}
+    assert complexes["gpu"] == Complex("gpu", "gpu", "INT", requestable=True, consumed="YES")
     assert doctor.gpus(list(complexes.values())) == ["gpu"]
 
 
@@ -46,16 +57,16 @@ def test_what_qconf_tells() -> None:
     [("86400", 86400), ("30:00", 1800), ("100:00:00", 360_000), (":10:", 600), ("0:0:0", 0), ("infinity", None)],
 )
 def test_a_time_is_in_seconds_unless_it_has_colons(written: str, seconds: int | None) -> None:
-    assert facts.queue_of({"qname": "q", "h_rt": written}).time == seconds
+    assert queue_of({"qname": "q", "h_rt": written}).time == seconds
 
 
 def test_what_qhost_and_qstat_tell() -> None:
-    hosts = facts.parse_hosts(recorded("qhost.xml"))
+    hosts = parse_hosts(recorded("qhost.xml"))
     assert [(host.name, host.cpus, host.consumables) for host in hosts] == [
         ("node1", 2, {"gpu": 2.0}), ("node2", 2, {"gpu": 2.0}),
     ]  # fmt: skip
     assert all(host.mem and host.mem > 1 << 30 for host in hosts)
-    instances = facts.parse_instances(recorded("qstat-f.xml"))
+    instances = parse_instances(recorded("qstat-f.xml"))
     assert instances == [QueueInstance("all.q", "node1", 0, 8, "d"), QueueInstance("all.q", "node2", 0, 8, "")]
     assert [each.broken for each in instances] == [True, False]
 
@@ -105,7 +116,7 @@ def test_queues_and_resources_are_compared() -> None:
         with pytest.raises(ConfigError) as caught:
             limits.check_queue(sge_plan(**changes), queues)
         assert told in str(caught.value)
-    complexes = facts.parse_complexes(recorded("qconf-sc.txt"))
+    complexes = parse_complexes(recorded("qconf-sc.txt"))
     limits.check_resources(sge_plan(), ["h_rt", "s_rt", "gpu"], complexes)
     with pytest.raises(ConfigError, match="gpus: the site has no such resource"):
         limits.check_resources(sge_plan(), ["gpus"], complexes)
@@ -122,8 +133,8 @@ def test_all_times_that_a_job_ran() -> None:
 def site(*used: int) -> SGESite:
     """Args: used: slots on each of the two hosts."""
     return SGESite(
-        "default", "8.1.9", (facts.queue_of(facts.attributes(recorded("qconf-sq.txt"))),), (NODES, SMP, FILL),
-        tuple(facts.parse_complexes(recorded("qconf-sc.txt"))), tuple(facts.parse_hosts(recorded("qhost.xml"))),
+        "default", "8.1.9", (queue_of(attributes(recorded("qconf-sq.txt"))),), (NODES, SMP, FILL),
+        tuple(parse_complexes(recorded("qconf-sc.txt"))), tuple(parse_hosts(recorded("qhost.xml"))),
         tuple(QueueInstance("all.q", f"node{n}", slots, 8) for n, slots in enumerate(used or (0, 0), start=1)),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from launcher.errors import ConfigError
 from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.schedulers.slurm.settings import GpuDirective
-from launcher.script.starters import srun_arguments
+from launcher.script.start_command import srun_arguments
 from tests.unit.plans import bare_plan, plan_of
 
 PLAIN = {

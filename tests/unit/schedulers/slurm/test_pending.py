@@ -10,10 +10,9 @@ import pytest
 
 from launcher.schedulers.explanation import Option, Waiting, sooner
 from launcher.schedulers.queries import QueryError, QueryTimeout
-from launcher.schedulers.slurm import facts as slurm_facts
-from launcher.schedulers.slurm import pending, suggestions
-from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation, Trial
+from launcher.schedulers.slurm import pending, resource_queries, suggestions
 from launcher.schedulers.slurm.pending_reasons import Kind, in_words
+from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation, Trial
 from tests.unit.plans import plan_of, with_fields
 
 # All reasons of job_state_reason.c (26.05), and what 22.05 printed besides.
@@ -149,35 +148,35 @@ def test_nodes_that_are_not_available_are_named() -> None:
 
 
 def test_a_job_is_read_from_scontrol() -> None:
-    job = slurm_facts.parse_pending(SHOWN)
+    job = resource_queries.parse_pending(SHOWN)
     assert (job.id, job.state, job.reason, job.partition) == ("2", "PENDING", "Resources", "gpu")
     assert (job.nodes, job.cpus, job.time, job.account, job.qos) == (4, 16, 3600, "root", "normal")
     assert (job.features, job.dependency, job.throttle) == ("", "", None)
     assert job.starts == time.mktime((2026, 11, 21, 21, 34, 59, 0, 0, -1))
     with pytest.raises(QueryError, match="could not be read"):
-        slurm_facts.parse_pending("slurm_load_jobs error")
+        resource_queries.parse_pending("slurm_load_jobs error")
 
 
 def test_of_an_array_the_first_record_counts() -> None:
     text = (
         "JobId=71 ArrayJobId=71 ArrayTaskId=1-3%1 ArrayTaskThrottle=1\n   JobState=PENDING Reason=JobArrayTaskLimit\n"
     )
-    job = slurm_facts.parse_pending(text + "\nJobId=72 ArrayJobId=71\n   JobState=RUNNING Reason=None\n")
+    job = resource_queries.parse_pending(text + "\nJobId=72 ArrayJobId=71\n   JobState=RUNNING Reason=None\n")
     assert (job.id, job.throttle, job.reason) == ("71", 1, "JobArrayTaskLimit")
 
 
 def test_partitions_nodes_and_reservations_are_read() -> None:
-    gpu, debug = slurm_facts.parse_partitions(PARTITIONS)
+    gpu, debug = resource_queries.parse_partitions(PARTITIONS)
     assert gpu == PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
     assert debug == PartitionFacts("debug", False, "DOWN", 86400, 2, 1, 2, 8, ("a", "b"), ("c",), "part", 1)
-    assert slurm_facts.parse_nodes(NODES) == [
+    assert resource_queries.parse_nodes(NODES) == [
         Nodes("gpu", 1, "planned", (), "node4"),
         Nodes("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
         Nodes("gpu", 1, "down*", ("a100",), "node3", "bad | GPU"),
     ]
-    (window,) = slurm_facts.parse_reservations(RESERVATIONS)
+    (window,) = resource_queries.parse_reservations(RESERVATIONS)
     assert (window.name, window.maintenance, window.nodes, window.who) == ("maint", True, "node[1-4]", "root")
-    assert slurm_facts.parse_reservations("No reservations in the system\n") == []
+    assert resource_queries.parse_reservations("No reservations in the system\n") == []
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,7 @@ def test_partitions_nodes_and_reservations_are_read() -> None:
     ],
 )  # fmt: skip
 def test_a_trial_is_read(text: str, trial: Trial) -> None:
-    assert slurm_facts.parse_trial(text) == trial
+    assert resource_queries.parse_trial(text) == trial
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_a_trial_is_read(text: str, trial: Trial) -> None:
     ],
 )
 def test_a_limit_of_sacctmgr_is_told_with_its_owner(text: str, told: str) -> None:
-    assert slurm_facts.parse_limit(text, "QOS", "MaxJobsPU") == told
+    assert resource_queries.parse_limit(text, "QOS", "MaxJobsPU") == told
 
 
 GPU = PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
@@ -286,7 +285,7 @@ def test_a_trial_asks_for_what_the_script_asks_for() -> None:
 
 
 def test_nodes_are_counted_by_state_and_broken_ones_are_named() -> None:
-    nodes = slurm_facts.parse_nodes(NODES)
+    nodes = resource_queries.parse_nodes(NODES)
     assert suggestions.node_lines(nodes, "gpu", "") == (
         "partition gpu: 4 nodes: 2 allocated, 1 planned, 1 down",
         "node3 is down: bad | GPU",
@@ -328,7 +327,7 @@ def test_a_trial_does_not_wait_for_the_job_that_it_replaces() -> None:
 
 
 @dataclass
-class Recorded(slurm_facts.Facts):
+class Recorded(resource_queries.ResourceQueries):
     """Answers from records."""
 
     answers: dict[str, str] = field(default_factory=dict)
@@ -347,31 +346,31 @@ class Recorded(slurm_facts.Facts):
 
 def explained(**answers: str) -> tuple[pending.Explanation, Recorded]:
     told = {"show job": SHOWN, "show partition": PARTITIONS, "sinfo": NODES, "show reservation": RESERVATIONS}
-    facts = Recorded(answers={**told, **answers})
+    resources = Recorded(answers={**told, **answers})
     plan = plan_of(nodes=4, cpus_per_proc=4)
-    return pending.explain(Waiting("run-1", "2", plan, "launcher"), facts), facts
+    return pending.explain(Waiting("run-1", "2", plan, "launcher"), resources), resources
 
 
 def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner() -> None:
-    found, facts = explained()
+    found, resources = explained()
     assert "nodes it asks for are in use" in found.why
     assert found.code == "Resources"
     assert [each.overrides for each in found.tried][:2] == [(), ("nodes=2",)]
     assert found.options[0].overrides == ("nodes=2",)
     assert found.commands == ("launcher cancel run-1", "launcher resume run-1 nodes=2")
     assert "node3 is down: bad | GPU" in found.nodes
-    assert facts.asked <= 9
+    assert resources.asked <= 9
 
 
 def test_what_is_not_answered_is_said_and_the_rest_is_told() -> None:
     told = {"show job": SHOWN}
-    facts = Recorded(answers=told)
-    found = pending.explain(Waiting("run-1", "2", plan_of(nodes=4), "launcher"), facts)
+    resources = Recorded(answers=told)
+    found = pending.explain(Waiting("run-1", "2", plan_of(nodes=4), "launcher"), resources)
     assert "in use" in found.why
     assert [note for note in found.notes if "did not answer" in note] == [
         "not answered: scontrol did not answer within 10 s"
     ]
-    assert facts.asked == 2  # nobody waits for a third one
+    assert resources.asked == 2  # nobody waits for a third one
     with pytest.raises(QueryError):
         pending.explain(Waiting("run-1", "2", plan_of(), "launcher"), Recorded())
 
@@ -425,10 +424,10 @@ def test_time_before_a_job_may_begin_does_not_count() -> None:
 
 
 def test_a_held_job_is_not_offered_changes() -> None:
-    found, facts = explained(**{"show job": SHOWN.replace("Reason=Resources", "Reason=JobHeldUser")})
+    found, resources = explained(**{"show job": SHOWN.replace("Reason=Resources", "Reason=JobHeldUser")})
     assert found.do == "`scontrol release 2` lets it go on"
     assert found.tried == ()
-    assert facts.asked <= 2
+    assert resources.asked <= 2
 
 
 def test_a_point_that_its_arrays_throttle_holds_back_is_told_so() -> None:

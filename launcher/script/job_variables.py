@@ -1,4 +1,4 @@
-"""How the script of a job finds facts about its job, which each scheduler has in other variables."""
+"""The shell expressions by which a script finds the id, element, output and end of its job, on each scheduler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class JobShell:
+class JobVariables:
     """Shell text for use within double quotes.
 
     Attributes:

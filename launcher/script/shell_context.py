@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 
-class ShellText:
+class ShellContext:
     """A reader of shell text, which gets the text in pieces. `inside` is about the end of the text read so far."""
 
     BEGINS = re.compile(r"""\$'|['"`]|\$?\(\(?""")

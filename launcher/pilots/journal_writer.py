@@ -1,4 +1,4 @@
-"""What every slot manager does: it says that it begins and ends, shows signs of life, and waits."""
+"""Writes the journal of a slot manager, and its heartbeats: the journal's time. Each manager waits for events here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.runs.events import ManagerBegan, ManagerEnded
 from launcher.worker import heartbeat
 
 
-class Life:
+class JournalWriter:
     """The journal and the heartbeats of one slot manager."""
 
     def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
@@ -61,7 +61,7 @@ class Life:
             self._claims.note(self._mine, event)
 
     def beat(self, now: float) -> bool:
-        """Shows signs of life; whether points are to be killed, for others may take them over soon.
+        """Sends the heartbeats that are due; whether points are to be killed, for others may take them over soon.
 
         That is after half a lease in which none could be written.
 

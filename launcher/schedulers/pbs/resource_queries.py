@@ -59,7 +59,7 @@ class QueueFacts:
 
 
 @dataclass
-class Facts:
+class ResourceQueries:
     """Queries PBS. Methods raise QueryError if it does not answer."""
 
     pbs: PBS

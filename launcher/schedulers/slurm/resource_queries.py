@@ -98,7 +98,7 @@ class Trial:
 
 
 @dataclass
-class Facts:
+class ResourceQueries:
     """Queries of one Slurm. Each method raises QueryError if it fails; `asked` is the number of commands so far."""
 
     timeout: float = 10

@@ -1,4 +1,4 @@
-"""Facts of a site, queried from its Grid Engine: one command each, and pure parsers."""
+"""Queries resources of a Grid Engine: queues, parallel environments, hosts: one command each, and pure parsers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Complex:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ResourceQueries:
     """Queries one Grid Engine. Every method raises QueryError when it does not answer."""
 
     sge: SGE

@@ -1,0 +1,49 @@
+"""Finds the data sets that the hooks of all workloads list, ours and the user's: for `data`, `doctor` and completion.
+
+Which of two with the same name is used is decided here. What a hook lists is in workload_hook.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launcher.errors import ConfigError, LauncherError
+from launcher.paths import resource, user_config_dir
+from launcher.spec.workload_hook import KnownDataSet, load
+
+# The line in the workload's file. A YAML parser would take longer to load than all else that `launcher data` needs.
+_HOOK = re.compile(r"""^hook:[ \t]*(["']?)([^\s"'#]+:[^\s"'#]+)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
+
+
+def of_all_workloads() -> tuple[dict[str, KnownDataSet], tuple[str, ...]]:
+    """Returns the data sets of all workloads by name, and errors of hooks that could not be used.
+
+    Of two data sets with the same name that of the launcher's own workloads is returned.
+    """
+    known: dict[str, KnownDataSet] = {}
+    problems = []
+    for path in (path for folder in (resource("conf"), user_config_dir()) for path in _files(folder / "workload")):
+        try:
+            for each in load(_hook_in(path)).data_sets():
+                known.setdefault(each.name, each)
+        except LauncherError as error:
+            problems.append(f"{path}: {error}")
+    return known, tuple(problems)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.yaml"))
+
+
+def _hook_in(path: Path) -> str | None:
+    """Returns the name of the hook in a workload's file. An inherited hook is found in the file that sets it.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        found = _HOOK.search(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"it cannot be read: {error}") from None
+    return found[2] if found else None
