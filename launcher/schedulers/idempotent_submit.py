@@ -18,11 +18,13 @@ class Refused(SubmissionError):
 
     Attributes:
         definite: no job can exist, so there is no need to look for one.
+        job_limit: the user has as many jobs as are allowed, and the scheduler accepts more when some have ended.
     """
 
-    def __init__(self, words: str, *, definite: bool = False) -> None:
+    def __init__(self, words: str, *, definite: bool = False, job_limit: bool = False) -> None:
         super().__init__(words)
         self.definite = definite
+        self.job_limit = job_limit
 
 
 class NoAnswer(Exception):

@@ -195,14 +195,11 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, li
         SubmissionError: the scheduler refused, or did not answer.
         QueryError: a scheduler does not answer.
     """
-    # Lazily: submitit takes 45 ms, and most cancellations do not need it
-    from launcher.sweeps.submit import JOB_LIMIT
-
     with only_submitter(sweep.path):
         packing = sweep.manifest().packing
         assert packing is not None, "the sweep is packed"
         stopping = [seen.run.id for seen in pilots.staying(sweep, SweepMonitor())[most:]]
-        return pilots.throttle(sweep, packing, most, lambda words: bool(JOB_LIMIT.search(words))), stopping
+        return pilots.throttle(sweep, packing, most), stopping
 
 
 def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -132,9 +132,7 @@ class SubmittedPilots:
     over: bool = False
 
 
-def submit(
-    sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, Any], refused: Callable[[str], bool]
-) -> SubmittedPilots:
+def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, Any]) -> SubmittedPilots:
     """Submits pilots until as many are live as the sweep is to have; the submitter's lock is held.
 
     A pilot that has ended with all points over is done, and a new one has another number.
@@ -144,7 +142,6 @@ def submit(
         packing: of the sweep.
         point: the plan of a point.
         config: the resolved config of that point, for the record.
-        refused: whether these words of the scheduler mean that it takes no more jobs now.
 
     Raises:
         SubmissionError: the scheduler refused the first one, or did not answer.
@@ -165,7 +162,7 @@ def submit(
         try:
             jobs[number] = _submit(sweep, plan_of(point, sweep, packing, number), number, config)
         except Refused as error:
-            if not (jobs or living) or not refused(str(error)):
+            if not (jobs or living) or not error.job_limit:
                 raise
             return SubmittedPilots(jobs, packing.pilots - living, str(error))
         living += 1
@@ -268,7 +265,7 @@ def staying(sweep: Sweep, monitor: JobMonitor) -> list[RunStatus]:
     return [each for each in live_pilots(sweep, monitor) if not is_leaving(each.run)]
 
 
-def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str], bool]) -> SubmittedPilots:
+def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
     """Changes the number of pilots; the submitter's lock is held.
 
     Pilots that are too many stop: their points are stopped, and go on in the others. A pilot that waits is cancelled.
@@ -277,7 +274,6 @@ def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str],
         sweep: the sweep.
         packing: of the sweep.
         most: number of pilots.
-        refused: see `submit`.
 
     Raises:
         SubmissionError: the scheduler refused, or did not answer.
@@ -294,7 +290,7 @@ def throttle(sweep: Sweep, packing: Packing, most: int, refused: Callable[[str],
     if not chooses_more(sweep) and all(each.over for each in point_statuses(sweep)):
         return SubmittedPilots({}, over=True)
     point = sweep.run(0)
-    return submit(sweep, packing, point.plan(), point.record()["config"], refused)
+    return submit(sweep, packing, point.plan(), point.record()["config"])
 
 
 def chooses_more(sweep: Sweep) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +40,6 @@ from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.submit import facts_of_here, journal_jobs, require_commands, require_same, start, tried
 from launcher.sweeps import grouping, pilots
 from launcher.sweeps.prepare import PreparedSweep
-
-# Messages of schedulers when a user has as many jobs as are allowed; they accept more when some have ended.
-JOB_LIMIT = re.compile(
-    r"submit limit|MaxSubmit|MaxJobCount|max_queued|Maximum number of jobs|would exceed|exceeds .*limit on"
-    r"|jobs are allowed per (?:user|cluster)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ def submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], point
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
     assert packing is not None, "the sweep is packed"
-    submitted = pilots.submit(sweep, packing, point, config, lambda words: bool(JOB_LIMIT.search(words)))
+    submitted = pilots.submit(sweep, packing, point, config)
     return SubmittedSweep(sweep, (), (), () if point.queued else tuple(points), pilots=submitted)
 
 
@@ -295,7 +287,7 @@ class _ArraySubmitter:
                     self._submit_array(plan, members, throttle, preceding)
             return []
         except Refused as refused:
-            if not JOB_LIMIT.search(str(refused)):
+            if not refused.job_limit:
                 raise self._partial_refusal(refused) from None
             self._limit = str(refused)
             if len(members) == 1:

@@ -58,6 +58,8 @@ UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
 NO_ANSWER = re.compile(
     rf"{_UNREACHED}|Communication failure|End of File|Premature|timed out|Protocol|try again", re.IGNORECASE
 )
+# What it says when the user has as many jobs as are allowed; it accepts more when some have ended.
+JOB_LIMIT = re.compile(r"max_queued|Maximum number of jobs|would exceed|exceeds .*limit on", re.IGNORECASE)
 # What to look at when qsub says no, by its exit code.
 HINTS = {
     159: "`qstat -Qf` shows whom the queues are for (acl_users, acl_groups, acl_hosts)",
@@ -202,6 +204,7 @@ class PBS:
         raise Refused(
             f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
             definite=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
+            job_limit=JOB_LIMIT.search(words) is not None,
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:

@@ -30,6 +30,8 @@ _UNREACHED = r"unable to contact qmaster|can't (get|read) (the )?qmaster|cannot 
 UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROOT is not set", re.IGNORECASE)
 # and when that is so or its answer was lost.
 NO_ANSWER = re.compile(rf"{UNREACHED.pattern}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
+# What it says when the user has as many jobs as are allowed; it accepts more when some have ended.
+JOB_LIMIT = re.compile(r"jobs are allowed per (?:user|cluster)", re.IGNORECASE)
 SUBMITTED = re.compile(r'^Your job(?:-array)? (\d+)(?:\.\S+)? \("', re.MULTILINE)
 FEW = 3  # jobs that are over and are queried one by one
 # Codes in the field `failed` of an accounting record (sge_status(5)): a limit ended the job; it was rescheduled.
@@ -169,6 +171,7 @@ class SGE:
         raise Refused(
             f"qsub refused the job: {words}" + (f" ({hint})" if hint else ""),
             definite=done.stderr.startswith(("Unable to run job: ", "qsub: ")),
+            job_limit=JOB_LIMIT.search(words) is not None,
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:

@@ -66,6 +66,8 @@ NO_ANSWER = re.compile(
     "|try again|temporarily unable",
     re.IGNORECASE,
 )
+# What it says when the user has as many jobs as are allowed; it accepts more when some have ended.
+JOB_LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobCount", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,11 @@ class Slurm:
         if NO_ANSWER.search(words):
             raise NoAnswer(words)
         # fatal: sbatch ended before it sent the request (for instance without a configuration).
-        raise Refused(f"sbatch refused the job: {words}", definite="sbatch: fatal:" in words)
+        raise Refused(
+            f"sbatch refused the job: {words}",
+            definite="sbatch: fatal:" in words,
+            job_limit=JOB_LIMIT.search(words) is not None,
+        )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
         """Submits a script as a job with this token that starts when all these jobs have ended, with any outcome."""

@@ -93,7 +93,7 @@ def test_throttle_submits_pilots_while_points_are_left_or_a_search_chooses_more(
     monkeypatch.setattr(pilots, "submit", lambda *_: pilots.SubmittedPilots({3: "job"}))
     shares = sweep.manifest().packing
     assert shares is not None
-    found = pilots.throttle(sweep, shares, 2, lambda words: False)
+    found = pilots.throttle(sweep, shares, 2)
     assert (found.jobs, found.over) == (({3: "job"}, False) if submits else ({}, True))
 
 

@@ -126,30 +126,6 @@ def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, l
     assert len(known) == len(set(known))
 
 
-@pytest.mark.parametrize(
-    ("words", "later"),
-    [
-        ("sbatch: error: AssocMaxSubmitJobLimit", True),
-        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", True),
-        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", True),
-        # Those of PBS are in OpenPBS's own tests of its limits.
-        ("would exceed complex's per-user limit of jobs in 'Q' state", True),
-        ("Maximum number of jobs in 'Q' state for user me already in complex", True),
-        ("would exceed queue generic's limit on resource ncpus in complex", True),
-        # Of Grid Engine (max_u_jobs, max_jobs, max_aj_tasks)
-        ("job rejected: only 3 jobs are allowed per user (current job count: 3).", True),
-        ("job rejected: only 10000 jobs are allowed per cluster.", True),
-        ("job rejected: you tried to submit a job with more than 75000 tasks.", False),
-        ("sbatch: error: invalid partition specified: gpuu", False),
-        ("sbatch: error: Batch job submission failed: Invalid job array specification", False),
-        ("Job violates queue and/or server resource limits", False),
-        ("Array job exceeds server or queue size limit", False),
-    ],
-)
-def test_words_after_which_points_wait(words: str, later: bool) -> None:
-    assert bool(submit.JOB_LIMIT.search(words)) is later
-
-
 def test_what_the_submit_limit_splits_is_throttled_as_a_whole(site: Site) -> None:
     site.slurm.set(most_jobs=6)
     site.submit(seeds(8), sweep=_sweep(parallelism=4))
