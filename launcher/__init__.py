@@ -35,6 +35,23 @@ For scripts on the login node, which submit runs and follow them (docs/python.md
 | `RunState` | what `state()` and `wait()` return |
 
 Importing this costs nothing: torch, or Hydra, is loaded when one of the names is used.
+
+For changes of the launcher itself: modules that belong to no package.
+
+- `__main__`: the start of every command; note on folders that others can write to
+- `api`: `submit`, `prepare`, `find` and `Run`, for scripts on the login node
+- `errors`: errors with a text for the user; exit codes of commands and attempts
+- `paths`: where conf/, templates/ and the user's folders are
+- `user_settings`: the user's files of settings, whose keys may be written as on the command line
+- `own_module`: how this program was called; how its modules are started as processes
+- `units`: parsing of wall times, sizes and ranges that users write
+- `formatting`: sizes, times, numbers and plurals as text
+- `log_line`: the launcher's own lines in the output of a job or a rank
+- `findings`: results of checks: level, subject, what was found, what to do
+- `redaction`: which names are of secrets; text without passwords
+- `escapes`: removes terminal control sequences from text
+- `torch_compat`: differences between torch 2.4 and the newest version
+- `torch_compat_dcp`: the same in torch.distributed.checkpoint
 """
 
 # Nothing is imported here: `python -m launcher` first looks whether others can put modules into the working folder.

@@ -1,1 +1,48 @@
-"""The command line, with one module for each command. It may import every other package."""
+"""The command line, with one module for each command. It may import every other package.
+
+- `commands`: the table of commands, and their dispatch
+- `options`: options, arguments and help of each command
+- `submit`: `KEY=VALUE ...`: composes, plans, submits or shows; `dry_run`
+- `multirun`: `-m KEY=A,B`: submits the points of a sweep
+- `run`: `run SCRIPT`: the user's own script
+- `confirm`: the cost of a submission, and the question before it
+- `follow`: follows a run to its end: output, progress, Ctrl-C
+- `status`: `status`
+- `status_rows`: which runs `status` selects, and the values of their rows
+- `status_view`: what `status` prints: the table, notes, details of named runs
+- `status_table`: columns and widths of the table of `status`
+- `watch`: `status --watch`
+- `logs`: `logs`
+- `wait`: `wait`
+- `why`: `why`
+- `post_mortem`: `post-mortem`
+- `cancel`: `cancel`
+- `resume`: `resume`
+- `attach`: `attach`
+- `checkpoint`: `checkpoint`: lists, verifies, extracts
+- `sweep`: `sweep`: which options go with which of its actions, and their dispatch
+- `sweep_status`: `sweep status`: progress, points that run or have failed
+- `sweep_results`: `sweep results`: points with metrics, the best first; CSV
+- `sweep_change`: `sweep rerun`, `cancel`, `throttle`
+- `sweep_follow`: follows a sweep to its end
+- `search`: sweepers of Hydra that search: their settings, and the value of each point
+- `optuna_search`: `hydra/sweeper=optuna`
+- `report`: `report`: writes the page
+- `open`: `open`: shows the page
+- `browser`: opens a page in a browser, or tells how to copy it
+- `prune`: `prune`
+- `site`: `site`: lists, makes and compares profiles
+- `doctor`: `doctor`
+- `topology`: `topology`: cores, GPUs and network devices of a node
+- `topology_picture`: its picture of CPUs and ranks
+- `data`: `data`: lists and downloads data sets
+- `env`: `env`: archives of environments
+- `template`: `template`: templates of job scripts to start from, and their check
+- `help`: `help`, `--help`, `--version`: layout of texts and of the list of keys
+- `complete`: `complete`: the shells' scripts for completion
+- `completion`: the candidates for the word at the cursor
+- `find`: the runs and sweeps that a command line names
+- `text`: text that several commands print: the plan, why and how a run ended
+- `progress`: all progress bars, and their lines without a terminal
+- `screen`: removes terminal escape sequences from all that commands print
+"""

@@ -1,4 +1,12 @@
 """From a plan to a job, once: the run directory first, then the scheduler, with a journal in between.
 
 It may import monitoring, schedulers, environment and what is below them.
+
+- `prepare`: a config -> a checked plan, before anything is written or submitted
+- `submit`: a plan -> a job, once; also `resume`: the directory, the record, the journal
+- `from_overrides`: overrides -> what would be submitted: a new run, or another attempt
+- `configs`: overrides -> config, with what it takes from the allocation that is held
+- `inputs`: what a workload needs and its hook finds: scripts, data sets
+- `dependencies`: `after=ok:RUN`: parsing, finding those runs, deciding whether to start
+- `interrupts`: Ctrl-C during a submission
 """

@@ -1,1 +1,4 @@
-"""PBS: its commands, its directives, how it starts tasks, and submitit executors for it."""
+"""PBS: OpenPBS and PBS Pro. The modules are listed in `launcher.schedulers`.
+
+pbsdsh or the site's mpiexec starts the tasks. pbsdsh passes on no environment, output or exit status: `task` does that.
+"""
