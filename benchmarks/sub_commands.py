@@ -28,7 +28,7 @@ def results(repeats: int = 25) -> list[Result]:
         )
     return [
         Result(f"{name} / python -c pass", median_ratio(seconds, name, "python -c pass"), most, medians(seconds))
-        for name, most in (("--help", 9), ("status --help", 4), ("status", 8))
+        for name, most in (("--help", 9), ("status --help", 4), ("status", 9))
     ]
 
 
