@@ -1,1 +1,33 @@
-"""Every claim about speed, each as a command that prints a number measured in one run: `python -m benchmarks`."""
+"""Every claim about speed, each as a command that prints a number measured in one run: `python -m benchmarks`.
+
+- `__main__`: `python -m benchmarks [--short] [NAME ...]`
+- `suite`: which benchmarks there are, with the values of their short form; runs, table
+- `measure`: what they share: turns, medians, the line of a claim
+- `ranks`: ranks for a benchmark
+- `login_node`: from a command to its job id
+- `sub_commands`: the start of a sub-command
+- `status`: `status` among many runs
+- `logs`: `logs` of a large output
+- `scale`: the job script and ranks for 10,000 nodes
+- `sweep`: submission of a sweep; an array of short points
+- `pilots`: points in pilots
+- `search`: a search that prunes against the whole grid
+- `pbs`: functions on PBS against bare qsub
+- `start_up`: from a command to the first all_reduce
+- `rendezvous`: how long many agents take to meet
+- `preflight`: what a preflight adds to a start
+- `binding`: what binding ranks to cores costs
+- `stop`: what the agreement on stops costs a training
+- `restart`: from a killed rank to the next all_reduce
+- `checkpoint`: saving and loading against torch.save and torch.load
+- `fabric`: `workload=collective` against a loop written by hand
+- `training_input`: images per second of ddp_mnist against a DataLoader
+- `invariant`: the step time of `train.invariant`
+- `bare_hydra`: what login_node is measured against
+- `sweep_hydra`: the same for sweep
+- `sweep_point`: the point of sweep
+- `pilot_hydra`: what pilots is measured against
+- `pilot_point`: the points of pilots
+- `first_all_reduce`: what both sides of start_up run
+- `restart_torchrun`: what torchrun runs in restart
+"""

@@ -38,7 +38,7 @@ Importing this costs nothing: torch, or Hydra, is loaded when one of the names i
 
 For changes of the launcher itself: modules that belong to no package.
 
-- `__main__`: the start of every command; note on folders that others can write to
+- `__main__`: the start of every command; how its errors are printed
 - `api`: `submit`, `prepare`, `find` and `Run`, for scripts on the login node
 - `errors`: errors with a text for the user; exit codes of commands and attempts
 - `paths`: where conf/, templates/ and the user's folders are

@@ -1,1 +1,40 @@
-"""The workloads that ranks run: point-to-point transfers, collectives and training, each a `main(config, env)`."""
+"""The workloads that ranks run: point-to-point transfers, collectives and training, each a `main(config, env)`.
+
+- `collective`: `workload=collective`: collectives over many sizes, and what is reported of them
+- `operations`: each collective operation: buffers, call, result by definition
+- `sweep`: one operation over all sizes: what fits, what the backend has, how many iterations
+- `timing`: the runs of one size: warm-up, timing by the slowest rank, verification
+- `redops`: inputs and exact results of reductions
+- `formulas`: algbw and busbw
+- `tables`: the table that is printed of a sweep over sizes
+- `p2p`: `workload=p2p`: transfers in several patterns
+- `patterns`: checks of its config
+- `pairs`: transfers between two ranks: latency, bandwidth, both directions
+- `exchanges`: transfers in which all ranks take part: ring, fan-out, ...
+- `transfers`: times and verifies one pattern at one size
+- `matrix`: the matrix of all links: measures them, repeats slow ones, compares with an earlier run
+- `links`: in which order links are measured, which are slow, and which nodes explain that
+- `matrix_text`: the matrix in words: slow pairs, suspects, how to exclude them
+- `heat`: the matrix as a heat map for a terminal
+- `ddp`: `workload=ddp_mnist`: the network and its training loop
+- `datasets`: its data sets: where they are, finding, verifying, downloading
+- `data`: images of such a data set as tensors
+- `fsdp`: `workload=fsdp_lm`: its training loop
+- `gpt`: its model, sharded by FSDP2
+- `texts`: its texts: finding, reading as bytes, whether settings fit
+- `text`: a text as tokens, and windows of it
+- `training`: what trainings share: learning rate, losses, evaluation, seeds
+- `resumable`: makes any training loop resumable: loads, saves when due, stops with all ranks
+- `buckets`: gradients averaged by hand
+- `invariant`: `train.invariant`: the same weights at any number of ranks
+- `function`: `workload=function`: calls the user's function in every rank
+- `bench`: what p2p and collective share: test values, comparison, timing
+- `ranks`: collective helpers of all workloads: an error on one rank is raised on all
+- `names`: names of operations, patterns, groups and types in a config
+- `sizes`: parsing of sizes and of times for each
+- `groups`: parsing of groups of ranks
+- `roof`: the upper limit for a benchmark: a plain TCP stream, a copy in memory
+- `memory`: how much memory a rank can still allocate
+- `results`: results.json and results.csv; comparison with an earlier run
+- `baselines`: reads the results of an earlier run
+"""

@@ -7,7 +7,7 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `payload`: the function that submitit calls in every job
 - `attempt`: a node's part of an attempt, from the rendezvous to the exit code; round after round
 - `settings`: limits, places of members and network interface, from the plan and the place in the job
-- `supervisor`: a node's ranks in one round: starts, watches, stops and restarts them; the event loop
+- `supervisor`: a node's ranks in one round: starts, watches and stops them; the event loop
 - `workers`: starts ranks as processes, signals, kills and reaps them
 - `child`: a rank's process right after the fork, until its work begins
 - `forks`: whether a fork is safe; what ranks share with their agent: large pages, garbage collection

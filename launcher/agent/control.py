@@ -133,7 +133,7 @@ class Control(Link):
     def _heartbeat(self) -> None:
         super()._heartbeat()
         if self.leads and self.elastic:  # an agent may wait to join
-            self._rounds.show_life(self._round)
+            self._rounds.heartbeat(self._round)
 
     # -- taking part in a round
 
@@ -212,7 +212,7 @@ class Control(Link):
                 latest = self._rounds.latest()
                 if latest is None:
                     raise AttemptOver("its rounds are gone")
-            alive = seen if latest is None else self._rounds.sign_of_life(latest.number)
+            alive = seen if latest is None else self._rounds.last_heartbeat(latest.number)
             if alive != seen:
                 seen, since = alive, time.monotonic()
             elif time.monotonic() - since > self._limits.heartbeat + FILE_DELAY:

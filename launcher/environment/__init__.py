@@ -3,7 +3,7 @@
 It may import runs, spec and what is below them.
 
 - `snapshot`: the copy of the user's code in the run directory
-- `interpreter`: checks of the Python of `env.activate`
+- `interpreter`: checks of the Python of `env.activate`; the shell text that activates it
 - `archives`: `env pack`, and the check of `env.archive` at submission
 - `unpack_on_node`: unpacks the archive on a node's disk, shares it, and removes it
 - `containers`: checks of the container at submission; what the script calls for it

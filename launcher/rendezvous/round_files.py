@@ -98,13 +98,13 @@ class Rounds:
             return Round(number, host, port, leader, members)
         return None
 
-    def show_life(self, number: int) -> None:
+    def heartbeat(self, number: int) -> None:
         """Updates the time stamp of the round's file. The leader does so regularly, for agents that wait to join."""
         with contextlib.suppress(OSError):
             os.utime(self._folder / f"{number}.json")
 
-    def sign_of_life(self, number: int) -> str:
-        """Returns a text that changes as long as the round's leader is alive."""
+    def last_heartbeat(self, number: int) -> str:
+        """Returns a text that changes with each heartbeat of the round's leader."""
         try:
             return f"{number} {(self._folder / f'{number}.json').stat().st_mtime_ns}"
         except OSError:

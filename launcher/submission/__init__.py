@@ -7,6 +7,6 @@ It may import monitoring, schedulers, environment and what is below them.
 - `from_overrides`: overrides -> what would be submitted: a new run, or another attempt
 - `configs`: overrides -> config, with what it takes from the allocation that is held
 - `inputs`: what a workload needs and its hook finds: scripts, data sets
-- `dependencies`: `after=ok:RUN`: parsing, finding those runs, deciding whether to start
+- `dependencies`: `after=ok:RUN`: its syntax and conditions, finding those runs, deciding whether to start
 - `interrupts`: Ctrl-C during a submission
 """

@@ -9,7 +9,7 @@ interpreter a program needs, and imports the standard library only.
 - `devices`: which accelerators a rank sees, and the device that it uses
 - `accelerator`: what differs between CUDA, ROCm, XPU and the CPU
 - `threads`: the default number of threads of a rank
-- `joining`: what all ranks must have in common: torch, devices, backend
+- `joining`: what all ranks must have in common: versions of torch and NCCL, kinds of device, backend
 - `program`: a rank that is the user's own program: its command and variables
 - `script`: runs a script as `python` would, and reports how it failed; standard library only
 - `preload`: modules that an agent imports before it forks ranks

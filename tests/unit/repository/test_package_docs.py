@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import launcher
-
-ROOT = Path(launcher.__file__).parent
-SCHEDULERS = ROOT / "schedulers"
+ROOT = Path(__file__).parents[3]
+SCHEDULERS = ROOT / "launcher" / "schedulers"
 FOLDERS = ("slurm", "pbs", "sge", "local")
 FEW = 4  # modules of which a package's paragraph tells enough
 
@@ -28,7 +26,8 @@ def listed(folder: Path) -> list[str]:
 
 LARGE = sorted(
     path.parent
-    for path in ROOT.rglob("__init__.py")
+    for top in ("launcher", "workloads", "benchmarks")
+    for path in (ROOT / top).rglob("__init__.py")
     if len(modules(path.parent)) > FEW and path.parent not in [SCHEDULERS / name for name in FOLDERS]
 )
 
