@@ -31,9 +31,8 @@ from enum import Enum
 from typing import Any
 
 from launcher import errors
-from launcher.runs.event_json import known
+from launcher.runs.event_json import E_, known
 from launcher.runs.events import (
-    E_,
     CancelFailed,
     Cancelled,
     Ended,

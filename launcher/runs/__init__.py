@@ -4,7 +4,7 @@ It may import spec, failures, files and what is below them.
 
 - `directory`: the run directory: files, names, the record, attempts
 - `sweep_directory`: the same of a sweep: its points, submissions, packing
-- `events`: every kind of event, with its fields
+- `events/`: every kind of event, with its fields
 - `event_json`: events <-> JSON; what a reader makes of unknown ones
 - `event_file`: files of events: appending, reading while they grow, damaged lines
 - `event_writer`: writes the events of a node or a rank; a failed write never fails the work

@@ -12,8 +12,9 @@ import pytest
 from launcher.failures.codes import FaultCode, HangSign, SetupPart
 from launcher.runs import event_file, event_json, events
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.event_json import Event
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Accused, Event, Fault, Hang, HostSignal, Place, Restart, SetupFailed
+from launcher.runs.events import Accused, Fault, Hang, HostSignal, Place, Restart, SetupFailed
 
 FAULT = Fault(
     code=FaultCode.RAISED, host="node2", node=1, rank=3, exit_code=1,
