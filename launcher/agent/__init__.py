@@ -9,7 +9,7 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `settings`: limits, places of members and network interface, from the plan and the place in the job
 - `supervisor`: a node's ranks in one round: starts, watches and stops them; the event loop
 - `workers`: starts ranks as processes, signals, kills and reaps them
-- `child`: a rank's process right after the fork, until its work begins
+- `child`: a rank's process right after the fork: signals reset, CPUs, output, until `worker.main`
 - `forks`: whether a fork is safe; what ranks share with their agent: large pages, garbage collection
 - `binding`: which cores each rank of this agent gets, in this round
 - `control`: rounds of an attempt: who leads them, joining late, after a lost leader

@@ -3,7 +3,7 @@
 `Checkpointer` saves and loads. `format` and `retention` work without torch; commands use them. It may import worker,
 runs and what is below them. Importing this package loads nothing: torch is loaded when one of the names is used.
 
-- `checkpointer`: the public class: `save`, `load`, `wait`; what is passed over when loading
+- `checkpointer`: the public class: `save`, `load`, `wait`; what is passed over when loading, and what `strict` refuses
 - `saving`: the steps of one save, local and collective, until it is published
 - `staging`: copies of the state that training cannot change while they are written
 - `loading`: reads a checkpoint into the tensors of a state, on all ranks

@@ -25,7 +25,7 @@
 - `sweep_results`: `sweep results`: points with metrics, the best first; CSV
 - `sweep_change`: `sweep rerun`, `cancel`, `throttle`
 - `sweep_follow`: follows a sweep to its end
-- `search`: sweepers of Hydra that search: their settings, and the value of each point
+- `hydra_sweepers`: `hydra/sweeper=…` (Optuna's, Ax's), where a command waits: its settings, the value of each point
 - `optuna_search`: `hydra/sweeper=optuna`
 - `report`: `report`: writes the page
 - `open`: `open`: shows the page

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydra.core.utils import JobReturn, JobStatus
 
 from launcher.cli.confirm import confirm
-from launcher.cli.search import Search, returned
+from launcher.cli.hydra_sweepers import Search, returned
 from launcher.cli.sweep_follow import follow_to_end
 from launcher.cli.text import program
 from launcher.config.hydra_errors import in_our_words

@@ -26,8 +26,8 @@ from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from optuna.trial import TrialState
 
+from launcher.cli.hydra_sweepers import PointFailed
 from launcher.cli.multirun import Multirun
-from launcher.cli.search import PointFailed
 from launcher.cli.sweep_results import alone, text
 from launcher.cli.text import program
 from launcher.config import search_space

@@ -14,7 +14,7 @@ number of nodes of an allocation) is passed as an argument.
 - `hydra_text`: values as text of overrides, quoted for Hydra
 - `profiles`: profiles of clusters, ours and the user's: finding, saving
 - `scheduler_table`: names of schedulers, and where their classes and keys are; entry points
-- `search_space`: the values that keys of a search may have: dimensions, methods
+- `search_space`: the dimensions of a search: type, bounds, step; a chosen value, rounded and as an override
 - `space_overrides`: the syntax of `lr=interval(...)`, `choice(...)` for these
 - `secret_references`: refuses `${oc.env:...}` of a secret
 """

@@ -1,12 +1,11 @@
 """Callbacks for Lightning's Trainer and for the Trainer of Hugging Face.
 
-| module | for | extra |
-|---|---|---|
-| `launcher.integrations.lightning` | `Trainer(callbacks=[LauncherCallback()])` of Lightning | `launcher[lightning]` |
-| `launcher.integrations.transformers` | the same of transformers | `launcher[transformers]` |
-
 Each has a `LauncherCallback`, and `last_checkpoint()` to resume from. Outside of a run both do nothing. They may import
 `launcher.worker` and what is below it; nothing of launcher imports them, nor the packages that they are for.
+
+- `lightning`: `Trainer(callbacks=[LauncherCallback()])` of Lightning; extra `launcher[lightning]`
+- `transformers`: the same of transformers; extra `launcher[transformers]`
+- `values`: what a trainer hands to its callbacks, as what a run records
 """
 
 from __future__ import annotations

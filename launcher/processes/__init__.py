@@ -1,1 +1,6 @@
-"""Process groups on this machine, and how to kill what tasks and ranks leave behind. Imports nothing of launcher."""
+"""Process groups on this machine, and how to kill what tasks and ranks leave behind. Imports nothing of launcher.
+
+- `groups`: a process or its group by id and start time; whether it lives
+- `guard`: kills everything that a task leaves behind, by a variable of its environment
+- `orphans`: kills everything that a rank leaves behind; the agent adopts it
+"""

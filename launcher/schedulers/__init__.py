@@ -4,7 +4,7 @@ It may import script, environment, runs, spec and what is below them; the schedu
 
 - `scheduler`: the interface of a scheduler, and its optional abilities
 - `diagnosis`: the optional abilities for diagnosis: pending reasons, history, checks, site
-- `registry`: loads a scheduler by its name
+- `registry`: loads a scheduler by its name; those that cannot be loaded, or have no commands here
 - `queries`: states of jobs, and the queries that a scheduler with a queue answers
 - `query_cache`: one list of the user's jobs for all commands on this machine
 - `command`: runs one command of a scheduler: timeout, limit on its output

@@ -9,11 +9,11 @@ Processes of any number of nodes may do so at the same time; there is no server,
 may import runs and config. Optuna is imported here, and nowhere else but in `launcher.cli.optuna_search`.
 
 - `search`: which point is next, and which one is pruned: samplers, pruner, seeds
-- `points`: a search, for a slot manager: choose, make, watch, end a point
+- `points`: a search, for a slot manager: choose, make, watch, end a point; what one that fails means for the search
 - `template`: the record of a point, made without Hydra from the submitter's template
 - `reports`: what a point says of its objective
 - `budget`: what may be spent, what was spent and saved; where the rungs are
 - `progress`: the best point, the costs and the rungs, for `sweep status`
-- `distributions`: values of a search <-> Optuna's distributions and parameters
+- `distributions`: the dimensions of a search as Optuna's distributions
 - `journal`: Optuna's journal in a file, for many nodes
 """

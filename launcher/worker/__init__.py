@@ -3,7 +3,7 @@
 It may import rendezvous, schedulers, runs and what is below them, and nothing of agent. `script.py` runs in whatever
 interpreter a program needs, and imports the standard library only.
 
-- `main`: the main function of a rank: prepares it, calls the workload, records the result
+- `main`: the main function of a rank: which signals it ignores, calls the workload, records the result
 - `process_group`: `init`, `progress`, `report`, `evaluated`: the public API in a rank
 - `settings`: what ranks need of the plan, the run directory and the deadline
 - `devices`: which accelerators a rank sees, and the device that it uses

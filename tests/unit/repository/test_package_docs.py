@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SCHEDULERS = ROOT / "launcher" / "schedulers"
 FOLDERS = ("slurm", "pbs", "sge", "local")
-FEW = 4  # modules of which a package's paragraph tells enough
+FEW = 2  # modules of which a package's paragraph tells enough
 
 
 def modules(folder: Path) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydra_plugins.launcher_optuna import OptunaSearchSweeper
+from launcher.cli.hydra_sweepers import PointFailed, Search, objectives, values_of
 from launcher.cli.multirun import Multirun
-from launcher.cli.search import PointFailed, Search, objectives, values_of
 from launcher.cli.submit import CommandLine
 from launcher.config.schema import BestIs, Config, Sweep
 from launcher.config.search_space import Method, overrides
