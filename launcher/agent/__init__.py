@@ -5,13 +5,13 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 
 - `__main__`: what the scheduler starts on each node; checks the run directory, hands over to submitit
 - `payload`: the function that submitit calls in every job
-- `attempt`: a node's part of an attempt, from the rendezvous to the exit code; round after round
+- `attempt`: a node's part of an attempt: imports for its ranks, the rendezvous, rounds, the exit code
 - `settings`: limits, places of members and network interface, from the plan and the place in the job
 - `supervisor`: a node's ranks in one round: starts, watches and stops them; the event loop
 - `workers`: starts ranks as processes, signals, kills and reaps them
 - `child`: a rank's process right after the fork: signals reset, CPUs, output, until `worker.main`
 - `forks`: whether a fork is safe; what ranks share with their agent: large pages, garbage collection
-- `binding`: which cores each rank of this agent gets, in this round
+- `binding`: which cores each rank of this agent gets in this round, and its OMP_NUM_THREADS
 - `control`: rounds of an attempt: who leads them, joining late, after a lost leader
 - `link`: an agent's connection to the leader, or as the leader to all; sends heartbeats
 - `coordinator`: the leader's decisions: who takes part in a round, what follows a failure; messages

@@ -2,7 +2,7 @@
 
 It may import worker, rendezvous, schedulers, runs and what is below them.
 
-- `connect`: the way to a rank's node: this machine, srun, or the network
+- `connect`: the way to a rank's node: this machine, the options of a step of srun, or the network
 - `requests`: requests to agents and their replies, as files of the run directory
 - `request_handler`: an agent's replies: stacks, where a rank runs, network access
 - `node_session`: the program that is started on a rank's node: the shell, or the relay to a debugger

@@ -39,7 +39,7 @@ The folders slurm, pbs, sge and local have the same modules (NAME/...), so far a
 - `NAME/resource_queries`: commands for partitions or queues, nodes, reservations, limits, a pending job; parsers
 - `NAME/limits`: a plan against its partitions or queues, nodes and resources; pure
 - `NAME/live_check`: the same before a submission, with what it has now
-- `NAME/diagnosis`: which functions below are its abilities for diagnosis
+- `NAME/diagnosis`: its abilities for diagnosis, by the modules below; memory requested against used
 - `NAME/pending`: `why`: which queries are made for a pending job, and what is shown of them
 - `NAME/pending_reasons`: its codes or comments for a pending job, in words
 - `NAME/suggestions`: changes of a pending run that may start sooner; which nodes are free

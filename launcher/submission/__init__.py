@@ -6,7 +6,7 @@ It may import monitoring, schedulers, environment and what is below them.
 - `submit`: a plan -> a job, once; also `resume`: the directory, the record, the journal
 - `from_overrides`: overrides -> what would be submitted: a new run, or another attempt
 - `configs`: overrides -> config, with what it takes from the allocation that is held
-- `inputs`: what a workload needs and its hook finds: scripts, data sets
+- `inputs`: files and folders that a run needs, which must be there: scripts, data, container, environment
 - `dependencies`: `after=ok:RUN`: its syntax and conditions, finding those runs, deciding whether to start
 - `interrupts`: Ctrl-C during a submission
 """

@@ -8,11 +8,11 @@ interpreter a program needs, and imports the standard library only.
 - `settings`: what ranks need of the plan, the run directory and the deadline
 - `devices`: which accelerators a rank sees, and the device that it uses
 - `accelerator`: what differs between CUDA, ROCm, XPU and the CPU
-- `threads`: the default number of threads of a rank
+- `threads`: the default number of threads of a rank that is not bound to cores
 - `joining`: what all ranks must have in common: versions of torch and NCCL, kinds of device, backend
 - `program`: a rank that is the user's own program: its command and variables
 - `script`: runs a script as `python` would, and reports how it failed; standard library only
-- `preload`: modules that an agent imports before it forks ranks
+- `preload`: names of the modules that an agent imports for its ranks (`agent.attempt` does)
 - `rank_report`: gate and error report between a rank and its agent
 - `heartbeat`: heartbeats, in memory that a rank shares with its agent
 - `hangs`: which ranks hang, from stacks, CPU time and steps

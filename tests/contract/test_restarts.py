@@ -155,7 +155,7 @@ def test_a_rank_that_hangs_is_found_and_the_stacks_of_all_are_kept(launcher: Lau
     assert result.code == 0, result.output
     (restart,) = restarts(launcher)
     logs = result.run.attempts()[-1].logs
-    assert (restart["rank"], restart["sign"], restart["stacks"]) == (2, sign, str(logs))
+    assert (restart["rank"], restart["hang"]["sign"], restart["hang"]["stacks"]) == (2, sign, str(logs))
     stacks = [(logs / f"rank-{rank}.stacks").read_text() for rank in range(4)]
     assert all("in all_reduce" in stacks[rank] for rank in (0, 1, 3)), stacks
     assert ("wrote no stack" if fault == "SIGSTOP" else "_go_wrong") in stacks[2]
