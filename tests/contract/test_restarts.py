@@ -71,14 +71,17 @@ def restarts(launcher: Launcher) -> list[dict[str, Any]]:
     return [event for event in launcher.last().attempts()[-1].events() if event["event"] == "restart"]
 
 
-@local
 @pytest.mark.parametrize(
-    ("shape", "rank"),
+    ("launcher", "shape", "rank"),
     [
-        ((*TWO_BY_TWO,), "3"),
-        slow(("procs_per_node=4",), "0"),
-        slow((*TWO_BY_TWO, "launch=tasks"), "1"),
+        ("local", TWO_BY_TWO, "3"),
+        slow("local", ("procs_per_node=4",), "0"),
+        slow("local", (*TWO_BY_TWO, "launch=tasks"), "1"),
+        slow("slurm", TWO_BY_TWO, "3"),
+        slow("pbs", TWO_BY_TWO, "3"),
+        ("sge", TWO_BY_TWO, "3"),
     ],
+    indirect=["launcher"],
 )
 def test_a_killed_rank_costs_a_restart_and_nothing_else(launcher: Launcher, shape: tuple[str, ...], rank: str) -> None:
     result = count(launcher, *shape, FAULT="SIGKILL", FAULT_RANK=rank)
@@ -223,18 +226,21 @@ def test_a_rank_that_dies_after_the_stop_is_not_started_again(launcher: Launcher
     assert not restarts(launcher)
 
 
-@local
-@pytest.mark.parametrize("lost", [0, slow(1)])
-def test_a_lost_agent_shrinks_the_world(launcher: Launcher, lost: int) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "lost"), [("local", 3, 0), slow("local", 3, 1), ("sge", 2, 1)], indirect=["launcher"]
+)
+def test_a_lost_agent_shrinks_the_world(launcher: Launcher, nodes: int, lost: int) -> None:
     """Also the first one, whose process has the store."""
+    left = nodes - 1
     result = count(
-        launcher, "nodes=3", "min_nodes=2", "launch.heartbeat=10",
+        launcher, f"nodes={nodes}", f"min_nodes={left}", "launch.heartbeat=10",
         FAULT="kill agent", FAULT_RANK=str(lost), COUNTING_STEPS="60",
     )  # fmt: skip
     assert result.code == 0, result.output
-    assert result.metrics["rounds"] == [[0, 3, 0], [1, 2, 5]]
-    assert result.metrics["ranks"] == 5 * 3 + 55 * 2
-    assert f"without {launcher.hosts[0]} (node {lost}): 2 of 3" in result.output
+    assert result.metrics["rounds"] == [[0, nodes, 0], [1, left, 5]]
+    assert result.metrics["ranks"] == 5 * nodes + 55 * left
+    host = launcher.hosts[lost % len(launcher.hosts)]
+    assert f"without {host} (node {lost}): {left} of {nodes}" in result.output
 
 
 @local
