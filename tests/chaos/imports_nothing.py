@@ -1,3 +1,14 @@
-"""A module that cannot be imported where its library is not installed."""
+"""A module that cannot be imported where its library is not installed. All ranks of the node find that out together."""
 
-import no_such_library  # type: ignore[import-not-found]  # noqa: F401
+import os
+import time
+from pathlib import Path
+
+marks = Path(os.environ["LAUNCHER_RUN_DIR"], "importing")
+marks.mkdir(exist_ok=True)
+(marks / os.environ["RANK"]).touch()
+give_up = time.monotonic() + 60
+while len(list(marks.iterdir())) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < give_up:
+    time.sleep(0.01)
+
+import no_such_library  # type: ignore[import-not-found]  # noqa: E402, F401
