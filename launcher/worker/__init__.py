@@ -8,7 +8,7 @@ interpreter a program needs, and imports the standard library only.
 - `settings`: what ranks need of the plan, the run directory and the deadline
 - `devices`: which accelerators a rank sees, and the device that it uses
 - `accelerator`: what differs between CUDA, ROCm, XPU and the CPU
-- `threads`: the default number of threads of a rank that is not bound to cores
+- `threads`: number of threads of torch in a rank: the default, and never more than its own cores
 - `joining`: what all ranks must have in common: versions of torch and NCCL, kinds of device, backend
 - `program`: a rank that is the user's own program: its command and variables
 - `script`: runs a script as `python` would, and reports how it failed; standard library only
