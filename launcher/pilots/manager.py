@@ -42,7 +42,7 @@ from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import GroupBroken, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Progress, Stop
 from launcher.runs.search_record import SearchRecord
-from launcher.runs.sweep_directory import Packing, Sweep
+from launcher.runs.sweep_directory import Manifest, Packing, Sweep
 from launcher.worker import preload
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
     assert attempt is not None, "an agent has started this"
     _preload(sweep)
-    packing, plan = packing_of(sweep), attempt.run.plan()
+    manifest, plan = sweep.manifest(), attempt.run.plan()  # the manifest of many points takes a while to read
+    packing = packing_of(manifest)
     mine = manager_of(config.kwargs["pilot"], attempt, os.environ)
     group = group_of(mine, hosts_of(os.environ), packing.nodes_per_point)
     if group is None:
@@ -117,16 +118,15 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
         if group.place:
             Follower(sweep, packing, mine, group, signals, stops_of(sweep, mine)).run(slots)
             return {"points": 0, "done": 0}
-        return SlotManager(sweep, attempt, mine, group, os.environ, signals).run(slots)
+        return SlotManager(sweep, manifest, attempt, mine, group, os.environ, signals).run(slots)
     finally:
         signals.ignore()
 
 
-def packing_of(sweep: Sweep) -> Packing:
-    """How the points of a packed sweep share pilots."""
-    packing = sweep.manifest().packing
-    assert packing is not None, "the sweep is packed"
-    return packing
+def packing_of(manifest: Manifest) -> Packing:
+    """How the points of a packed sweep share pilots. Pure."""
+    assert manifest.packing is not None, "the sweep is packed"
+    return manifest.packing
 
 
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
@@ -155,12 +155,13 @@ class SlotManager:
     """Runs the points of one node, or of a group of nodes."""
 
     def __init__(
-        self, sweep: Sweep, attempt: Attempt, mine: Manager, group: Group, environ: Mapping[str, str],
-        signals: Signals, start: Callable[[Attempt, Slot, Group], int] = point_fork.start,
+        self, sweep: Sweep, manifest: Manifest, attempt: Attempt, mine: Manager, group: Group,
+        environ: Mapping[str, str], signals: Signals, start: Callable[[Attempt, Slot, Group], int] = point_fork.start,
     ) -> None:  # fmt: skip
         """
         Args:
             sweep: the sweep.
+            manifest: of the sweep.
             attempt: of the pilot.
             mine: this slot manager.
             group: the nodes of a point, of which this is the first.
@@ -169,14 +170,14 @@ class SlotManager:
             start: starts a point, and returns its process id; for tests.
         """
         self._starts = start
-        plan, packing = attempt.run.plan(), packing_of(sweep)
+        plan, packing = attempt.run.plan(), packing_of(manifest)
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
         self._leads, self._mine, self._group = environ.get("RANK", "0") == "0", mine, group
         self._claims = Claims(sweep.path, packing.retries)
         self._journal = JournalWriter(self._claims, mine, packing.lease, signals)
         self._running: dict[int, Running] = {}  # by process id
         self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
-        count = self._search.count() if self._search else len(sweep.manifest().points)
+        count = self._search.count() if self._search else len(manifest.points)
         self._board = Board(self._claims, count, mine, group.host, packing.lease)
         self._parts = Parts(self._claims, group, packing.lease / 2)
         self._stops = stops_of(sweep, mine)

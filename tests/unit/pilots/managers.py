@@ -100,8 +100,9 @@ def slot_manager(
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     group = Group(mine, tuple(hosts or manager.hosts_of({})), 0)
-    found = SlotManager(sweep, each, mine, group, {}, signals or Signals(), points)
-    return Managed(found, packing_of(sweep).slots)
+    manifest = sweep.manifest()
+    found = SlotManager(sweep, manifest, each, mine, group, {}, signals or Signals(), points)
+    return Managed(found, packing_of(manifest).slots)
 
 
 FIRST, SECOND = Manager(0, 0, 0, 0), Manager(0, 0, 0, 1)
@@ -139,7 +140,7 @@ class Following:
         monkeypatch.setattr(follower, "TICK", 0.001)
         stops = stops_of(self.sweep, SECOND)
         each = Follower(
-            self.sweep, packing_of(self.sweep), SECOND, Group(FIRST, ("a", "b"), 1), self.signals, stops,
+            self.sweep, packing_of(self.sweep.manifest()), SECOND, Group(FIRST, ("a", "b"), 1), self.signals, stops,
             self.start or self.points,
         )  # fmt: skip
         wait = each._journal.wait
