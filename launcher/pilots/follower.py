@@ -71,7 +71,7 @@ class Follower:
         self._running: dict[int, Part] = {}  # by process id
         self._wanted: dict[int, PointBegan] = {}  # by slot
         self._started: set[tuple[int, int | None]] = set()
-        self._told = False
+        self._stop_marked = False
 
     def run(self, slots: Sequence[Slot]) -> None:
         """Runs parts until the first node of the group takes no more points.
@@ -97,10 +97,10 @@ class Follower:
     def _turn(self, slots: Sequence[Slot], now: float) -> None:
         if self._journal.beat(now):
             self._kill(self._running)
-        if self._stopping() and not self._told:
+        if self._stopping() and not self._stop_marked:
             with contextlib.suppress(OSError):
                 self._stops.touch(mode=0o600)
-                self._told = True
+                self._stop_marked = True
         self._reap()
         for event in self._leader.look(now):
             self._read(event)

@@ -183,7 +183,7 @@ class SlotManager:
         self._stops = stops_of(sweep, mine)
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
         self._stopping: StopReason | None = None
-        self._cancelled = self._left_out = self._broken = self._told_broken = self._unfinished = False
+        self._cancelled = self._left_out = self._broken = self._break_recorded = self._unfinished = False
         self._outcomes: list[tuple[int, Kind]] = []
         self._signals = signals
         self._next_look = self._next_prune = self._next_start = 0.0
@@ -286,8 +286,8 @@ class SlotManager:
 
         If there are no others, the pilot goes on in another attempt.
         """
-        if not self._told_broken:
-            self._told_broken = True
+        if not self._break_recorded:
+            self._break_recorded = True
             self._journal.note(GroupBroken(lost=self._parts.lost))
         if self._is_over():
             return False

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher import redaction
 from launcher.config.schema import Config, ResumeHow
@@ -33,9 +33,6 @@ from launcher.spec.plan import JobPlan, Site, check_name, keys_of
 from launcher.submission import dependencies
 from launcher.submission.inputs import Inputs
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -44,9 +41,8 @@ class Prepared:
     plan: JobPlan
     token: str
     notes: tuple[str, ...]
-    secrets: Mapping[str, str] = field(
-        default_factory=dict, repr=False
-    )  # of cluster.environment; never written to a record
+    # Of cluster.environment; never written to a record.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def prepare(
@@ -76,9 +72,8 @@ def prepare(
     notes += check_capacity(plan, config, environ, held, jobs)
     # Made from the id, so that a second submission looks for the same job.
     token = token_of(plan.run_dir)
-    job_script.script(
-        plan, token=token
-    )  # raises where an extra option collides with a key, or a value cannot be written
+    # This raises where an extra option collides with a key, or a value cannot be written.
+    job_script.script(plan, token=token)
     if plan.cluster.template is not None:
         notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
     secrets = secrets_of(config)
