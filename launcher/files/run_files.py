@@ -32,17 +32,10 @@ EVENTS_LIMIT = 1 << 25  # bytes of an event file: half at its beginning and half
 DEEPEST = 64  # levels of lists and objects in JSON
 _NUMBERS = 1 << 63  # integers are between -_NUMBERS and _NUMBERS
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-WITHOUT_LINKS = frozenset(
-    {
-        errno.EPERM,
-        errno.ENOTSUP,
-        errno.EOPNOTSUPP,
-        errno.ENOSYS,
-        errno.EMLINK,
-        errno.EINVAL,
-        errno.EXDEV,
-    }
-)  # of link(2), on file systems without hard links
+# Errors of link(2) on file systems without hard links.
+WITHOUT_LINKS = frozenset({
+    errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EXDEV,
+})  # fmt: skip
 _KINDS = {
     stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link",
