@@ -29,7 +29,7 @@
 - `optuna_search`: `hydra/sweeper=optuna`
 - `report`: `report`: writes the page
 - `open`: `open`: shows the page
-- `browser`: opens a page in a browser, or tells how to copy it
+- `browser`: opens a page in a browser, or prints the command that copies it to your machine
 - `prune`: `prune`
 - `site`: `site`: lists, makes and compares profiles
 - `doctor`: `doctor`

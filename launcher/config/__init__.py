@@ -8,7 +8,7 @@ number of nodes of an allocation) is passed as an argument.
 - `keys`: every setting with type and default, as one would write it; for help and completion
 - `compose`: overrides -> the config of one run, through Hydra
 - `points`: overrides -> the configs of many points, most of them without Hydra
-- `hydra_setup`: what Hydra is told before: our schema, resolvers, how YAML is read
+- `hydra_setup`: what is registered with Hydra before it composes: our schema, resolvers, reading of YAML
 - `hydra_errors`: Hydra's errors about overrides in our words
 - `profile_errors`: Hydra's errors about configuration files in our words
 - `hydra_text`: values as text of overrides, quoted for Hydra

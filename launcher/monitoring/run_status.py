@@ -82,7 +82,7 @@ class RunStatus:
 
     @property
     def detail(self) -> str:
-        """The state of its job for people, or why that is not known."""
+        """State and reason of the run's job in the scheduler (`PENDING (Resources)`), or why they are not known."""
         return self.problem or state_text(self.raw_state, self.reason)
 
     @property

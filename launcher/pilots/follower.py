@@ -74,12 +74,12 @@ class Follower:
         self._stop_marked = False
 
     def run(self, slots: Sequence[Slot]) -> None:
-        """Runs parts until the first node of the group takes no more points.
+        """Runs this node's part of each point until the slot manager of the group's first node is gone.
 
-        Leaves with 75 where points are to go on in another attempt.
+        Exits with code 75 (resume) if the pilot is being stopped, so that the points continue in another attempt.
 
         Args:
-            slots: of this node.
+            slots: the slots of this node.
         """
         self._journal.begin(self._group.host, slots=0)
         try:

@@ -51,5 +51,8 @@ def group_of(mine: Manager, hosts: Sequence[str], size: int) -> Group | None:
 
 
 def printed_on(attempt: Attempt, place: int) -> Path:
-    """The file with what the part of an attempt on another node than the first prints; each has its own, for NFS."""
+    """Returns the output file of an attempt on one node of the group other than the first.
+
+    Each such node has its own file, since appends from several nodes to one file are not safe on NFS.
+    """
     return attempt.path / "tasks" / f"{place}.out"

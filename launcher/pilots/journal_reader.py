@@ -1,4 +1,4 @@
-"""Reads the journal of another slot manager as it grows, and tells whether that is alive."""
+"""Follows the journal of another slot manager as it grows, and tells whether that slot manager is alive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class JournalReader:
         self.gone = False
 
     def look(self, now: float) -> list[Event]:
-        """What it has written since the last look; nothing if that cannot be read now.
+        """Returns the events that the slot manager has written since the last call, and updates `gone`.
+
+        Returns none, and leaves `gone` as it was, if the journal cannot be read now.
 
         Args:
             now: monotonic seconds.

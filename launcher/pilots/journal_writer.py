@@ -61,9 +61,9 @@ class JournalWriter:
             self._claims.note(self._mine, event)
 
     def beat(self, now: float) -> bool:
-        """Sends the heartbeats that are due; whether points are to be killed, for others may take them over soon.
+        """Writes the heartbeat if it is due. Returns whether this slot manager must kill its points.
 
-        That is after half a lease in which none could be written.
+        It must if no heartbeat could be written for half a lease, since others may soon take the points over.
 
         Args:
             now: monotonic seconds.

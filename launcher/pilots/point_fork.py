@@ -81,15 +81,15 @@ def begin(run: Run, group: Group) -> Attempt:
 
 
 def start(attempt: Attempt, slot: Slot, group: Group) -> int:
-    """Starts this node's part of an attempt of a point in a fork; its process id.
+    """Forks a process that runs this node's part of a point's attempt. Returns its process id.
 
     Args:
         attempt: of the point.
         slot: where it runs on this node.
-        group: the nodes that it runs on; the first one writes what a job's script does for a run.
+        group: the nodes of the point; the first one also writes the lease, Started and Ended.
 
     Raises:
-        OSError: no process is left.
+        OSError: the fork failed, for example at the process limit.
     """
     manager = os.getpid()
     for stream in (sys.stdout, sys.stderr):

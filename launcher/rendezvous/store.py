@@ -196,10 +196,11 @@ class _InnerStore:
 
 
 def _inner_store() -> _InnerStore:
-    """Makes a store.
+    """Makes the ranks' TCPStore on the loopback interface, with TCP MD5 signatures if the kernel has them.
 
     Raises:
         OSError, RuntimeError: no thread or file descriptor is left.
+        RuntimeError: at each try another user of this host connected first.
     """
     key = secrets.token_bytes(_KEY_SIZE)
     for _ in range(TRIES):

@@ -100,9 +100,9 @@ def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
 
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
-    """Returns by name the schedulers with a queue, of OURS and `others`, whose commands are on this machine.
+    """Returns, by name, the schedulers in OURS and `others` that have a queue and whose commands are on this machine.
 
-    Of OURS only those are imported that can be here: each is 10 to 20 ms.
+    A scheduler in OURS is imported only if its command is on PATH, since an import takes 10 to 20 ms.
     """
     may_be_here = (name for name, place in OURS.items() if place.command and shutil.which(place.command))
     wanted = dict.fromkeys((*may_be_here, *others))

@@ -196,13 +196,13 @@ class Preflighted(Event):
 
 
 class Pace(Event):
-    """Step times of the ranks of an agent.
+    """Step times of an agent's ranks since its previous event of this kind.
 
     Attributes:
         round: number of the round.
-        rank: first of these ranks.
-        host: their host.
-        seconds: seconds per step of each rank, without waiting; None: it reported none.
+        rank: the agent's first rank; `seconds` begins with it.
+        host: the agent's host.
+        seconds: median seconds per step of each rank, without the time it waited for other ranks; None: none reported.
     """
 
     event: ClassVar[str] = "pace"

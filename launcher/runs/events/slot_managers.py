@@ -32,7 +32,7 @@ class PointBegan(Event):
     Attributes:
         point: its number.
         slot: the slot that it runs in.
-        attempt: number of the attempt; None: written by a version for points of one node.
+        attempt: number of the attempt; None: written by an old version, which ran each point on one node only.
     """
 
     event: ClassVar[str] = "point_began"
@@ -42,13 +42,13 @@ class PointBegan(Event):
 
 
 class PointEnded(Event):
-    """A point's process has ended.
+    """A point's process has ended, or could not be started.
 
     Attributes:
         point: its number.
         slot: the slot that it ran in.
         code: its exit code; negative: the signal that killed it.
-        kind: the entry of its log (launcher.runs.claims.Kind).
+        kind: outcome of the point, a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released` ...).
     """
 
     event: ClassVar[str] = "point_ended"

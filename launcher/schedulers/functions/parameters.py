@@ -206,7 +206,7 @@ class Parameters(ABC):
 
 
 def folder_of(folder: Path) -> Path:
-    """Returns the part of submitit's folder that is the same for all jobs."""
+    """Returns submitit's folder up to the first component with a job-specific placeholder (%j, %A, %a, %t)."""
     # Lazily: submitit takes 45 ms
     from submitit.core.utils import JobPaths
 

@@ -8,10 +8,10 @@ from launcher.schedulers import registry
 
 
 def add_ours() -> None:
-    """Adds our executors to submitit's list. Does nothing before submitit has loaded its plug-ins, or a second time.
+    """Appends our executors to submitit's list. Does nothing before submitit has loaded its plug-ins, or twice.
 
-    submitit reads the names of the executors in its list only when the list is complete (`get_executors`), and a name
-    of ours calls this: what is added then is read next.
+    `submitit.core.plugins.get_executors` loops over that list and calls `name()` of each executor. `name()` of ours
+    calls this function, so the same loop also reaches the executors appended here.
     """
     if plugins._get_plugins.cache_info().currsize:
         executors, _ = plugins._get_plugins()

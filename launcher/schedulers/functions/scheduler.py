@@ -32,12 +32,12 @@ class FunctionQueries(Queries, Protocol):
 
 
 class FunctionScheduler(ABC):
-    """A scheduler to which submitit submits functions.
+    """A scheduler to which functions are submitted through submitit.
 
     Attributes:
-        kind: whose qsub it needs.
-        parameters: what a function may ask for.
-        usr_signal_kills: SIGUSR2 announces that the scheduler kills the job.
+        kind: the scheduler that the qsub on PATH must belong to.
+        parameters: the class of the parameters that a user may set.
+        usr_signal_kills: whether the scheduler sends SIGUSR2 as a warning before it kills a job (Grid Engine: -notify).
     """
 
     kind: Kind
@@ -74,10 +74,10 @@ class FunctionScheduler(ABC):
 
     @abstractmethod
     def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
-        """Returns script and options of a plain job that continues another job or element. Pure.
+        """Returns script and qsub options of a plain job that continues a checkpointed job or array element. Pure.
 
         Args:
-            script: that of the job.
+            script: script of the checkpointed job.
             token: by which the new job is found.
-            first: submitit's id of the job, for FIRST_JOB.
+            first: id of the first job of the chain, under which submitit knows all of them; passed on in FIRST_JOB.
         """

@@ -16,11 +16,11 @@ class Parameters(parameters.Parameters):
     """Parameters of `PBSExecutor.update_parameters`.
 
     Attributes:
-        select: a whole select statement, instead of the one made of the numbers.
+        select: a complete select statement; default: made from nodes, tasks, CPUs, GPUs, memory and chunk.
         place: a place statement; default: scatter for several nodes.
-        chunk: more resources of each node; None drops one of ours.
-        filesystems: the resource of that name, which some sites want.
-        mpiexec: words that start the tasks instead of pbsdsh; {nodes}, {tasks}, {tasks_per_node} are filled in.
+        chunk: resources added to each node's chunk, or replacing a default there; None removes that default.
+        filesystems: value of PBS's resource `filesystems`, which some sites require.
+        mpiexec: command that starts the tasks instead of pbsdsh; {nodes}, {tasks}, {tasks_per_node} are filled in.
     """
 
     cpus_per_task: int = 1
