@@ -1,6 +1,6 @@
-"""The sweeper `hydra/sweeper=optuna` (launcher/cli/optuna_search.py), with the settings of hydra-optuna-sweeper.
+"""Registers the sweeper `hydra/sweeper=optuna`, which has the settings of hydra-optuna-sweeper, with Hydra.
 
-hydra-optuna-sweeper needs Optuna 2. This sweeper replaces it, also where it is installed.
+hydra-optuna-sweeper needs Optuna 2. This sweeper replaces it, even where it is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from launcher.errors import ConfigError
 from launcher.paths import is_ours
 
-# See https://optuna.readthedocs.io/en/stable/reference/samplers/ for these settings; others are added with a plus.
+# See https://optuna.readthedocs.io/en/stable/reference/samplers/ for these settings; users add others with +KEY=VALUE.
 SAMPLERS: dict[str, dict[str, Any]] = {
     "tpe": {"_target_": "optuna.samplers.TPESampler", "seed": None, "n_startup_trials": 10,
             "n_ei_candidates": 24, "multivariate": False, "constant_liar": True},
@@ -38,7 +38,7 @@ SWEEPER: dict[str, Any] = {
 
 
 class OptunaSearchSweeper(Sweeper):
-    """Hydra's sweeper; `launcher.cli.optuna_search.OptunaSearch` does the work."""
+    """The sweeper in Hydra's interface. `launcher.cli.optuna_search.OptunaSearch` does the work."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
@@ -57,10 +57,11 @@ class OptunaSearchSweeper(Sweeper):
 
 
 class OptunaSearchConfig(SearchPathPlugin):
-    """Registers the sweeper, in our own commands only: Hydra loads this in every Hydra app.
+    """Registers the configs of the sweeper and its samplers with Hydra, in the launcher's own commands only.
 
-    Hydra calls this when all plug-ins are loaded. Their order depends on where they are installed, and of two configs
-    with one name the later one is used.
+    Hydra loads this plug-in in every Hydra app of the same Python. It calls `manipulate_search_path` after all plug-ins
+    are loaded, so these configs replace those of hydra-optuna-sweeper with the same names: of two configs with one name
+    Hydra uses the later one.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

@@ -1,4 +1,5 @@
-"""Makes Hydra's multirun (-m) a sweep of ours: `hydra/launcher=launcher` and `hydra/sweeper=launcher`, the defaults."""
+"""Makes Hydra's multirun (-m) submit a sweep, by the plug-ins `hydra/launcher=launcher` and `hydra/sweeper=launcher`,
+which are the defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from launcher.errors import ConfigError
 
 
 class PointLauncher(Launcher):
-    """Submits the points of a sweep to the cluster of their config."""
+    """Hydra launcher that submits the points of a sweep to the cluster of their config."""
 
     def __init__(self, **_: Any) -> None:
         self.multirun: Any = None
@@ -28,7 +29,7 @@ class PointLauncher(Launcher):
         self.multirun = task_function.multirun(hydra_context.config_loader, config)
 
     def search(self, arguments: list[str]) -> Sequence[JobReturn]:
-        """Submits a search (sweep.search); the arguments have the values of each key."""
+        """Submits a search (`sweep.search`). The arguments are overrides with the range or choices of each key."""
         returns: list[JobReturn] = self.multirun.search(arguments)
         return returns
 
@@ -38,7 +39,8 @@ class PointLauncher(Launcher):
 
 
 class PointSweeper(BasicSweeper):
-    """Hydra's grid of choices, ranges and globs. Unlike BasicSweeper it does not compose each point to validate it."""
+    """Hydra sweeper for a grid of choices, ranges and globs. Unlike BasicSweeper it does not compose the config of each
+    point to validate it. With `sweep.search` it starts a search instead."""
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None

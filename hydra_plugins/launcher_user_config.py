@@ -1,4 +1,5 @@
-"""Makes Hydra search the user's config folder before ours. Its files may contain keys as on the command line."""
+"""Makes Hydra search the user's config directory before the launcher's. Its files may have keys with dots, as on the
+command line (`cluster.account: my_project`)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SCHEME = "launcher-user"
 
 
 class LauncherUserFiles(FileConfigSource):
-    """Reads the files of the user's config folder; see launcher/user_settings.py for their format."""
+    """Reads the files of the user's config directory; see launcher/user_settings.py for their format."""
 
     @staticmethod
     def scheme() -> str:
@@ -34,9 +35,9 @@ class LauncherUserFiles(FileConfigSource):
 
 
 class LauncherUserConfig(SearchPathPlugin):
-    """Prepends the folder to Hydra's search path, so that its files take precedence over ours of the same name.
+    """Prepends the user's config directory to Hydra's search path: its files replace the launcher's of the same name.
 
-    Hydra loads this in every Hydra app of the same Python, so the folder is added in our own commands only.
+    Hydra loads this plug-in in every Hydra app of the same Python, so it acts in the launcher's own commands only.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

@@ -1,4 +1,7 @@
-"""Which accelerator and which network device each rank of a node uses. Pure, but for the parent of a slice of MIG."""
+"""Decides which accelerator and which network device each rank of a node uses.
+
+Pure, except for the function of the caller that finds the GPU of a MIG slice.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from launcher.binding.masks import RankDevices
 from launcher.binding.node import Gpu, Nic, Node
 from launcher.formatting import plural
 
-# The variables that limit what a process sees, in the order in which they are applied.
+# Variables that limit which devices a process sees, by vendor, in the order in which they are applied.
 MASKS = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
@@ -19,29 +22,31 @@ _NONE = ("", "-1", "NoDevFiles")
 
 
 class DeviceError(Exception):
-    """It is not known which devices a rank uses, or a device that is named does not exist."""
+    """It is not known which devices a rank uses, or a variable or cluster.nics names a device that does not exist."""
 
 
-Parent = Callable[[str], "str | None"]  # the PCI address of the GPU of a MIG slice, from the UUID of the slice
+Parent = Callable[[str], "str | None"]  # from the UUID of a MIG slice to the PCI address of its GPU; None: unknown
 
 
 def of_ranks(
     node: Node, environ: Mapping[str, str], ranks: Sequence[int], *, gpus: bool, most: int | None = None,
     pairs: Sequence[str] = (), parent: Parent = lambda uuid: None,
 ) -> list[RankDevices]:  # fmt: skip
-    """Returns the devices of ranks.
+    """Returns the devices of each of the given ranks.
 
     Args:
         node: the hardware of the node.
-        environ: of the agent, with the scheduler's variables that limit visible devices.
+        environ: environment variables of the agent, with those by which the scheduler limits visible devices.
         ranks: the local ranks.
-        gpus: whether they compute on accelerators.
-        most: how many of the visible accelerators the run uses; None: all.
-        pairs: `cluster.nics`: the network device of each accelerator by number (without accelerators: of each rank).
-        parent: returns the address of the GPU of a MIG slice; None: unknown.
+        gpus: whether the ranks compute on accelerators.
+        most: number of visible accelerators that the run uses, the first ones; None: all.
+        pairs: `cluster.nics`: the network device of each accelerator of the node, or of each rank if the ranks use no
+            accelerators.
+        parent: returns the PCI address of the GPU of a MIG slice.
 
     Raises:
-        DeviceError: an accelerator, or a network device of `pairs`, does not exist, is named twice, or is unknown.
+        DeviceError: no accelerator is found; a variable names one that does not exist, or names one twice; or a
+            network device of `pairs` does not exist.
     """
     shown = visible_gpus(node, environ, parent)[:most] if gpus else []
     if gpus and not shown:
@@ -63,7 +68,7 @@ def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda
     """Returns the accelerators that a process with these variables sees, in the order of their device numbers.
 
     Raises:
-        DeviceError: a variable names one that does not exist, or one twice.
+        DeviceError: a variable names an accelerator that does not exist, or names one twice.
     """
     shown = list(node.gpus)
     for mask in MASKS.get(shown[0].vendor, ()) if shown else ():
@@ -75,7 +80,7 @@ def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda
 def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[Gpu]:
     found: list[Gpu] = []
     entries: list[str] = []
-    names: dict[Gpu, str] = {}  # of whole GPUs; several entries may name parts of one
+    names: dict[Gpu, str] = {}  # entry of each whole GPU; several entries may name parts of one GPU
     for entry in map(str.strip, text.split(",")):
         if entry in _NONE:
             break
@@ -90,7 +95,17 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
 
 
 def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> list[Gpu]:
-    """Returns the accelerators of one entry: a number, a UUID or its beginning, a MIG slice, or `CARD.TILE`."""
+    """Returns the accelerators that one entry of a variable names.
+
+    Args:
+        shown: the accelerators that are visible by the variables before.
+        mask: name of the variable.
+        entry: a device number, a UUID or its first characters, a MIG slice, or `CARD.TILE`.
+        parent: returns the PCI address of the GPU of a MIG slice.
+
+    Raises:
+        DeviceError: the entry names no visible accelerator.
+    """
     if entry.isdecimal():
         if int(entry) < len(shown):
             return [shown[int(entry)]]
@@ -113,8 +128,10 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
 
 
 def _nearest(node: Node, gpu: Gpu | None) -> Nic | None:
-    """Returns one of the fastest network devices of the accelerator's NUMA node. Accelerators of the same NUMA node get
-    different ones if there are several. None: there is none."""
+    """Returns one of the node's fastest network devices, on the accelerator's NUMA node; None: it has none.
+
+    Accelerators of the same NUMA node get different network devices if there are several.
+    """
     if gpu is None or gpu.numa is None:
         return None
     fastest = max((nic.speed for nic in node.nics), default=0)

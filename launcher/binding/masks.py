@@ -1,7 +1,9 @@
 """Decides which CPUs each rank of a node may use. Pure.
 
-binding = bind(node, allowed, ranks, Wanted("auto"), cpus_per_rank=7)
-binding.ranks[0].cpus
+    binding = bind(node, allowed, ranks, Wanted("auto"), cpus_per_rank=7)
+    binding.ranks[0].cpus
+
+A rank's share is the group of cores that it gets for itself when the node's cores are divided among the ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from launcher.errors import NO_RETRY, LauncherError
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import plural, ranges
 
-# With fewer cores for each rank, `auto` lets ranks share a NUMA node. A rank has several threads (those of gloo, for
-# instance): with one core for each rank, small steps were slower than without binding (`python -m benchmarks.binding`).
+# Least number of cores for each rank with which `auto` gives ranks cores of their own; with fewer, ranks share a NUMA
+# node. A rank has several threads (those of gloo, for instance): with one core for each rank, small steps were slower
+# than without binding (`python -m benchmarks.binding`).
 LONE = 2
-SNAP = 8  # a cut moves to the border of a NUMA node or a cache if that is within 1/SNAP of a share
+SNAP = 8  # a cut between two shares moves to the border of a NUMA node or cache within 1/SNAP of a share's size
 
 
 class BindingRefused(LauncherError):
-    """`launch.bind=map:LIST` does not fit the CPUs of the job on this node. A retry would fail, too."""
+    """`launch.bind=map:LIST` does not fit the CPUs or ranks of the job on this node. A retry would fail, too."""
 
     exit_code = NO_RETRY
 
@@ -34,9 +37,9 @@ class RankDevices:
     """The devices that a rank uses.
 
     Attributes:
-        gpu: its accelerator; None: it uses none, or it is not known which one.
-        nic: its network device: the one of cluster.nics, else the nearest to its accelerator; None: unknown.
-        paired: the name of that device in cluster.nics; empty: it is not from there.
+        gpu: the rank's accelerator; None: it uses none, or it is not known which one.
+        nic: its network device, from cluster.nics or else the nearest to its accelerator; None: unknown.
+        paired: name of the network device in cluster.nics; empty: `nic` is not from cluster.nics.
     """
 
     gpu: Gpu | None = None
@@ -49,11 +52,11 @@ class RankBinding:
     """The binding of one rank.
 
     Attributes:
-        cpus: the CPUs that it may use, sorted.
-        cores: the number of their cores.
-        own: how many of these cores are its share; it may use the rest together with other ranks.
-        numa: the NUMA nodes of the cores, sorted.
-        devices: its devices.
+        cpus: the CPUs that the rank may use, sorted.
+        cores: number of cores of these CPUs.
+        own: number of these cores that are the rank's share; it uses the others together with other ranks.
+        numa: the NUMA nodes of these cores, sorted.
+        devices: the rank's devices.
     """
 
     cpus: tuple[int, ...]
@@ -68,8 +71,8 @@ class Binding:
     """The binding of all ranks of a node.
 
     Attributes:
-        ranks: by local rank.
-        unbound: why the ranks are not bound; None: they are.
+        ranks: the binding of each rank, by local rank.
+        unbound: why the ranks are not bound to cores; None: they are bound.
     """
 
     ranks: tuple[RankBinding, ...]
@@ -81,7 +84,8 @@ class Binding:
 
 
 def unbound(node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], why: Unbound) -> Binding:
-    """Returns a binding by which each rank may use all allowed CPUs. Arguments as of `bind`."""
+    """Returns a binding in which each rank may use all allowed CPUs, with the reason `why`. See `bind` for the other
+    arguments."""
     cores = _allowed_cores(node, allowed)
     cpus, numa = tuple(sorted(allowed)), tuple(sorted({core.numa for core in cores}))
     own = max(1, len(cores) // len(ranks))
@@ -91,20 +95,20 @@ def unbound(node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], 
 def bind(
     node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], wanted: Wanted, *, cpus_per_rank: int = 1
 ) -> Binding:
-    """Returns the CPUs of each rank.
+    """Decides which CPUs each rank may use. The first row that applies decides.
 
-    | launch.bind | the ranks | each rank gets |
+    | launch.bind | case | each rank gets |
     |---|---|---|
-    | any | are more than the cores | all allowed CPUs: nothing is bound |
-    | any but map | the cores of the node are unknown | the same |
-    | none | | the same |
+    | none | | all allowed CPUs: the ranks are not bound |
     | map | | its list |
-    | socket, numa | | all allowed cores of the sockets (NUMA nodes) of its share with auto |
-    | core | | the fewest cores of its share with auto that have `cpus_per_rank` CPUs |
-    | auto | use accelerators | a share of the cores of the NUMA node nearest to its accelerator, and of those
+    | any other | there are more ranks than cores, or the node's cores or an accelerator's NUMA node are unknown | all
+      allowed CPUs: the ranks are not bound |
+    | socket, numa | | all allowed cores of the sockets (NUMA nodes) of the share that it would get with auto |
+    | core | | the fewest cores of the share that it would get with auto that have `cpus_per_rank` CPUs |
+    | auto | with auto, some rank would have fewer than LONE cores | all allowed cores of the NUMA nodes of its share |
+    | auto | the ranks use accelerators | a share of the cores of the NUMA node nearest to its accelerator, and of those
       of the same socket that are nearest to no accelerator; also other cores if these are fewer than requested |
-    | auto | use no accelerators | an equal share of all cores |
-    | auto | one has fewer than LONE cores | all allowed cores of the NUMA nodes of its share |
+    | auto | the ranks use no accelerators | an equal share of all cores |
 
     All hardware threads of a core belong to the same rank. Only allowed CPUs are used.
 
@@ -113,7 +117,7 @@ def bind(
         allowed: the CPUs that the job may use.
         ranks: the devices of each rank, by local rank.
         wanted: `launch.bind`.
-        cpus_per_rank: the CPUs that each rank requested. If there are enough for all, each gets as many.
+        cpus_per_rank: number of CPUs that each rank requested. If there are enough for all, each rank gets as many.
 
     Raises:
         BindingRefused: a list of map names a CPU that is not allowed, or there are fewer lists than ranks.
@@ -206,10 +210,14 @@ def _home(node: Node, devices: RankDevices, cores: Sequence[Core]) -> int | None
 
 
 def _by_home(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
-    """Divides the cores of each NUMA node among the ranks with this home (see `_home`).
+    """Divides the cores of each NUMA node among the ranks that have it as their home, and returns each rank's share.
 
-    Cores of a NUMA node that is no rank's home go to ranks of the same socket: whole NUMA nodes if each home gets the
-    same number of them, else equal parts of each node to all these ranks.
+    Cores of a NUMA node that is no rank's home go to ranks with homes on the same socket: whole NUMA nodes if each home
+    gets the same number of them, else an equal part of each NUMA node to each of these ranks.
+
+    Args:
+        cores: the allowed cores.
+        homes: home of each rank: the NUMA node nearest to its devices (see `_home`).
     """
     shares: list[list[Core]] = [[] for _ in homes]
     sockets = {core.numa: core.socket for core in cores}
@@ -234,7 +242,8 @@ def _by_home(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
 
 
 def _divide(cores: Sequence[Core], parts: int) -> list[list[Core]]:
-    """Divides cores into parts of about the same size, at the end of a NUMA node or a cache if one is near the cut."""
+    """Divides cores into `parts` parts of about the same size. A cut moves to the end of a NUMA node or a cache if that
+    is near."""
     if not parts:
         return []
     share = len(cores) / parts
@@ -258,8 +267,17 @@ def _divide(cores: Sequence[Core], parts: int) -> list[list[Core]]:
 def _enough(
     shares: list[list[Core]], homes: Sequence[int], node: Node, need: int, cores: Sequence[Core]
 ) -> list[list[Core]]:
-    """Gives ranks with fewer than `need` CPUs more cores: free ones, and those of ranks with more, the nearest first.
-    Returns the shares."""
+    """Adds cores to the shares of ranks with fewer than `need` CPUs, and returns the shares.
+
+    The added cores are in no share yet, or from shares with more than `need` CPUs; the nearest cores come first.
+
+    Args:
+        shares: cores of each rank; changed in place.
+        homes: NUMA node nearest to each rank's devices.
+        node: hardware of the node.
+        need: number of CPUs that each rank needs.
+        cores: all allowed cores.
+    """
     taken = {core for share in shares for core in share}
     free = [core for core in cores if core not in taken]
     for place, share in enumerate(shares):
@@ -289,7 +307,14 @@ def _fewest(share: Sequence[Core], need: int) -> list[Core]:
 
 
 def _whole(kind: str, share: Sequence[Core], home: int | None, cores: Sequence[Core]) -> list[Core]:
-    """Returns all cores of the sockets or NUMA nodes of a share; for a rank with a home, those of its home only."""
+    """Returns all allowed cores of the sockets or NUMA nodes that a rank's share touches.
+
+    Args:
+        kind: "socket" or "numa".
+        share: the rank's share.
+        home: the only NUMA node that counts, or whose socket counts; None: all NUMA nodes of the share count.
+        cores: all allowed cores.
+    """
     if kind == kinds.NUMA:
         numas = {core.numa for core in share} if home is None else {home}
         return [core for core in cores if core.numa in numas]

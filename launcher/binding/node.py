@@ -19,8 +19,8 @@ class Core:
     Attributes:
         cpus: its hardware threads, which Linux calls CPUs, sorted.
         numa: its NUMA node.
-        socket: its package.
-        cache: identifies its last level of cache: the lowest CPU that shares it.
+        socket: its socket, which Linux calls package.
+        cache: its last-level cache, identified by the lowest CPU that shares it.
     """
 
     cpus: tuple[int, ...]
@@ -34,12 +34,12 @@ class Gpu:
     """An accelerator, or a part of one that counts as a device.
 
     Attributes:
-        address: on the PCI bus (`0000:c1:00.0`).
+        address: PCI address (`0000:c1:00.0`).
         numa: the nearest NUMA node; None: unknown.
         vendor: nvidia, amd or intel.
-        model: its name; empty: unknown.
-        uuid: of the driver; empty: unknown.
-        tile: the number of a part (tile) that counts as a device; None: it is a whole accelerator.
+        model: name of the model; empty: unknown.
+        uuid: UUID that the driver reports; empty: unknown.
+        tile: number of the tile that counts as a device; None: this is a whole accelerator.
     """
 
     address: str
@@ -51,7 +51,7 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """`0000:c1:00.0`, with `.1` behind it for a part."""
+        """The PCI address, followed by `.TILE` for a tile: `0000:c1:00.0.1`."""
         return self.address if self.tile is None else f"{self.address}.{self.tile}"
 
 
@@ -60,11 +60,11 @@ class Nic:
     """A network device.
 
     Attributes:
-        name: `mlx5_0`; that of the interface if it has no other name.
+        name: name of the device (`mlx5_0`), or of its interface if the device has no name.
         interface: the network interface on the same PCI device; empty: none.
-        address: on the PCI bus.
+        address: PCI address.
         numa: the nearest NUMA node; None: unknown.
-        speed: Gb/s; 0: unknown.
+        speed: speed in Gb/s; 0: unknown.
     """
 
     name: str
@@ -76,14 +76,15 @@ class Nic:
 
 @dataclass(frozen=True)
 class Unbound:
-    """Why the ranks of a node are not bound to cores. `launcher.failures.text.of_unbound` describes it to people.
+    """Why the ranks of a node are not bound to cores. `launcher.failures.text.of_unbound` makes the text from it.
 
     Attributes:
         reason: code of the reason.
-        path: for NO_TOPOLOGY, the folder in which the kernel shows too little.
-        models: for MIXED_GPUS, those of the GPUs.
-        ranks, cores: for FEW_CORES, their numbers.
-        gpu: for GPU_NUMA, the PCI address of the GPU.
+        path: for NO_TOPOLOGY, the directory in which the kernel shows too little.
+        models: for MIXED_GPUS, the models of the node's GPUs.
+        ranks: for FEW_CORES, number of ranks on the node.
+        cores: for FEW_CORES, number of cores that the job may use there.
+        gpu: for GPU_NUMA, the PCI address of the GPU, followed by `.TILE` for a tile.
         error: for DEVICES, the message of the DeviceError.
     """
 
@@ -102,11 +103,11 @@ class Node:
     """The hardware of a node, as far as it is known.
 
     Attributes:
-        cores: all that are online, with all their CPUs, sorted by their first CPU.
+        cores: the cores that are online, with all their CPUs, sorted by their first CPU.
         gpus: the accelerators that this process may open, in the order of their device numbers.
-        nics: the network devices with a link, by name.
-        distances: between NUMA nodes, by pair, as the firmware reports them (10: the same node).
-        unbound: why no rank can be bound here; None: ranks can be.
+        nics: the network devices with a link, sorted by name.
+        distances: distance of each pair of NUMA nodes, as the firmware reports it (10: the same NUMA node).
+        unbound: why no rank can be bound here; None: ranks can be bound.
     """
 
     cores: tuple[Core, ...] = ()
@@ -117,7 +118,8 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """A text that is equal for nodes of one type: `1 socket, 4 NUMA nodes, 64 cores of 2 threads, 8 amd GPUs`."""
+        """A summary that is equal for nodes of the same type: `1 socket, 4 NUMA nodes, 64 cores of 2 threads, 8 amd
+        GPUs`."""
         threads = sorted({len(core.cpus) for core in self.cores})
         count = [
             plural(len({core.socket for core in self.cores}), "socket"),
@@ -130,7 +132,8 @@ class Node:
         return ", ".join(count)
 
     def distance(self, one: int, other: int) -> int:
-        """Returns the distance between two NUMA nodes. If the firmware reports none, those of one socket are nearer."""
+        """Returns the distance between two NUMA nodes. If the firmware reports none: 10 for the same NUMA node, 12 on
+        the same socket, else 32."""
         if one == other:
             return 10
         if (known := self.distances.get((one, other))) is not None:

@@ -1,9 +1,15 @@
-"""Types of nodes whose layout is public, one file each in `nodes/`: what a dry run can tell of nodes it cannot look at.
+"""Loads node types: the hardware of nodes with a public layout, from which a dry run shows the binding of ranks.
 
-A file has: `source`; `sockets`, the lists of CPUs of each; `numa`, the same of each NUMA node; `siblings`, by how much
-the numbers of a core's two threads differ (0: it has one); `cache`, how many cores share a last level of cache;
-`distances`; `kept`, CPUs that the site keeps for itself, which a job's mask leaves out; `gpus` (vendor, PCI address,
-NUMA node, model, tiles) and `nics` (name, interface, PCI address, NUMA node, Gb/s).
+Each type has a JSON file in `nodes/` with these keys:
+
+- `source`: where the layout is published, and which parts of it are not
+- `sockets`, `numa`: list of CPUs of each socket and of each NUMA node
+- `siblings`: difference of the CPU numbers of a core's two hardware threads; 0: a core has one thread
+- `cache`: number of cores that share a last-level cache
+- `distances`: for each NUMA node, its distance to each NUMA node; may be absent
+- `kept`: CPUs that the site reserves, and that no job may use
+- `gpus`: lists of vendor, PCI address, NUMA node, model, and optionally number of tiles
+- `nics`: lists of name, interface, PCI address, NUMA node, Gb/s
 """
 
 from __future__ import annotations
@@ -26,9 +32,9 @@ class NodeType:
     """A type of node.
 
     Attributes:
-        name: of its file.
-        source: where its layout is published, and what of it is not.
-        node: its description.
+        name: name of its file, without `.json`.
+        source: where its layout is published, and which parts of it are not.
+        node: its hardware.
         allowed: the CPUs that a job with the whole node may use.
     """
 
@@ -43,18 +49,30 @@ def names() -> list[str]:
 
 
 def require(name: str, key: str) -> None:
-    """Raises ConfigError, which names `key`, unless there is such a type."""
+    """Checks that a node type of this name exists.
+
+    Args:
+        name: name of the type.
+        key: config key or option with the name, for the error.
+
+    Raises:
+        ConfigError: there is no such type.
+    """
     if name not in (known := names()):
         raise ConfigError(f"{key}={name}: there is no such type of node.{near(name, known)} Known: {', '.join(known)}")
 
 
 def load(name: str) -> NodeType:
-    """Returns the type of this name; FileNotFoundError: there is none."""
+    """Returns the node type of this name.
+
+    Raises:
+        FileNotFoundError: there is no such type.
+    """
     return of(name, json.loads((FOLDER / f"{name}.json").read_text()))
 
 
 def of(name: str, about: Mapping[str, Any]) -> NodeType:
-    """Returns the type that a file describes. Pure."""
+    """Returns the node type `name` from the content of its JSON file. Pure."""
     node = Node(_cores(about), _gpus(about), _nics(about), _distances(about))
     everything = {cpu for core in node.cores for cpu in core.cpus}
     kept = parse_ranges(about["kept"]) if about["kept"] else ()

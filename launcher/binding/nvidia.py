@@ -6,7 +6,10 @@ import contextlib
 
 
 def parent_of_slice(uuid: str) -> str | None:
-    """Returns the PCI address of the GPU of a MIG slice; None: nvidia-ml-py is not installed, or fails."""
+    """Returns the PCI address of the GPU that has the MIG slice with this UUID.
+
+    None: nvidia-ml-py is not installed, or a query fails.
+    """
     try:
         # Lazily: it may not be installed, and only MIG slices need it
         import pynvml

@@ -1,7 +1,7 @@
 """Reads the hardware of a node from files of the kernel and of drivers. It opens no device.
 
     node = read()                      # this node
-    node = read(Path("/tmp/tree"))     # a recorded one
+    node = read(Path("/tmp/tree"))     # another node, from a copy of its files
 
 Devices that this process may not open (those of other jobs, which a cgroup or a container hides) are left out. CUDA and
 ROCm leave them out as well, so device numbers are the same.
@@ -23,7 +23,14 @@ ALIKE = "PCI_BUS_ID"  # value of CUDA_DEVICE_ORDER: device numbers follow the bu
 
 
 def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
-    """Returns the hardware of the node whose file system is at `root`; `unbound` says what could not be found out."""
+    """Returns the hardware of the node whose file system is at `root`.
+
+    `unbound` of the result says why no rank can be bound there, if the files show too little.
+
+    Args:
+        root: root of the file system, or of a copy of its files.
+        environ: environment variables; they decide how CUDA orders GPUs and how Intel's tiles are counted.
+    """
     files = _Files(str(root).rstrip("/"))
     cores, unbound = _cores(files)
     gpus = _nvidia(files) or _amd(files) or _intel(files, environ)
@@ -34,7 +41,7 @@ def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Nod
 
 
 class _Files:
-    """Reads small files below a root. pathlib would take most of the time."""
+    """Reads small files below a root directory. Paths are strings: pathlib would take most of the time."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -55,7 +62,7 @@ class _Files:
             return []
 
     def cpus(self, path: str) -> tuple[int, ...]:
-        """Returns the CPUs of a file with a list of them, sorted; empty: it cannot be read."""
+        """Returns the CPUs that a file lists, sorted; empty: the file cannot be read."""
         try:
             return tuple(sorted(parse_ranges(self.text(path))))
         except ValueError:
@@ -68,7 +75,7 @@ class _Files:
             return None
 
     def target(self, path: str) -> str:
-        """Returns the name of the file that a link points to; empty: the file does not exist."""
+        """Returns the name, without directories, of the file that a link points to; empty: that file does not exist."""
         try:
             return os.path.basename(os.path.realpath(f"{self.root}{path}", strict=True))
         except OSError:
@@ -88,7 +95,7 @@ class _Files:
 
 
 def _cores(files: _Files) -> tuple[tuple[Core, ...], Unbound | None]:
-    """Returns the cores that are online, and why they are not known. Each list of CPUs is read once."""
+    """Returns the cores that are online and None; or no cores and the reason. Reads each list of CPUs once."""
     online = files.cpus(f"{CPUS}/online")
     if not online:
         return (), Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
@@ -131,7 +138,8 @@ def _number(name: str, prefix: str) -> int | None:
 
 
 def _distances(files: _Files) -> dict[tuple[int, int], int]:
-    """Returns the distances by pair of NUMA nodes. A row has one number for each node that is online, in order."""
+    """Returns the distances by pair of NUMA nodes. A NUMA node's file has one number for each NUMA node that is online,
+    in their order."""
     folder = "/sys/devices/system/node"
     nodes = sorted(number for name in files.names(folder) if (number := _number(name, "node")) is not None)
     found: dict[tuple[int, int], int] = {}
@@ -169,7 +177,7 @@ def _amd(files: _Files) -> list[Gpu]:
         about = dict(re.findall(r"^(\w+) (\d+)$", files.text(f"{folder}/{number}/properties"), re.MULTILINE))
         place, minor = about.get("location_id"), about.get("drm_render_minor")
         if int(about.get("simd_count", 0)) == 0 or place is None or not files.may_open(f"/dev/dri/renderD{minor}"):
-            continue  # a processor, or a GPU of another job's
+            continue  # a CPU, or a GPU of another job
         bus = int(place)
         address = f"{int(about.get('domain', 0)):04x}:{bus >> 8 & 0xFF:02x}:{bus >> 3 & 0x1F:02x}.{bus & 7}"
         uuid = f"GPU-{int(about['unique_id']):016x}" if int(about.get("unique_id", 0)) else ""
@@ -210,7 +218,8 @@ def _place(address: str) -> tuple[int, ...]:
 
 
 def _nics(files: _Files) -> tuple[Nic, ...]:
-    """Returns network devices with a link: InfiniBand and RoCE by the names of their devices, others by interface."""
+    """Returns the network devices with a link, sorted by name. InfiniBand and RoCE devices have their device's name,
+    others that of their interface."""
     interfaces = {}
     for name in files.names("/sys/class/net"):
         address = files.target(f"/sys/class/net/{name}/device")

@@ -12,11 +12,11 @@ AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa",
 
 @dataclass(frozen=True)
 class Wanted:
-    """A value of `launch.bind`.
+    """A parsed value of `launch.bind`.
 
     Attributes:
         kind: one of KINDS.
-        lists: for map: the CPUs of each local rank.
+        lists: for map, the CPUs of each local rank; else empty.
     """
 
     kind: str
@@ -27,7 +27,7 @@ def parse(text: str) -> Wanted:
     """Parses `launch.bind`: auto, none, socket, numa, core, or `map:0-7:8-15` with the CPUs of each local rank.
 
     Raises:
-        ConfigError: it is none of these, or two lists have the same CPU.
+        ConfigError: the text is none of these, or the same CPU is listed for two ranks.
     """
     kind, colon, rest = text.partition(":")
     if kind not in KINDS or bool(colon) != (kind == MAP):

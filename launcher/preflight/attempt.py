@@ -1,13 +1,13 @@
 """Runs the preflight of an attempt (`preflight=true`): checks of a few seconds on every node before the ranks start.
 
-The agents have a rendezvous already. Each forks one process per future rank, which do the checks. The agents send the
-results to the leading agent, which decides for all (`bad_nodes.decide`). There are two parts:
+The agents have a rendezvous already. Each agent forks one process per future rank to make the checks, and sends the
+results to the leader, the agent that decides for all (`bad_nodes.decide`). There are two parts:
 
-1. what a node can check alone: its devices, free space, whether the run directory is shared;
-2. what needs all nodes: clocks, and an all_reduce with a known result.
+1. the checks that a node makes alone: its devices, free space, whether the run directory is shared;
+2. the checks that need all nodes: clocks, and an all_reduce with a known result.
 
-Nothing here can hang an agent: a process that does not report in time is killed, and an agent that does not report in
-time makes its node a bad one.
+Nothing here can hang an agent: a process that does not report in time is killed, and a node with an agent that does not
+report in time is bad.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
 from launcher.runs.health import preflight_lines
 from launcher.spec.plan import JobPlan
 
-ALONE = 40.0  # seconds for the first part: a driver may take long to wake up eight GPUs
-TOGETHER = 50.0  # seconds for the second part
-PER_RANK = 0.02  # seconds added to it for each rank
-LOOK = 0.2  # seconds between heartbeats to the other agents meanwhile
-SLACK = 5.0  # seconds for a message between agents
+ALONE = 40.0  # timeout of the first part, in seconds: a driver may take long to wake up eight GPUs
+TOGETHER = 50.0  # timeout of the second part, in seconds
+PER_RANK = 0.02  # seconds added to TOGETHER for each rank
+LOOK = 0.2  # seconds between heartbeats to the other agents during a part
+SLACK = 5.0  # timeout of a message between agents, in seconds
 
 _context = multiprocessing.get_context("fork")
 
@@ -55,16 +55,21 @@ class Agents(Protocol):
     own: Member
 
     def names(self, indices: Iterable[int]) -> str:
-        """The names of these agents, for messages."""
+        """Returns the names of these agents for messages."""
 
     def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
-        """On the leader: the values that agents have reported within `timeout` seconds, by index."""
+        """On the leader: returns the values that agents report for `key` within `timeout` seconds, by agent index.
+        `value` is the leader's own."""
 
     def publish(self, key: str, value: Any) -> None:
         """On the leader: sends a value to all other agents."""
 
     def answer(self, key: str, timeout: float) -> Any:
-        """On the others: the value that the leader has published; raises LeaderLost."""
+        """On the other agents: waits up to `timeout` seconds for the value that the leader publishes for `key`.
+
+        Raises:
+            LeaderLost: the leader has published no value in time, or the connection to it is lost.
+        """
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message to the leader."""
@@ -74,7 +79,7 @@ class Agents(Protocol):
 
 
 class Preflight:
-    """One agent's part of a preflight."""
+    """A preflight, as one agent runs it."""
 
     def __init__(
         self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, rendezvous: Rendezvous, *,
@@ -86,8 +91,8 @@ class Preflight:
             attempt: the current attempt.
             events: this agent's event file.
             agents: the connection to the other agents.
-            rendezvous: the rendezvous of all agents that take part; the first one leads.
-            round_number: of the rendezvous.
+            rendezvous: the rendezvous of all agents that take part; its first agent is the leader.
+            round_number: number of the rendezvous round.
         """
         self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
         self._rendezvous, self._round = rendezvous, round_number
@@ -101,7 +106,11 @@ class Preflight:
         self._together = TOGETHER + PER_RANK * rendezvous.world_size
 
     def run(self) -> Verdict:
-        """Runs both parts and returns the verdict, which is the same on every node. Leaves no process behind."""
+        """Runs both parts and returns the leader's decision, which is the same in every agent.
+
+        If the leader is lost, each remaining agent decides to start without the leader's node. Leaves no process
+        behind.
+        """
         began = time.monotonic()
         found: list[Check] = []
         agreed = False
@@ -127,7 +136,8 @@ class Preflight:
     # -- processes
 
     def _fork(self) -> None:
-        """Forks the processes, and serves their common store; on the leader in this order (see `rendezvous.store`)."""
+        """Forks one process per future rank. The leader then serves their common store (see `rendezvous.store` for why
+        it forks first)."""
         key = f"preflight/{self._round}/port"
         listener = None
         if self._place == 0:
@@ -140,7 +150,7 @@ class Preflight:
         rendezvous = replace(self._rendezvous, port=port, listener=None)
         sys.stdout.flush()
         sys.stderr.flush()
-        timeout = self._together - 4 * SLACK  # the clocks are compared before, and connections may be tested after
+        timeout = self._together - 4 * SLACK  # clocks are compared before the all_reduce; `reach` may run after it
         for place in range(self._own.ranks):
             ours, theirs = _context.Pipe()
             arguments = (self._plan, self._attempt.path, rendezvous, self._place, place, timeout, theirs)
@@ -157,7 +167,12 @@ class Preflight:
                 pipe.send(word)
 
     def _collect(self, timeout: float, died: Callable[[int], Check]) -> list[Check] | None:
-        """The results of all processes; None if a process does not report within `timeout` seconds."""
+        """Returns the checks of all processes, ordered by rank; None: a process did not report in time.
+
+        Args:
+            timeout: seconds.
+            died: returns the failed check of a process that ended without a report, from its local rank.
+        """
         deadline, found = time.monotonic() + timeout, {}
         waiting = {pipe: place for place, (_, pipe) in enumerate(self._children)}
         while waiting and (left := deadline - time.monotonic()) > 0:
@@ -204,7 +219,13 @@ class Preflight:
     def _agree(
         self, part: str, mine: list[Check] | None, timeout: float, warnings: tuple[Finding, ...] = ()
     ) -> Verdict:
-        """The verdict on one part, which the leader derives from the results of all agents.
+        """Sends this agent's checks to the leader, and returns the leader's decision on them.
+
+        Args:
+            part: "alone" or "together".
+            mine: this agent's checks; None: a process did not report in time.
+            timeout: of the part, in seconds.
+            warnings: warnings of the part before; they are added to the decision.
 
         Raises:
             LeaderLost: the leader is gone.
@@ -234,7 +255,14 @@ class Preflight:
     # -- reporting
 
     def _report(self, verdict: Verdict, found: Sequence[Check], seconds: float, *, first: bool) -> None:
-        """Writes this node's event; `first`: also the event and the log lines for all nodes."""
+        """Writes this node's event.
+
+        Args:
+            verdict: the leader's decision.
+            found: this agent's checks.
+            seconds: duration of the preflight.
+            first: whether this agent also writes the event and the log lines for all nodes.
+        """
         self._events(
             NodeChecked(
                 round=self._round, host=self._own.host, node=self._own.node_rank,
@@ -261,11 +289,11 @@ def _how(code: int | None) -> str:
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:
-    """Returns the nodes that these agents are on, in order. Pure.
+    """Returns the nodes that these agents run on, in the agents' order. Pure.
 
     Args:
         members: the agents.
-        name: returns the name, for messages, of the agents with the given indices.
+        name: function that returns the name in messages of the agents with the given indices.
     """
     nodes, first = [], 0
     ranks: dict[int, list[int]] = {}
@@ -283,11 +311,11 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
 
 
 def verdict_of(values: Mapping[str, Any]) -> Verdict:
-    """The verdict that the leader has sent as JSON."""
+    """Returns the decision that the leader has sent as JSON."""
     verdict: Verdict = from_json(values, Verdict)
     return verdict
 
 
 def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[Check] | None:
-    """The checks that an agent has sent as JSON; None if it has sent none."""
+    """Returns the checks that an agent has sent as JSON; None: it has sent none."""
     return None if values is None else [from_json(each, Check) for each in values]

@@ -1,4 +1,4 @@
-"""Which nodes of a preflight are bad, and whether the run starts without them. Pure."""
+"""Decides which nodes of a preflight are bad, and whether the run starts without them. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launcher.schedulers.scheduler import ExcludesNodes
 
 @dataclass(frozen=True)
 class Node:
-    """A node that takes part.
+    """A node that takes part in a preflight.
 
     Attributes:
-        name: for messages.
+        name: name of the node in messages.
         host: host name.
-        members: indices of its agents.
-        ranks: its ranks.
+        members: indices of the node's agents.
+        ranks: global ranks on the node.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Verdict:
     """The leader's decision, which all agents follow.
 
     Attributes:
-        then: what follows.
-        bad: name of each bad node, and what is wrong with it.
+        then: whether the run starts, starts without the bad nodes, or fails.
+        bad: each bad node, with what is wrong there.
         lost: indices of the bad nodes' agents.
-        warnings: name of a node, and what may become a problem there.
-        failure: why the attempt fails, if it does.
-        exit_code: of the attempt, if it fails.
+        warnings: nodes with something that may become a problem.
+        failure: why the attempt fails; None: it does not fail.
+        exit_code: exit code of the attempt if it fails.
     """
 
     then: PreflightThen
@@ -51,29 +51,29 @@ class Verdict:
     exit_code: int = errors.FAILED
 
 
-SILENT, LEADER = "silent", "leader"  # instead of a check: no report in time; the leader was lost
+SILENT, LEADER = "silent", "leader"  # in place of a check's name: no report in time; connection to the leader lost
 SETTINGS = {"device", "space", "run_dir", "fabric"}  # checks that fail on all nodes if a config key is wrong
-MOST_FINDINGS = 4  # problems that the failure of an attempt names
-Reports = Mapping[int, Sequence[Check] | None]  # by index of the agent; None: it did not report in time
+MOST_FINDINGS = 4  # largest number of problems in a PreflightFailure
+Reports = Mapping[int, Sequence[Check] | None]  # checks by index of the agent; None: it did not report in time
 
 
 def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, silent: str) -> Verdict:
-    """The verdict; the first row that applies decides.
+    """Returns the leader's decision. The first row that applies decides.
 
-    | the checks | verdict |
+    | the checks | decision |
     |---|---|
     | no check failed | go |
     | some nodes are bad, and enough are left | start without them |
-    | some nodes are bad, and too few are left | fail (1): the run can be resumed on other nodes |
     | all of several nodes are bad, by the same check of SETTINGS | fail (93): other nodes would fail too |
+    | some nodes are bad, and too few are left | fail (1): the run can be resumed on other nodes |
     | ranks fail together, and the bad node is unknown | fail (1) |
 
     Args:
-        nodes: all that take part.
-        reports: of their agents.
-        least: agents that must be left.
-        scheduler: name of the scheduler that started the run, for the advice.
-        silent: what is wrong with a node that reported nothing.
+        nodes: all nodes that take part.
+        reports: the checks that each agent has reported.
+        least: number of agents that the run needs.
+        scheduler: name of the scheduler that started the run; it decides how the failure advises to exclude nodes.
+        silent: text for a node that reported nothing in time.
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
@@ -117,7 +117,7 @@ def _finding(node: Node, check: Check) -> Finding:
 
 
 def _exclude(bad: Sequence[Node], scheduler: str) -> str:
-    """The override that keeps a run off these nodes; empty: the scheduler has none."""
+    """Returns the override that excludes these nodes from a run; empty: the scheduler cannot exclude nodes."""
     started_by = registry.scheduler(scheduler)
     hosts = ",".join(dict.fromkeys(node.host for node in bad))
     return started_by.without(hosts) if isinstance(started_by, ExcludesNodes) else ""
@@ -126,15 +126,25 @@ def _exclude(bad: Sequence[Node], scheduler: str) -> str:
 def blame(
     nodes: Sequence[Node], failed: Mapping[Node, Sequence[Check]], silent: Collection[Node]
 ) -> dict[Node, Check | None]:
-    """The bad nodes, each with the check that shows it (None: it reported nothing). The first row with a node decides.
+    """Returns the bad nodes, each with the check that shows it; None: the node reported nothing.
 
-    | a node is bad if | |
-    |---|---|
-    | it reported nothing, or has an error of its own | which may cause the errors of other nodes |
-    | it does not reach (or see the files of) half of the nodes it tried, or nodes that reach most do not reach it | |
-    | most nodes received wrong elements of an all_reduce from it; if there is no such node: it received some | |
+    The first row that applies to any node decides:
 
-    A node that only lost other ranks, or waited for them in vain, is not bad.
+    | a node is bad if |
+    |---|
+    | it reported nothing, or has an error of its own, which may cause the errors of other nodes |
+    | most nodes received wrong elements of an all_reduce from it |
+    | it received wrong elements of an all_reduce |
+    | it does not reach (or see the files of) more than half of the nodes that it tried, and this is so on at most half
+      of the nodes; or a node that reached more does not reach it (or see its file) |
+    | another node does not reach it (or see its file) |
+
+    A node whose ranks only lost other ranks, or waited for them in vain, is not bad.
+
+    Args:
+        nodes: all nodes.
+        failed: failed checks of each node.
+        silent: nodes with an agent that did not report in time.
     """
     found: dict[Node, Check | None] = {node: None for node in nodes if node in silent}
     for node in nodes:
@@ -147,7 +157,12 @@ def blame(
 
 
 def _accused(nodes: Sequence[Node], accusing: Mapping[Node, Check]) -> dict[Node, Check | None]:
-    """The bad nodes, if nodes accuse others; `accusing`: each accusing node's check."""
+    """Returns the bad nodes if no node has an error of its own.
+
+    Args:
+        nodes: all nodes.
+        accusing: for each node that accuses ranks or agents, its check.
+    """
     if not accusing:
         return {}
     most = len(nodes) / 2

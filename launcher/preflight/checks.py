@@ -1,4 +1,4 @@
-"""The checks of a preflight on one node. Each says what is wrong and what to do about it.
+"""The checks that a node makes alone in a preflight. A failed check says what is wrong and what to do about it.
 
 They run in processes that the agent forks (see `preflight.attempt`): a device or a file system that hangs must not hang
 the agent, and an agent must never touch a GPU, since ranks are forked from it.
@@ -28,13 +28,14 @@ from launcher.spec.plan import JobPlan
 from launcher.worker import accelerator, devices, nccl_report
 
 MIB = 2**20
-LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # free bytes in a folder: below the first a check fails, below the second it warns
+# Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
+LEAST, ENOUGH = 16 * MIB, 1024 * MIB
 LEAST_TMP, ENOUGH_TMP = 16 * MIB, 256 * MIB
-LEAST_SHM, ENOUGH_SHM = MIB, 64 * MIB  # the second for each rank: NCCL and data loaders keep buffers there
-WRITTEN = 65536  # bytes written to a folder as a test
-SEEN = 10.0  # seconds until a file of another node must be visible; NFS caches may delay it
-SIDE = 256  # rows and columns of the matrices
-BUSY = 0.1  # share of a GPU's memory that other processes may use
+LEAST_SHM, ENOUGH_SHM = MIB, 64 * MIB  # ENOUGH_SHM is per rank: NCCL and data loaders keep buffers there
+WRITTEN = 65536  # bytes of the test file that is written to a directory
+SEEN = 10.0  # timeout until a file of another node is visible, in seconds; NFS caches may delay it
+SIDE = 256  # rows and columns of the matrices that a device multiplies
+BUSY = 0.1  # share of a GPU's memory that other processes may use without a warning
 _SYMPTOM = re.compile(LOST_PEER.pattern + r"|[Tt]imed? ?out|no response|wait timeout", re.DOTALL)
 
 
@@ -54,10 +55,11 @@ class Check:
         name: device, space, run_dir, clock, all_reduce, fabric or reach.
         level: how it ended.
         words: what is wrong, and what to do; for a check that is fine, what was measured.
-        ms: milliseconds that it took.
-        accused: the ranks (of an all_reduce) or agents (whose files or ports were not found) that seem to be the cause.
-        looked: how many were looked for.
-        symptom: whether it failed in a way that a missing or late rank explains.
+        ms: duration in milliseconds.
+        accused: the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the
+            cause.
+        looked: for run_dir and reach, number of agents that the check tried to see or reach.
+        symptom: whether the error may only be the effect of a missing or late rank elsewhere.
     """
 
     name: str
@@ -70,7 +72,7 @@ class Check:
 
 
 class Problem(Exception):
-    """What a check has found; see `Check` for the fields."""
+    """Raised by a check that fails or warns. The fields are those of `Check`."""
 
     def __init__(self, words: str, level: Level = Level.FAILED, accused: Sequence[int] = (), looked: int = 0) -> None:
         super().__init__(words)
@@ -78,7 +80,12 @@ class Problem(Exception):
 
 
 def check(name: str, look: Callable[[], str]) -> Check:
-    """Runs `look`, which returns what it measured, or raises; any error is a failed check."""
+    """Runs a check and returns its result, with its duration. Any error but a Problem makes it a failed check.
+
+    Args:
+        name: name of the check.
+        look: makes the check; returns text about what it measured, or raises Problem.
+    """
     began = time.monotonic()
     try:
         outcome = Check(name, words=look())
@@ -94,17 +101,21 @@ def check(name: str, look: Callable[[], str]) -> Check:
 
 
 def wants_gpus(plan: JobPlan) -> bool:
-    """Whether a rank needs a GPU. Pure."""
+    """Returns whether the ranks of a run need a GPU: its device is cuda or xpu, or auto with gpus_per_node. Pure."""
     return plan.workload.device in (Device.cuda.value, Device.xpu.value) or (
         plan.workload.device == Device.auto.value and plan.gpus_per_node > 0
     )
 
 
 def require_devices(plan: JobPlan, there: int) -> None:
-    """Compares the GPUs that a process sees with those that were asked for. Pure.
+    """Compares the number of GPUs that a process sees with the requested number. Pure.
+
+    Args:
+        plan: the run's plan.
+        there: number of GPUs that torch sees.
 
     Raises:
-        Problem: too few. In launch mode `tasks` one is enough: the scheduler may show each rank only its own.
+        Problem: there are too few. In launch mode `tasks` one is enough: the scheduler may show each rank its own only.
     """
     if not wants_gpus(plan):
         return
@@ -117,7 +128,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
-    """The device that a rank will use, chosen like in `process_group.init`.
+    """Returns the device that a rank will use, chosen as `process_group.init` does.
 
     Raises:
         Problem: there are too few GPUs.
@@ -129,10 +140,12 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
 
 
 def compute(where: torch.device) -> str:
-    """Multiplies two matrices of small integers, whose product is exact in any arithmetic; returns the device's name.
+    """Multiplies two matrices on a device, and returns the device's name.
+
+    The elements are small integers, so the product is exact in any floating-point format.
 
     Raises:
-        Problem: the product is wrong, or other processes use much of the GPU's memory.
+        Problem: the product is wrong (FAILED), or other processes use more than BUSY of the GPU's memory (WARNING).
     """
     if (there := accelerator.module(where)) is not None:
         there.set_device(where)
@@ -150,14 +163,14 @@ def compute(where: torch.device) -> str:
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
-    """Compares the network that NCCL has chosen with what the cluster expects.
+    """Compares the network that NCCL chose with the one that the cluster expects; returns NCCL's choice as text.
 
     Args:
-        log: NCCL's own, of this rank.
+        log: NCCL's log file of this rank.
         expects: `cluster.expects`.
 
     Raises:
-        Problem: it is another one.
+        Problem: NCCL chose another network.
     """
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
@@ -169,17 +182,19 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
 
 
 def judge_space(what: str, folder: str, free: int, files: int, least: int, enough: int) -> str:
-    """The result for an amount of free space. Pure.
+    """Judges the free space of a directory, and returns it as text. Pure.
 
     Args:
-        what: the key or variable to set if there is too little.
-        folder: where.
-        free: bytes.
-        files: how many more files can be made; -1 if the file system does not count them.
-        least, enough: bytes.
+        what: config key or variable to set if there is too little space.
+        folder: the directory.
+        free: free bytes.
+        files: number of files that can still be created; -1: the file system does not count them.
+        least: bytes below which the check fails.
+        enough: bytes below which the check warns.
 
     Raises:
-        Problem: FAILED below `least` or if no more files can be made, WARNING below `enough`.
+        Problem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than `enough`
+            bytes are free (WARNING).
     """
     has = f"{folder} has {free / MIB:,.0f} MiB free"
     if 0 <= files < 10:
@@ -192,12 +207,13 @@ def judge_space(what: str, folder: str, free: int, files: int, least: int, enoug
 
 
 def space(what: str, folder: Path, least: int, enough: int) -> str:
-    """Checks that a folder takes a small file and has free space.
+    """Checks that a small file can be written to a directory and that it has free space; returns the space as text.
 
-    For a folder that does not exist yet, checks its nearest parent.
+    If the directory does not exist yet, its nearest existing parent is checked. The arguments are those of
+    `judge_space`.
 
     Raises:
-        Problem: see `judge_space`; or the folder cannot be written to.
+        Problem: as by `judge_space`; or the directory cannot be written to.
     """
     there = folder
     while not there.exists() and there != there.parent:
@@ -219,10 +235,13 @@ def space(what: str, folder: Path, least: int, enough: int) -> str:
 
 
 def temporary(ranks: int) -> str:
-    """Checks the folder for temporary files, and shared memory.
+    """Checks the space for temporary files (TMPDIR) and in shared memory (/dev/shm); returns both as text.
+
+    Args:
+        ranks: number of ranks on this node.
 
     Raises:
-        Problem: one is missing or too small.
+        Problem: TMPDIR does not exist, or one of the two has too little space.
     """
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
@@ -237,10 +256,12 @@ def temporary(ranks: int) -> str:
 
 
 def checkpoint_space(plan: JobPlan) -> str:
-    """Checks the space for checkpoints: another one of the newest one's size must fit.
+    """Checks the space for checkpoints, and returns it as text.
+
+    The check fails if a checkpoint of the newest one's size would not fit, and warns if two would not.
 
     Raises:
-        Problem: see `space`.
+        Problem: as by `space`.
     """
     folder, newest = Path(plan.checkpoint.dir), 0
     with contextlib.suppress(checkpoints.Unavailable):
@@ -252,10 +273,15 @@ def checkpoint_space(plan: JobPlan) -> str:
 
 
 def write_mine(folder: Path, index: int, text: str) -> str:
-    """Writes this agent's file into the attempt's folder `preflight`.
+    """Writes this agent's file `member-INDEX` to the attempt's directory `preflight`. Returns "".
+
+    Args:
+        folder: the directory; it is created with mode 0700.
+        index: index of the agent.
+        text: content of the file.
 
     Raises:
-        Problem: the file cannot be written, or is not owned by this user and private.
+        Problem: the file cannot be written, or the file system does not keep its owner and mode.
     """
     path = folder / f"member-{index}"
     try:
@@ -271,10 +297,16 @@ def write_mine(folder: Path, index: int, text: str) -> str:
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> str:
-    """Checks a new file's owner and mode. Pure.
+    """Checks the owner and mode of a file that was created with mode 0600. Returns "". Pure.
+
+    Args:
+        path: the file.
+        owner: user id of the file's owner.
+        me: user id of this process.
+        mode: mode of the file.
 
     Raises:
-        Problem: the file belongs to another user (mapped ids), or others can write to it in spite of its mode 0600.
+        Problem: the file belongs to another user (the file system maps ids), or others can write to it.
     """
     if owner != me:
         raise Problem(
@@ -288,15 +320,15 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> str:
 
 
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> str:
-    """Waits until the files of other agents are visible.
+    """Waits until the files of other agents are visible, and returns their number as text.
 
     Args:
-        folder: the attempt's folder `preflight`.
-        texts: the expected content, by the agent's index.
+        folder: the attempt's directory `preflight`.
+        texts: expected content of each file, by the agent's index.
         timeout: seconds.
 
     Raises:
-        Problem: some are missing, or have other content; accuses their agents.
+        Problem: some files are missing or have other content; accuses their agents.
     """
     deadline, left = time.monotonic() + timeout, dict(texts)
     while True:

@@ -1,4 +1,4 @@
-"""The processes of a preflight: the agent forks one for every future rank, and receives their checks through a pipe."""
+"""The processes of a preflight. The agent forks one for each future rank, and receives its checks through a pipe."""
 
 from __future__ import annotations
 
@@ -21,16 +21,27 @@ from launcher.rendezvous.rank_environment import place_variables
 from launcher.spec.plan import JobPlan
 from launcher.worker import nccl_report, process_group
 
-STORE = 30.0  # seconds for the common store to respond
-FILE = 10.0  # seconds for another node to write its file
-NEAR = 5.0  # seconds for other nodes to arrive at the same check
+STORE = 30.0  # timeout of the preflight's TCPStore, in seconds
+FILE = 10.0  # timeout for another node to write its file, in seconds
+NEAR = 5.0  # timeout for other nodes to reach the same check, in seconds
 
 
 def run(
     plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int, timeout: float, pipe: Connection,
     agent: int,
 ) -> None:  # fmt: skip
-    """The main function of such a process; does not return."""
+    """The main function of a preflight process. Makes the checks of one future rank, and does not return.
+
+    Args:
+        plan: the run's plan.
+        attempt: directory of the attempt.
+        rendezvous: the agents that take part; its port is that of the preflight's TCPStore.
+        index: index of this process's agent in `rendezvous.members`.
+        place: number of the future rank on this agent.
+        timeout: of the process group, in seconds.
+        pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
+        agent: process id of the agent, with which this process dies.
+    """
     orphans.die_with_parent(agent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the agent ends this process
@@ -47,14 +58,17 @@ def run(
 
 
 class RankChecks:
-    """The checks of one future rank; the first rank of a node also checks the node."""
+    """The checks of one future rank. The first rank of a node also checks the node.
+
+    The arguments are those of `run`.
+    """
 
     def __init__(self, plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int) -> None:
         self._plan, self._folder, self._members = plan, attempt / "preflight", rendezvous.members
         self._own, self._place = rendezvous.members[index], place
         self._rank = rendezvous.first_rank(index) + place
         self._world_size = rendezvous.world_size
-        # The first member of each node, in order.
+        # The first agent of each node, in order.
         self._heads = list({member.node_rank: member for member in reversed(rendezvous.members)}.values())[::-1]
         self._leads = place == 0 and self._own in self._heads
         self._local_ranks = sum(
@@ -68,7 +82,8 @@ class RankChecks:
         self._nccl = self._folder / nccl_report.log_name(self._rank)  # NCCL's log of this rank, if it has one
 
     def alone(self) -> list[Check]:
-        """The first part: this node's devices and space, and whether it sees the files of other nodes."""
+        """Makes the checks of the first part: the rank's device, and on the first rank of a node also free space and
+        whether the node sees the files of other nodes."""
         plan = self._plan
         text = f"{plan.run_id} {self._own.index} {os.urandom(8).hex()}"
         if self._leads:  # first, since others wait for it
@@ -86,7 +101,11 @@ class RankChecks:
         return found
 
     def together(self, timeout: float) -> list[Check]:
-        """The second part, with all ranks: clocks, and an all_reduce."""
+        """Makes the checks of the second part with all ranks: clocks, an all_reduce, and the network that NCCL chose.
+
+        Args:
+            timeout: of the process group, in seconds.
+        """
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 
         def reduce() -> str:
@@ -136,14 +155,14 @@ class RankChecks:
         return checks.compute(self._device)
 
     def _see_others(self) -> str:
-        """Looks for the files of the first node and of the next two, so that several nodes look for every file."""
+        """Waits for the files of the first node and of the next two nodes, so that several nodes look for each file."""
         at, count = self._heads.index(self._own), len(self._heads)
         wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._own.index}
         texts = {}
         for index in wanted:
             try:
                 self._store.wait([f"file/{index}"], timedelta(seconds=FILE))
-            except DistStoreError:  # its agent reports that node, or reports nothing and is found so
+            except DistStoreError:  # the other node reports its own error, or is found because it reports nothing
                 continue
             if text := self._store.get(f"file/{index}").decode():
                 texts[index] = text

@@ -1,6 +1,6 @@
-"""The checks of a preflight that need all nodes: clocks, an all_reduce, and who can connect to whom.
+"""The checks of a preflight that need all nodes: clocks, an all_reduce, and connections between nodes.
 
-They run in the same processes as `preflight.checks`.
+They run in the same processes as those of `preflight.checks`.
 """
 
 from __future__ import annotations
@@ -22,35 +22,42 @@ from launcher.rendezvous.interfaces import listen
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import accelerator
 
-CALL = 2.0  # seconds for a connection to another node
-SKEW = 1.0  # seconds by which a clock may be off without a warning
-ELEMENTS = 65536  # of the all_reduce, at least
+CALL = 2.0  # timeout of a connection to another node, in seconds
+SKEW = 1.0  # difference of two clocks without a warning, in seconds
+ELEMENTS = 65536  # least number of elements of the all_reduce
 
 
 # -- clocks
 
 
 def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tuple[float, float]:
-    """Seconds by which this clock is ahead of another, and the largest error of that, from several exchanges. Pure.
+    """Returns by how many seconds this clock is ahead of another, and the largest error of that number. Pure.
 
     Args:
-        mine: this clock, before each request and after its reply.
-        theirs: the other clock in between.
+        mine: for each request, this clock's time before the request and after the reply.
+        theirs: for each request, the other clock's time between these two.
     """
     (before, after), then = min(zip(mine, theirs, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
     return (before + after) / 2 - then, (after - before) / 2
 
 
 def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
-    """Compares this node's clock with the first node's. One process of each node calls it.
+    """Compares this node's clock with the first node's, and returns the result as text. One process of each node calls
+    it.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
-    which is between any node's two readings. From the second round on all requests come at almost the same moment, so
-    that the two readings are close.
+    which is between any node's two readings. From the second round on all requests come at almost the same time, so
+    the two readings of each node are close.
+
+    Args:
+        store: store that all nodes share.
+        first: whether this is the first node.
+        nodes: number of nodes.
+        rounds: number of comparisons; the one with the smallest error counts.
 
     Raises:
-        Problem: they differ by more than SKEW seconds (WARNING).
-        DistStoreError: not all nodes took part.
+        Problem: the clocks differ by more than SKEW seconds (WARNING).
+        DistStoreError: not all nodes took part before the store's timeout.
     """
     mine, theirs = [], []
     for number in range(rounds):
@@ -67,11 +74,15 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
 
 
 def judge_clock(ahead: float, error: float) -> str:
-    """The result for a clock. Pure.
+    """Judges the difference between a node's clock and the first node's, and returns the result as text. Pure.
+
+    Args:
+        ahead: seconds by which this node's clock is ahead; negative: behind.
+        error: largest error of `ahead`, in seconds.
 
     Raises:
-        Problem: it is off by more than SKEW and the error. Never more than a warning: leases, timeouts and the time
-            left of an attempt use one host's clock, or none.
+        Problem: the difference is larger than SKEW plus `error`. It is only a WARNING, because leases, timeouts and
+            the time left of an attempt never compare the clocks of two hosts.
     """
     words = (
         f"its clock is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} the first node's (± {error:.3f} s)"
@@ -85,9 +96,15 @@ def judge_clock(ahead: float, error: float) -> str:
 
 
 def reduce(rank: int, world_size: int, where: torch.device) -> str:
-    """Does an all_reduce whose elements each come from one rank, so that a wrong one shows which. All ranks call it.
+    """Makes an all_reduce in which each element comes from one rank, and returns its size and time as text.
 
-    Element i is a number on rank (i modulo world size), and 0 on all others: exact in float32 in any order.
+    All ranks call it. Element i is a number on rank (i modulo world size) and 0 on all others. The sums are exact in
+    float32 in any order, and a wrong element shows which rank it came from.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        where: device of the tensor.
 
     Raises:
         Problem: elements are wrong; accuses the ranks that they come from.
@@ -113,11 +130,11 @@ def reduce(rank: int, world_size: int, where: torch.device) -> str:
 
 
 def open_port(interface: str) -> tuple[socket.socket | None, str]:
-    """A listening socket on a network interface, and its `ADDRESS PORT`; None and an empty text if there is none.
+    """Returns a listening socket on a network interface, and its `ADDRESS PORT`; None and "" if none can be opened.
 
     Args:
-        interface: its name. If there is no such interface, or it has no address, those of the host's name are used,
-            like by gloo.
+        interface: name of the interface. If it does not exist or has no address, the addresses of the host's name are
+            used, as gloo does.
     """
     for name in (interface, None):
         with contextlib.suppress(OSError):
@@ -127,14 +144,14 @@ def open_port(interface: str) -> tuple[socket.socket | None, str]:
 
 
 def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> str:
-    """Connects to the ports of other nodes, to find out which of them cannot be reached.
+    """Connects to the ports of other nodes, and returns as text how many nodes it reached.
 
     Args:
-        addresses: `ADDRESS PORT` by the agent's index; empty: it has opened no port.
-        names: the host of each.
+        addresses: `ADDRESS PORT` of each node, by its agent's index; empty: the node has opened no port.
+        names: host name of each node, by its agent's index.
 
     Raises:
-        Problem: some cannot be reached; accuses them.
+        Problem: some nodes cannot be reached; accuses their agents.
     """
 
     def call(text: str) -> str:
@@ -159,7 +176,15 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> str:
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
-    """Makes the process group of the preflight.
+    """Initializes the default process group for the preflight.
+
+    Args:
+        backend: torch's backend: gloo, nccl, xccl.
+        store: store that all ranks share.
+        rank: this rank.
+        world_size: number of ranks.
+        where: device of this rank.
+        timeout: of the process group, in seconds.
 
     Raises:
         RuntimeError: from the backend, if other ranks cannot be reached.
