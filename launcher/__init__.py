@@ -8,15 +8,15 @@ For code that runs in ranks, and for `WorkloadHook`, which runs where a run is s
 
 | name | does |
 |---|---|
-| `init` | makes the process group, or takes the one that is there; returns the `Env` of this rank |
+| `init` | creates the process group, or uses an existing one; returns the `Env` of this rank |
 | `rank_zero` | whether this is rank 0 |
-| `stopping` | whether it is time to save and leave with exit code 75; the same on all ranks |
-| `progress`, `evaluated`, `report` | report to the run how far it is, the result of an evaluation, its metrics |
+| `stopping` | whether ranks must save and exit with code 75 now; the same answer on all ranks |
+| `progress`, `evaluated`, `report` | report the step, the result of an evaluation, the run's metrics |
 | `run_dir` | the run's directory |
-| `Checkpointer` | saves in the background, publishes whole checkpoints, loads at any number of ranks |
-| `GlobalBatchSampler` | which samples this rank takes, the same for any number of ranks |
-| `WorkloadHook`, `ConfigError` | what a workload brings to its submission: checks, inputs, data sets; how it refuses |
-| `Topology`, `TopologyError` | what `init` derives this rank's place from |
+| `Checkpointer` | saves in the background, publishes only complete checkpoints, loads at any world size |
+| `GlobalBatchSampler` | the samples of this rank; a global batch has the same samples at any world size |
+| `WorkloadHook`, `ConfigError` | a workload's checks, input files and data sets at submission; their error |
+| `Topology`, `TopologyError` | rank, world size and hosts, from the scheduler's variables; their error |
 
 All of it works outside of a run as well, where nothing is reported.
 
@@ -30,32 +30,32 @@ For scripts on the login node, which submit runs and follow them (docs/python.md
 |---|---|
 | `submit` | submits a run from the overrides of a command line, and returns it |
 | `prepare` | a dry run: a `PreparedRun`, the very object that would be submitted |
-| `find` | a run that is there, by its name |
-| `Run` | its `id`, `path`, `state()`, `wait()`, `cancel()`, `resume()`, `metrics()`, `logs()` |
-| `RunState` | what `state()` and `wait()` return |
+| `find` | finds a submitted run by its id, a prefix of it, or its directory |
+| `Run` | a submitted run: `id`, `path`, `state()`, `wait()`, `cancel()`, `resume()`, `metrics()`, `logs()` |
+| `RunState` | a run's state, as `state()` and `wait()` return it |
 
-Importing this costs nothing: torch, or Hydra, is loaded when one of the names is used.
+Importing this package loads neither torch nor Hydra. They are loaded when a name that needs them is used.
 
 For changes of the launcher itself: modules that belong to no package.
 
-- `__main__`: the start of every command; how its errors are printed
+- `__main__`: entry point of every command; prints errors and sets exit codes
 - `api`: `submit`, `prepare`, `find` and `Run`, for scripts on the login node
-- `errors`: errors with a text for the user; exit codes of commands and attempts
-- `paths`: where conf/, templates/ and the user's folders are
-- `user_settings`: the user's files of settings, whose keys may be written as on the command line
-- `own_module`: how this program was called; how its modules are started as processes
+- `errors`: base classes of errors with a text for the user; exit codes of commands and attempts
+- `paths`: locations of conf/, templates/ and the user's configuration, data and cache folders
+- `user_settings`: conversion of user.yaml and the user's profiles, with keys as on the command line, to Hydra configs
+- `own_module`: the command name shown in hints; arguments that start a module of the launcher as a process
 - `units`: parsing of wall times, sizes and ranges that users write
 - `formatting`: sizes, times, numbers and plurals as text
-- `log_line`: the launcher's own lines in the output of a job or a rank
-- `findings`: results of checks: level, subject, what was found, what to do
-- `redaction`: which names are of secrets; text without passwords
-- `escapes`: removes terminal control sequences from text
+- `log_line`: prints `launcher: ...` lines into the output of a job or a rank
+- `findings`: results of checks such as `doctor`: level, subject, what was found, what to do
+- `redaction`: name patterns of secret settings and variables; removal of passwords from URLs
+- `escapes`: removal of terminal control sequences from text
 - `torch_compat`: differences between torch 2.4 and the newest version
-- `torch_compat_dcp`: the same in torch.distributed.checkpoint
+- `torch_compat_dcp`: the same for torch.distributed.checkpoint
 """
 
-# Nothing is imported here: `python -m launcher` first looks whether others can put modules into the working folder.
-TYPE_CHECKING = False  # but for type checkers, which go by the name
+# Nothing is imported here: `python -m launcher` first checks whether others can put modules into the working folder.
+TYPE_CHECKING = False  # type checkers take this name for True
 if TYPE_CHECKING:
     from launcher.api import PreparedRun, Run, find, prepare, submit
     from launcher.checkpoint.checkpointer import Checkpointer
@@ -90,12 +90,12 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # a checker would take any name for one of ours
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Lazily: nothing may be imported before the note on the folder (launcher/__main__.py)
+        # Lazily: nothing may be imported before the check of the working folder (launcher/__main__.py)
         import importlib
 
         return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)

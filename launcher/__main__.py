@@ -18,18 +18,18 @@ def main(argv: list[str] | None = None) -> int:
     # Commands make many objects and little garbage. The collector took a fifth of a submission's time.
     gc.set_threshold(300_000)
     try:
-        # Lazily: nothing may be imported before the note on the folder
+        # Lazily: nothing may be imported before the check of the working folder
         from launcher.cli.screen import Cleaned
 
         with Cleaned():
             return _report_errors(arguments)
     except KeyboardInterrupt:  # while modules were imported
-        return 130  # INTERRUPTED of launcher/errors.py, which may not be among them
+        return 130  # INTERRUPTED of launcher/errors.py, which may not have been imported yet
 
 
 def _report_errors(arguments: list[str]) -> int:
-    """Runs a command line; prints errors that the user can fix as one line, and returns the exit code."""
-    # Lazily: nothing may be imported before the note on the folder
+    """Runs a command line and returns its exit code. Prints errors that the user can fix without a traceback."""
+    # Lazily: nothing may be imported before the check of the working folder
     from launcher.errors import DONE, FAILED, INTERRUPTED, LauncherError
 
     try:
@@ -61,6 +61,7 @@ def _report_errors(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    """Passes a command line to `cli.commands`, `cli.help` or `cli.submit`, and returns its exit code."""
     at = next((at for at, word in enumerate(arguments) if word not in IN_FRONT), len(arguments))
     if at < len(arguments) and not arguments[at].startswith(("-", "~")) and "=" not in arguments[at]:
         # Lazily: each kind of command line needs its own
@@ -80,7 +81,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Drops buffered output that cannot be written, or the interpreter would try again at exit, and report an error."""
+    """Discards buffered output that cannot be written. Otherwise the interpreter reports an error at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -88,7 +89,7 @@ def _discard_output() -> None:
 
 
 def note_on_folder(folder: str = ".") -> str | None:
-    """A warning about `python -m launcher` in a folder where others can leave modules; None if nobody else can."""
+    """Returns a warning if other users can write to `folder`, from which `python -m` imports modules; else None."""
     try:
         found = os.stat(folder)
     except OSError:  # the folder is gone

@@ -76,7 +76,7 @@ class Run:
         return self._run.plan()
 
     def state(self) -> RunState:
-        """The run's state now. Its scheduler is asked no more often than by commands, which share its replies.
+        """Returns the run's current state. Replies of the scheduler are cached, and shared with other commands.
 
         Raises:
             RunError: the run's record cannot be read.
@@ -84,13 +84,13 @@ class Run:
         return status_of(self._run, JobMonitor(share=True)).state
 
     def wait(self, timeout: float | None = None) -> RunState:
-        """Waits until the run is over, including attempts that follow by requeue or resubmission.
+        """Waits until the run is over, including later attempts after a requeue or resubmission.
 
         Args:
             timeout: seconds to wait at most; None: no limit.
 
         Returns:
-            The run's state; after `timeout` it may be one whose `over` is False.
+            The run's state. If the timeout has passed first, its `over` is False.
 
         Raises:
             RunError: the run's record is damaged.
@@ -127,8 +127,8 @@ class Run:
         """Submits another attempt, which continues from the newest checkpoint, and returns this run.
 
         Args:
-            overrides: the settings to change, as for `submit`; all others stay.
-            new_snapshot: with env.snapshot, whether to run the code as it is now.
+            overrides: the settings to change, as for `submit`; all others keep their values.
+            new_snapshot: with env.snapshot, whether to copy the code again and run the new copy.
             keys: more settings to change, as for `submit`.
 
         Raises:
@@ -143,7 +143,7 @@ class Run:
         return self
 
     def metrics(self) -> dict[str, Any]:
-        """The metrics that rank 0 has returned or reported; empty if there are none yet.
+        """Returns the metrics that rank 0 has returned or reported; empty: none yet.
 
         Raises:
             UnavailableError: the file cannot be read now.
@@ -151,11 +151,11 @@ class Run:
         return self._run.result() or {}
 
     def logs(self, ranks: Sequence[int] = (), *, attempt: int | None = None) -> Iterator[str]:
-        """The lines that the run has printed so far, attempt by attempt; those of rank 3 begin with `[3] `.
+        """Yields the lines that the run has printed so far, attempt by attempt. Lines of rank 3 start with `[3] `.
 
         Args:
             ranks: the ranks to include; empty: all.
-            attempt: the attempt to include, from 0 up; None: all.
+            attempt: number of the only attempt to include (the first is 0); None: all.
         """
         for text in Stream(self._run, attempt=attempt, ranks=ranks).new(last=True):
             yield from text.decode(errors="replace").removesuffix("\n").split("\n")
@@ -169,17 +169,17 @@ class PreparedRun:
 
     @property
     def id(self) -> str:
-        """The id that the run will have."""
+        """The run's id, which is fixed before submission."""
         return self._ready.prepared.plan.run_id
 
     @property
     def path(self) -> Path:
-        """The directory that the run will have."""
+        """The run's directory, which `submit` creates."""
         return Path(self._ready.prepared.plan.run_dir)
 
     @property
     def config(self) -> Config:
-        """The composed config."""
+        """The config, composed from all files and overrides."""
         return self._ready.composed.config
 
     @property
@@ -201,7 +201,7 @@ class PreparedRun:
         """Submits the run. Idempotent: a second call returns the run of the first one.
 
         Raises:
-            ConfigError: the run directory cannot be made.
+            ConfigError: the run directory cannot be created.
             SubmissionError: the scheduler refused (nothing is left behind), or did not respond (call it again).
         """
         return Run(self._ready.submit().run.path)
@@ -227,7 +227,7 @@ def submit(overrides: Overrides = (), **keys: Any) -> Run:
 
 
 def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
-    """Does a dry run: composes, plans and checks, writes nothing, and returns what `submit` would submit.
+    """Makes a dry run: composes, plans and checks, writes nothing, and returns what `submit` would submit.
 
     Args:
         overrides: as for `submit`.
@@ -249,11 +249,12 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
 
 
 def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """Finds a run that was submitted before, by anybody.
+    """Finds a run that was submitted before, also by another user.
 
     Args:
         name: the run's id or a unique prefix of it, `latest`, its directory, or a sweep's point (SWEEP/7).
-        runs_dir: the folder of runs; None: $LAUNCHER_RUNS_DIR, else a folder in the per-user data folder.
+        runs_dir: the folder that contains run directories; None: $LAUNCHER_RUNS_DIR, else `runs` in the per-user data
+            folder.
 
     Raises:
         RunError: no run matches, or several do.
@@ -265,7 +266,7 @@ def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
     """Converts the arguments of `submit` to overrides as on a command line. Pure.
 
     Raises:
-        ConfigError: an override is not KEY=VALUE, or a value has no form in a config.
+        ConfigError: an override is not KEY=VALUE, or a value has a type that a config cannot hold.
     """
     # Lazily: Hydra takes 100 ms, and readers of runs need none of it
     from launcher.config.compose import FOR_HYDRA
@@ -283,12 +284,18 @@ def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
 
 
 def _written(key: str, value: Any) -> str:
+    """Returns the override `key=value`, with the value quoted for Hydra."""
     if key in GROUPS:  # the value is the name of a file in conf/, which Hydra takes without quotes
         return f"{key}={value}"
     return f"{key}={element(_plain(key, value))}"
 
 
 def _plain(key: str, value: Any) -> Any:
+    """Converts a value to text, numbers, None, lists and dictionaries.
+
+    Raises:
+        ConfigError: the value has another type.
+    """
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, os.PathLike):

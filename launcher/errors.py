@@ -51,15 +51,15 @@ class RunError(LauncherError):
 class UnavailableError(RunError, OSError):
     """A file that the run's machines share cannot be read now. Whether it exists, and what it holds, is unknown.
 
-    Callers wait and try again where they can. Otherwise an attempt ends with RESUME, and a command reports the error.
-    It is an OSError as well, for callers that ignore those (a checkpoint's fence: there will be a next save).
+    Callers retry where they can. Otherwise an attempt exits with RESUME, and a command reports the error.
+    It is also an OSError, so that callers which ignore every OSError ignore it too.
     """
 
     code = UNAVAILABLE
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """` Did you mean a or b?` for a misspelt `word`, or an empty string."""
+    """Returns ` Did you mean a or b?` with the entries of `known` most similar to `word`; empty: none is similar."""
     # Lazily: 4 ms, and only an error needs it
     from difflib import get_close_matches
 

@@ -10,7 +10,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # surrogat
 
 
 def clean(text: str) -> str:
-    """Removes escape sequences and control characters other than line breaks and tabs, for text from other programs."""
+    """Removes escape sequences and control characters, except line breaks and tabs. For text from other programs."""
     return _CONTROL.sub("", _ANSI.sub("", text))
 
 
@@ -20,5 +20,5 @@ def coloured(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Like `clean`, with line breaks and tabs as spaces: for cells of a table, where a line break would start a row."""
+    """Like `clean`, but line breaks and tabs become spaces, so that the text fits into one row of a table."""
     return clean(text.replace("\n", " ").replace("\t", " "))

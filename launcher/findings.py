@@ -1,4 +1,4 @@
-"""Results of checks: a level, the subject, what was found, and what to do."""
+"""Results of checks, such as those of `doctor`: a level, the subject, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a report: how bad it is, its subject, what was found, and what to do."""
+    """The result of one check.
+
+    Attributes:
+        level: how bad it is.
+        about: the subject in a word, such as `torch`.
+        says: what was found.
+        do: what the user should do; empty: nothing.
+    """
 
     level: Level
     about: str
@@ -38,6 +45,6 @@ def problem(about: str, says: str, do: str = "") -> Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Level:
-    """The worst level of all; ok without any. Pure."""
+    """Returns the worst level among the findings; OK if there are none. Pure."""
     levels = {each.level for each in findings}
     return next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)

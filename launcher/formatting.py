@@ -9,12 +9,12 @@ _UNITS = ("", "K", "M", "G", "T", "P")  # powers of 1024
 
 
 def plural(number: int, what: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """Formats a count with its noun: `1 node`, `2 nodes`."""
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number with as many digits as matter: `0.9194`, `12,345`, `1.2e-07`."""
+    """Formats a number with `digits` significant digits, its integer part in full: `0.9194`, `12,345`, `1.2e-07`."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -23,7 +23,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-2,7` for 0, 1, 2, 7: consecutive numbers become a range. `units.parse_ranges` reads this."""
+    """Formats numbers as ranges: `0-2,7` for 0, 1, 2, 7. `units.parse_ranges` parses the result."""
     parts: list[list[int]] = []
     for each in numbers:
         if parts and each == parts[-1][-1] + 1:
@@ -34,7 +34,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def name_ranks(numbers: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,5`."""
+    """Formats rank numbers: `rank 3`, `ranks 0-2,5`."""
     found = sorted(numbers)
     return f"rank{'' if len(found) == 1 else 's'} {ranges(found)}"
 
@@ -43,24 +43,24 @@ def name_ranks(numbers: Iterable[int]) -> str:
 
 
 def format_time(seconds: int) -> str:
-    """`[days-]hours:minutes:seconds`, as Slurm writes it."""
+    """Formats a time as `[days-]hours:minutes:seconds`, Slurm's format."""
     days, rest = divmod(seconds, 86400)
     return (f"{days}-" if days else "") + format_hours(rest)
 
 
 def format_hours(seconds: int) -> str:
-    """`hours:minutes:seconds` with as many hours as it takes, which is how PBS writes a wall time."""
+    """Formats a time as `hours:minutes:seconds`, also with 24 hours or more: PBS's format of a wall time."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def exact_time(seconds: int) -> str:
-    """`12h`, `1h30m`, `45s`: the form of the config key `time`."""
+    """Formats a time exactly, as the config key `time` takes it: `12h`, `1h30m`, `45s`."""
     parts = ((seconds // 3600, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
     return "".join(f"{value}{unit}" for value, unit in parts if value)
 
 
 def brief(seconds: float | None) -> str:
-    """A rough time in about five characters: `45s`, `12m`, `3h05m`, `2d04h`."""
+    """Formats a time roughly, in about five characters: `45s`, `12m`, `3h05m`, `2d04h`; None: `-`."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
@@ -74,19 +74,19 @@ def brief(seconds: float | None) -> str:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact form of a size: 17179869184 -> `16G`."""
+    """Formats a size in bytes exactly, as shortly as possible: 17179869184 -> `16G`."""
     power = max((each for each in range(len(_UNITS)) if size and size % 1024**each == 0), default=0)
     return f"{size // 1024**power}{_UNITS[power]}"
 
 
 def rough_size(size: float) -> str:
-    """A rounded size, in the form of the config key `mem`: 325058670 -> `310M`, 5294 -> `5.2K`."""
+    """Formats a size in bytes, rounded, as the config key `mem` takes it: 325058670 -> `310M`, 5294 -> `5.2K`."""
     value, unit = _scaled(size)
     return value + unit
 
 
 def long_size(size: float | None) -> str:
-    """A rounded size with the whole name of its unit: `512 B`, `4 KiB`, `1.5 MiB`."""
+    """Formats a size in bytes, rounded, with the full name of its unit: `512 B`, `4 KiB`, `1.5 MiB`; None: `-`."""
     if size is None:
         return "-"
     value, unit = _scaled(size)
@@ -94,6 +94,7 @@ def long_size(size: float | None) -> str:
 
 
 def _scaled(size: float) -> tuple[str, str]:
+    """Returns a size as a rounded number, and its unit from `_UNITS`."""
     power = next((each for each in range(len(_UNITS) - 1) if size < 1024 ** (each + 1)), len(_UNITS) - 1)
     value = size / 1024**power
     return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", _UNITS[power]

@@ -1,4 +1,4 @@
-"""Writes the launcher's own lines into the output of a job or a rank."""
+"""Prints the launcher's own lines, `launcher: ...`, into the output of a job or a rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TextIO
 
 
 def log_line(text: str, stream: TextIO | None = None) -> None:
-    """Writes one line, `launcher: ...`; one that cannot be written (the disk is full) is lost.
+    """Prints the line `launcher: TEXT`. Errors of writing, such as a full disk, are ignored.
 
     Args:
-        text: of the line.
-        stream: where to; None: sys.stderr.
+        text: the line, without `launcher: `.
+        stream: the stream to print to; None: sys.stderr.
     """
     with contextlib.suppress(OSError):
         print(f"launcher: {text}", file=stream or sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""How this program was called, and how to start its modules without the working folder on sys.path."""
+"""The command name that the user typed, and arguments that start a module without the working folder on sys.path."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ _CODE = (
 
 
 def own_module(name: str) -> list[str]:
-    """Arguments for a Python interpreter that run a module; the module's arguments follow. Pure."""
+    """Returns arguments with which a Python interpreter runs a module of the launcher. Pure.
+
+    The module's own arguments can be appended. The working folder is not on sys.path while modules are imported.
+    """
     return ["-c", _CODE, name]
 
 
 def program() -> str:
-    """The command that started this program, for commands that the user may copy."""
+    """Returns `launcher` or `python -m launcher`, whichever the user has called, for commands shown in hints."""
     name = os.path.basename(sys.argv[0])
     return name if name == "launcher" else "python -m launcher"

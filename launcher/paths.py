@@ -11,24 +11,28 @@ GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folder
 
 
 def resource(name: str) -> Path:
-    """The launcher's folder `conf` or `templates`: inside the package if installed, next to it in a checkout."""
+    """Returns the launcher's folder `conf` or `templates`: inside the package if installed, next to it in a checkout.
+
+    Args:
+        name: `conf` or `templates`.
+    """
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def is_ours(search_path: Iterable[str]) -> bool:
-    """Whether Hydra searches the launcher's conf/. If not, this is another Hydra app."""
+    """Returns whether Hydra's search path has the launcher's conf/. If not, another Hydra app is running."""
     return any(path.removeprefix("file://") == str(resource("conf")) for path in search_path)
 
 
 def code_root() -> Path | None:
-    """The checkout that jobs must put on PYTHONPATH to import launcher; None if launcher is installed."""
+    """Returns the checkout that jobs must put on PYTHONPATH to import launcher; None: launcher is installed."""
     root = PACKAGE.parent
     return root if (root / "conf").is_dir() else None
 
 
 def user_config_dir() -> Path:
-    """$LAUNCHER_CONFIG_DIR, else the platform's per-user folder (~/.config/launcher on Linux)."""
+    """Returns $LAUNCHER_CONFIG_DIR, else the platform's per-user configuration folder (~/.config/launcher on Linux)."""
     if folder := os.environ.get("LAUNCHER_CONFIG_DIR"):
         return Path(folder).expanduser().absolute()
     # Lazily: 5 ms, and most commands are given their folders
@@ -38,7 +42,7 @@ def user_config_dir() -> Path:
 
 
 def user_data_dir() -> Path:
-    """The platform's per-user folder for data (~/.local/share/launcher on Linux)."""
+    """Returns the platform's per-user data folder (~/.local/share/launcher on Linux)."""
     # Lazily: 5 ms, and most commands are given their folders
     import platformdirs
 
@@ -46,7 +50,7 @@ def user_data_dir() -> Path:
 
 
 def user_cache_dir() -> Path:
-    """$LAUNCHER_CACHE_DIR, else the platform's per-user cache folder (~/.cache/launcher)."""
+    """Returns $LAUNCHER_CACHE_DIR, else the platform's per-user cache folder (~/.cache/launcher on Linux)."""
     if folder := os.environ.get("LAUNCHER_CACHE_DIR"):
         return Path(folder).expanduser().absolute()
     # Lazily: 5 ms, and most commands are given their folders
@@ -56,13 +60,13 @@ def user_cache_dir() -> Path:
 
 
 def default_runs_dir() -> Path:
-    """$LAUNCHER_RUNS_DIR, else `runs` in the per-user data folder."""
+    """Returns the folder of run directories: $LAUNCHER_RUNS_DIR, else `runs` in the per-user data folder."""
     if folder := os.environ.get("LAUNCHER_RUNS_DIR"):
         return Path(folder).expanduser().absolute()
     return user_data_dir() / "runs"
 
 
 def choices(group: str) -> list[str]:
-    """The names of the files in a config group: the launcher's and the user's."""
+    """Returns the options of a config group: the names of its YAML files in the launcher's and the user's folder."""
     folders = (resource("conf") / group, user_config_dir() / group)
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})

@@ -1,4 +1,4 @@
-"""Redaction: which settings and variables are secret, and text without passwords. Pure."""
+"""Redaction: recognizes the names of secret settings and variables, and removes passwords from URLs. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ SECRETS = (
 
 
 def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
-    """The built-in patterns of secret names, followed by the user's (env.secrets)."""
+    """Returns the built-in patterns of secret names, followed by the user's.
+
+    Args:
+        more: the user's patterns, from env.secrets.
+    """
     return (*SECRETS, *more)
 
 
 def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
-    """Whether a key or variable with this name holds a secret: the last pattern that matches decides."""
+    """Returns whether a key or variable with this name holds a secret. The last pattern that matches decides."""
     found = False
     for each in patterns:
         if fnmatch.fnmatchcase(name.upper(), each.removeprefix("!").upper()):
@@ -30,13 +34,13 @@ def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
 
 
 def secrets_in(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
-    """The variables of an environment that hold secrets. Pure."""
+    """Returns the environment variables that hold secrets, with their values. Pure."""
     patterns = list(patterns)
     return {name: value for name, value in environ.items() if value is not None and is_secret(name, patterns)}
 
 
 def without_password(text: str) -> str:
-    """Removes the user and the password from a URL, or from text that looks like one."""
+    """Removes the user name and the password from a URL, or from text that looks like one."""
     try:
         parts = urlsplit(text)
         if parts.hostname and (parts.username or parts.password):

@@ -1,6 +1,6 @@
 """Differences between torch 2.4 and the newest version. All other code is written for the newest version.
 
-Those of torch.distributed.checkpoint are in `torch_compat_dcp`, whose import takes seconds.
+`torch_compat_dcp` has those of torch.distributed.checkpoint. It is a module of its own, since its import takes seconds.
 
 Features are detected instead of comparing versions, since vendors' builds have version numbers of their own. Names that
 torch has moved are imported from here, under their newest name. Once 2.4 is no longer supported, both files can go.
@@ -32,8 +32,8 @@ __all__ = [
     "fully_shard", "local_part", "reduce_scatter_single", "store_on", "without_crc32",
 ]  # fmt: skip
 
-# Where each name can be found, the newest place first: DTensor became public in 2.5, FSDP2 in 2.6. Imported on first
-# use, since importing FSDP is slow.
+# The modules that may have each name, the newest first: DTensor became public in 2.5, FSDP2 in 2.6. They are imported
+# on first use, since importing FSDP is slow.
 _TENSOR = ("torch.distributed.tensor", "torch.distributed._tensor")
 _FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 _PLACES = {
@@ -61,9 +61,13 @@ def __getattr__(name: str) -> Any:
 
 
 def local_part(whole: Tensor, like: DTensor) -> Tensor:
-    """This rank's shard of a tensor that every rank has whole, sharded like `like`; a view.
+    """Returns this rank's shard of a full tensor, as a view.
 
-    The same as distribute_tensor(src_data_rank=None), without communication; before 2.7 that always communicates.
+    It does what distribute_tensor(src_data_rank=None) does, which communicates in versions before 2.7; this does not.
+
+    Args:
+        whole: the full tensor, which is the same on every rank.
+        like: a tensor of the same shape, whose placements decide the shard.
     """
     locate = cast(Any, __getattr__("compute_local_shape_and_global_offset"))
     shape, offset = locate(like.shape, like.device_mesh, like.placements)
@@ -73,7 +77,7 @@ def local_part(whole: Tensor, like: DTensor) -> Tensor:
 
 
 def fsdp_computes_on(device: torch.device) -> bool:
-    """Whether `fully_shard` works on a device. On CPUs it records stream events, which torch 2.4 to 2.6 lack there."""
+    """Returns whether `fully_shard` works on a device. It needs stream events, which CPUs lack in torch 2.4 to 2.6."""
     return device.type != "cpu" or hasattr(torch.cpu.Stream, "record_event")
 
 
@@ -81,15 +85,18 @@ def fsdp_computes_on(device: torch.device) -> bool:
 
 
 def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
-    """Makes a TCPStore server on a socket that is listening already.
+    """Starts a TCPStore server on a socket that is listening already.
 
-    The libuv server accepts such a socket since torch 2.8. Before that it refuses, and prints an error that cannot be
-    caught. The older server accepts one in every version, but is slower with many ranks.
+    The libuv server accepts a listening socket since torch 2.8. Before that it refuses, and prints an error that cannot
+    be caught. The older server accepts one in every version, but is slower with many ranks.
 
     Args:
-        listener: the socket; the store owns it from now on.
-        host: the address that the socket is bound to, or any address of this host if it is bound to all.
-        timeout: of the store's operations.
+        listener: the socket; afterwards the store owns it.
+        host: the address that the socket is bound to; if it is bound to all, any address of this host.
+        timeout: how long an operation of the store may take.
+
+    Raises:
+        NotImplementedError: neither server of this torch accepts the socket.
     """
     # Trying libuv first would print that error. Stores got queues in the same version, so look for these.
     servers = (True, False) if hasattr(Store, "queue_push") else (False, True)
@@ -130,7 +137,7 @@ def destroy_without_gil(group: object) -> None:
 
 
 def _keep_until_gone(owner: object, kept: object) -> None:
-    """Holds a reference to `kept` until `owner` is collected."""
+    """Keeps `kept` alive until `owner` is garbage-collected."""
     weakref.finalize(owner, lambda _: None, kept).atexit = False
 
 
@@ -139,7 +146,7 @@ def _keep_until_gone(owner: object, kept: object) -> None:
 
 @contextmanager
 def without_crc32() -> Iterator[None]:
-    """Keeps torch.save, in the whole process, from computing checksums in the block; before 2.6 it always does."""
+    """Turns off the checksums of torch.save inside the `with` block, for the whole process; no effect before 2.6."""
     if not hasattr(torch.serialization, "set_crc32_options"):
         yield
         return

@@ -29,7 +29,7 @@ _NO_DIST = "no_dist" in inspect.signature(dcp.save).parameters
 
 
 def save(state: Mapping[str, Any], writer: StorageWriter, group: dist.ProcessGroup | None, *, no_dist: bool) -> None:
-    """torch.distributed.checkpoint.save; with `no_dist` it works without the other ranks."""
+    """Calls torch.distributed.checkpoint.save; with `no_dist` this rank saves alone, without communication."""
     if _NO_DIST:
         dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=no_dist)
         return
@@ -40,7 +40,7 @@ def load(
     state: Mapping[str, Any], reader: StorageReader, planner: LoadPlanner, group: dist.ProcessGroup | None,
     *, no_dist: bool,
 ) -> None:  # fmt: skip
-    """torch.distributed.checkpoint.load; with `no_dist` it works without the other ranks."""
+    """Calls torch.distributed.checkpoint.load; with `no_dist` this rank loads alone, without communication."""
     if _NO_DIST:
         dcp.load(dict(state), storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
         return
@@ -49,7 +49,7 @@ def load(
 
 @functools.cache
 def _torch_load_runs_pickles() -> bool:
-    """Whether torch.load executes pickles by default, as before 2.6."""
+    """Returns whether torch.load executes pickles by default, as it does before 2.6."""
     buffer = io.BytesIO()
     torch.save(pathlib.PurePosixPath("."), buffer)
     buffer.seek(0)

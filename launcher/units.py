@@ -14,9 +14,9 @@ TIME_FORMS = "90 (minutes), 90m, 1h30m, 01:30:00 or 1-12:00:00"
 
 
 def parse_time(text: str) -> int:
-    """Seconds of wall time in a text.
+    """Parses a wall time and returns it in seconds.
 
-    Takes Slurm's forms (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    Accepted are Slurm's formats (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
     days-hours:minutes, days-hours:minutes:seconds; and also `2d`, `1h30m`, `90m`, `45s`.
 
     Raises:
@@ -36,6 +36,16 @@ def parse_time(text: str) -> int:
 
 
 def _clock(days: str | None, fields: list[int], text: str) -> int:
+    """Returns the seconds of a time in one of Slurm's formats.
+
+    Args:
+        days: the part before the dash; None: there is none.
+        fields: the numbers between the colons.
+        text: the whole text, for the error.
+
+    Raises:
+        ValueError: a field is too large, such as 60 seconds.
+    """
     limits: tuple[tuple[str, int, int], ...]
     if days is not None:  # days-hours[:minutes[:seconds]]
         hours, minutes, seconds = (*fields, 0, 0)[:3]
@@ -53,7 +63,7 @@ def _clock(days: str | None, fields: list[int], text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `512`, `64K`, `1.5M`, `16G`, `16GB` or `16GiB`; units are powers of 1024.
+    """Parses a size and returns it in bytes: `512`, `64K`, `1.5M`, `16G`, `16GB`, `16GiB`. Units are powers of 1024.
 
     Raises:
         ValueError: the text is not a size, or is zero.
@@ -70,7 +80,9 @@ def parse_size(text: str) -> int:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes in a size with a unit. A plain number is refused, since Slurm reads it as MiB, and PBS as bytes.
+    """Parses a size with a unit and returns it in bytes.
+
+    A plain number is refused, since Slurm takes it for MiB, and PBS for bytes.
 
     Raises:
         ValueError: the text is not a size, has no unit, or is zero.
@@ -81,7 +93,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
-    """The numbers in `3` or `0-3,7`, in the order of the text.
+    """Parses numbers and ranges such as `3` or `0-3,7`, and returns the numbers in the order of the text.
 
     Raises:
         ValueError: the text is not such a list, or lists more than `most` numbers.
@@ -101,7 +113,7 @@ def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
 
 
 def parse_local_time(text: str) -> float | None:
-    """Seconds since the epoch of `2026-11-21T21:10:00` in local time, Slurm's format; None if the text has another."""
+    """Parses a local time in Slurm's format, `2026-11-21T21:10:00`, to seconds since the epoch; else returns None."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

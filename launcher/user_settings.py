@@ -1,10 +1,12 @@
-"""Converts the user's settings files, whose keys may be written as on the command line, to Hydra configs. Pure.
+"""Converts the user's settings files, whose keys may be written as on the command line, to Hydra configs.
 
 | a line of user.yaml | becomes, for Hydra |
 |---|---|
 | `cluster: slurm` (a group and a name) | `override /cluster: slurm` in the file's defaults list |
 | `cluster.account: me` | `account: me` in the section `cluster` |
 | `nodes: 2`, `cluster: {account: me}` | the same |
+
+Pure.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from typing import Any
 
 
 def hydra_configs(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[dict[str, Any]]:
-    """The configs that a settings file stands for, to be merged in this order.
+    """Yields Hydra configs that together have the effect of a settings file. They must be merged in this order.
 
     Args:
         values: the content of the file.
-        groups: the config groups of which the file may choose one by name; none for a file inside a group.
+        groups: the config groups (`cluster`, ...) whose option the file may choose; empty for a file inside a group.
     """
     chosen = []
     for key, value in values.items():

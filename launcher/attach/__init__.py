@@ -1,11 +1,11 @@
-"""`attach` to a rank of a running job: shells, stacks, the debugger. Both sides are here, login node and compute node.
+"""`attach` to a rank of a running job: a shell, stacks, the debugger. Code for the login node and for compute nodes.
 
 It may import worker, rendezvous, schedulers, runs and what is below them.
 
-- `connect`: the way to a rank's node: this machine, the options of a step of srun, or the network
-- `requests`: requests to agents and their replies, as files of the run directory
-- `request_handler`: an agent's replies: stacks, where a rank runs, network access
-- `node_session`: the program that is started on a rank's node: the shell, or the relay to a debugger
-- `terminal`: this terminal, connected to a shell over the network
-- `debugger_prompt`: the prompt of a rank's debugger: editing, completion
+- `connect`: connects to a rank's node: directly, through srun (its options), or over the network
+- `requests`: files of the run directory that hold requests to agents, and their replies
+- `request_handler`: how an agent answers a request: stacks, a rank's location and environment, network access
+- `node_session`: program that is started on a rank's node: shell, relay to a debugger, server for a network client
+- `terminal`: connects the user's terminal to a shell over the network
+- `debugger_prompt`: prompt for a rank's debugger: line editing, completion, messages
 """

@@ -47,9 +47,9 @@ def way(host: str, job: str | None, here: str) -> Way:
     | is another one | of PBS, or none | NETWORK: in PBS only the job itself can start processes on its nodes |
 
     Args:
-        host: the rank's node, as the run names it.
-        job: the Slurm job's id; None: it is no Slurm job.
-        here: this machine's host name.
+        host: name of the rank's node.
+        job: the Slurm job's id; None: not a Slurm job.
+        here: name of this machine.
     """
     if host.partition(".")[0] == here.partition(".")[0]:
         return Way.HERE
@@ -69,7 +69,7 @@ def srun(plan: JobPlan, host: str, job: str, *arguments: str, terminal: bool) ->
 
 
 def srun_environment(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `environ` without the variables that srun takes as options, and with the run's launcher. Pure."""
+    """Returns `environ` without the variables that srun takes as options; PYTHONPATH finds the run's launcher. Pure."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -98,7 +98,7 @@ class DebuggerConnection:
         self.writing.flush()
 
     def receive(self) -> dict[str, Any] | None:
-        """Returns the next message; None: the connection is closed, or carries something else."""
+        """Waits for the next message and returns it; None: the connection is closed, or the line is not JSON."""
         try:
             line = self.reading.readline()
         except OSError:
@@ -110,7 +110,7 @@ class DebuggerConnection:
 
 
 def over_socket(connection: socket.socket) -> DebuggerConnection:
-    """Returns a debugger's connection over a socket, which `close` closes."""
+    """Returns a connection to a debugger over a socket. Its `close` closes the socket."""
     file = connection.makefile("rwb")
 
     def close() -> None:
@@ -122,9 +122,9 @@ def over_socket(connection: socket.socket) -> DebuggerConnection:
 
 
 def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
-    """Returns a debugger's connection over the standard input and output of an srun command.
+    """Starts an srun command, and returns a connection to a debugger over its stdin and stdout.
 
-    srun's standard error goes to the terminal.
+    srun's stderr goes to the terminal.
 
     Raises:
         RunError: srun is not on this machine's PATH.
@@ -157,11 +157,12 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
 
     Args:
         plan: the run's plan.
-        attempt: the attempt that runs.
-        host: the rank's node.
+        attempt: the running attempt.
+        host: name of the rank's node.
         rank: the rank.
-        members: the number of agents.
-        details: the request for `node_session serve`: `mode`, and `term` or `socket`.
+        members: number of agents of the attempt.
+        details: what `node_session serve` must do: `mode=shell` with `term` (the terminal's type), or `mode=debug` with
+            `socket` (path of the debugger's socket).
 
     Raises:
         RunError: the agent does not reply, or its node cannot be reached from here.
@@ -196,7 +197,7 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
 
 
 def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
-    """Calls `poll` until it returns something else than None, and returns that; None after `timeout` seconds."""
+    """Calls `poll` until its result is not None, and returns the result; after `timeout` seconds None."""
     deadline = time.monotonic() + timeout
     while (found := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.1)

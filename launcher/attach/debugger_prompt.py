@@ -1,4 +1,4 @@
-"""The prompt for a rank's debugger: input is edited here, with readline, and completed by the rank."""
+"""The prompt for a rank's debugger: lines are edited here, with readline; the rank computes completions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LEFT = "the rank stays at its breakpoint; the same command attaches again"
 
 
 def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
-    """Runs the prompt until the rank ends, or the user leaves (Ctrl-D; while the rank runs, Ctrl-C).
+    """Runs the prompt until the rank ends, or the user detaches (Ctrl-D at the prompt, Ctrl-C while the rank runs).
 
     Returns:
-        The command's exit code: 1 if the debugger was never reached, else 0.
+        Exit code of the command: 1 if no message of the debugger arrived, else 0.
     """
     reached = runs = False
     complete = _Completions(debugger)
@@ -48,7 +48,7 @@ def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
 
 
 def _ask(prompt: str, complete: Any) -> str | None:
-    """Returns the line that the user types; None: the user leaves (Ctrl-D)."""
+    """Shows a prompt and returns the line that the user types; None: the user detaches (Ctrl-D)."""
     while True:
         try:
             with complete:
@@ -61,7 +61,7 @@ def _ask(prompt: str, complete: Any) -> str | None:
 
 
 class _Completions:
-    """Completes names with the Tab key while a line is edited, by asking the rank."""
+    """Inside a `with` block, completes names on the Tab key. The completions are requested from the rank's debugger."""
 
     def __init__(self, debugger: DebuggerConnection) -> None:
         self._debugger = debugger

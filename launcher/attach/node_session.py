@@ -2,13 +2,13 @@
 
     python -m launcher.attach.node_session shell LOCATION         a shell in the rank's folder and environment
     python -m launcher.attach.node_session relay SOCKET           connects stdin and stdout to a rank's debugger
-    python -m launcher.attach.node_session serve FOLDER LOCATION  either of them, for one client on the network
+    python -m launcher.attach.node_session serve FOLDER LOCATION  shell or relay, for one client on the network
 
 LOCATION is the file that the rank's agent has written; see `request_handler.rank_location`. `serve` is for schedulers
-that let nobody start a process on a node (PBS): there the agent starts it. It accepts one client, which has to prove
-within a minute that it knows the secret in FOLDER, and ends when that client disconnects.
-A client's terminal sends frames: b"d" or b"w", the length (4 bytes, big-endian), then either the bytes typed (d) or the
-rows and columns of its window (w, two numbers of 2 bytes).
+that do not let users start a process on a node (PBS): there the agent starts it. FOLDER has the request and a secret.
+`serve` accepts one client, which has to prove within a minute that it knows the secret, and ends when the client
+disconnects. A client's terminal sends frames: b"d" or b"w", the length (4 bytes, big-endian), then either the bytes
+typed (d) or the rows and columns of its window (w, two numbers of 2 bytes).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _WINDOW = struct.Struct("!HH")
 
 
 def main(arguments: list[str]) -> int:
+    """Runs `shell`, `relay` or `serve`, and returns the exit code."""
     os.umask(0o077)
     what, path, *more = arguments
     if what == "shell":
@@ -57,7 +58,15 @@ def main(arguments: list[str]) -> int:
 
 
 def environment(location: dict[str, Any], terminal: str | None) -> dict[str, str]:
-    """Returns the rank's environment variables, with TERM for this terminal."""
+    """Returns the rank's present environment variables, with TERM for the user's terminal.
+
+    Args:
+        location: the rank's location, from `request_handler.rank_location`.
+        terminal: value of TERM; None: the rank's own.
+
+    Raises:
+        OSError: the rank's process is gone.
+    """
     values = initial_environment(location["pid"])
     for name, value in location["changes"].items():
         values.pop(name, None)
@@ -69,7 +78,7 @@ def environment(location: dict[str, Any], terminal: str | None) -> dict[str, str
 
 
 def _shell(location: dict[str, Any]) -> int:
-    """Replaces this process by a shell in the rank's folder and environment; returns 1 if the rank is gone."""
+    """Replaces this process by a shell in the rank's working folder and environment; returns 1 if the rank is gone."""
     rank, pid = location["rank"], location["pid"]
     try:
         values = environment(location, os.environ.get("TERM"))
@@ -89,6 +98,7 @@ def _execute(shell: str, values: dict[str, str]) -> NoReturn:
 
 
 def _relay(path: str) -> int:
+    """Connects stdin and stdout to the debugger's socket at `path`; returns 1 if nothing listens there, else 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rank:
         try:
             rank.connect(path)
@@ -142,11 +152,11 @@ def _serve(folder: Path, name: str) -> int:
 def _listen(low: int, high: int, address: str) -> socket.socket:
     """Returns a listening socket.
 
-    The port is in [low, high] if one of those is free, since the site's firewall admits them for ranks; else any port.
+    Ports from `low` to `high` are tried first, since the site's firewall admits them for ranks; else any port is used.
 
     Args:
-        low, high: the ports.
-        address: the interface's address; empty: all interfaces.
+        low, high: first and last port of the range.
+        address: IP address of the network interface; empty: all interfaces.
 
     Raises:
         OSError: no port is free.
@@ -160,7 +170,7 @@ def _listen(low: int, high: int, address: str) -> socket.socket:
 
 
 def _accept(listener: socket.socket, secret: bytes) -> socket.socket | None:
-    """Returns the first connection whose client proves that it knows the secret; None: the timeout has passed.
+    """Waits for a client that proves that it knows the secret, and returns its connection; None: timeout.
 
     Each handshake has a thread, so that a client which sends nothing does not block the others.
     """
@@ -227,12 +237,12 @@ def _terminal(client: socket.socket, location: dict[str, Any], terminal: str | N
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
-    """Returns the frame in which a client's terminal sends `data`. Pure."""
+    """Returns `data` as a frame of the given kind, b"d" or b"w", for a client's terminal to send. Pure."""
     return _FRAME.pack(kind, len(data)) + data
 
 
 def window(rows: int, columns: int) -> bytes:
-    """Returns the frame with the size of a client's window. Pure."""
+    """Returns the frame that reports the size of a client's window. Pure."""
     return frame(b"w", _WINDOW.pack(rows, columns))
 
 

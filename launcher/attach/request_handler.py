@@ -1,4 +1,4 @@
-"""An agent's replies to `attach`: stacks of its ranks, where a rank runs and with which environment, network access."""
+"""How an agent answers requests of `attach`: with its ranks' stacks, a rank's location, or network access to a rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.own_module import own_module
 from launcher.runs import directory
 from launcher.worker.hangs import Stacks
 
-GONE = 0  # stands for the process id of a rank that has ended, since the system may give that id to another process
+GONE = 0  # pid of a rank that has ended, since the system may reuse its real pid
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Process:
     """A rank that this agent has started.
 
     Attributes:
-        rank: its number.
-        pid: its process id, or GONE.
-        step: the last step of the run that it has done; -1: none.
-        environment: its environment variables.
+        rank: the rank's number.
+        pid: the rank's process id; GONE: it has ended.
+        step: the last training step that the rank has completed; -1: none.
+        environment: the rank's environment variables.
     """
 
     rank: int
@@ -39,7 +39,12 @@ class Process:
 
 @dataclass
 class RequestHandler:
-    """Serves the requests that commands send to one agent. It lives as long as the agent, over all rounds."""
+    """Answers the requests that commands send to one agent. One object serves all rounds of the agent.
+
+    Attributes:
+        attempt: the attempt whose agent this is.
+        stacks: reads the stacks of processes.
+    """
 
     attempt: directory.Attempt
     stacks: Stacks
@@ -48,18 +53,18 @@ class RequestHandler:
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def next_request(self) -> str | None:
-        """Returns the next request as its line of JSON, or None. Only the leading agent calls this."""
+        """Returns the next request, a line of JSON; None: there is none. Only the leading agent calls this."""
         self._reader = self._reader or requests.RequestReader(self.attempt)
         return self._reader.next()
 
     def handle(self, text: str, place: int, host: str, processes: Callable[[], Sequence[Process]]) -> None:
-        """Writes the reply to a request. A repeated request is ignored; an error never fails the run.
+        """Writes the reply to a request. A repeated request is ignored. An error never fails the run.
 
         Args:
             text: the request, a line of JSON.
             place: this agent's number.
-            host: this agent's node.
-            processes: returns this agent's ranks.
+            host: name of this agent's node.
+            processes: returns the ranks that this agent has started.
         """
         request = None if text == self._last else requests.parse(text)
         self._last = text
@@ -96,10 +101,11 @@ class RequestHandler:
 
 
 def rank_location(host: str, rank: Process) -> dict[str, Any]:
-    """Returns where a rank runs, and how its environment differs from the one that its process was started with.
+    """Returns a rank's location: host, pid, working folder, Slurm job id, and changed environment variables.
 
-    The initial environment is not included: it may contain secrets, which belong in no file. `node_session` reads it
-    from /proc on the rank's node.
+    `changes` has the variables that differ from the environment with which the process was started (None: removed).
+    That initial environment is not included, since it may contain secrets, which must not be written to a file.
+    `node_session` reads it from /proc on the rank's node.
 
     Raises:
         OSError: the process is gone.
@@ -116,7 +122,7 @@ def rank_location(host: str, rank: Process) -> dict[str, Any]:
 
 
 def initial_environment(pid: int) -> dict[str, str]:
-    """Returns the variables that a process of this user was started with (man 5 proc, /proc/PID/environ).
+    """Returns the environment with which a process of this user was started (man 5 proc, /proc/PID/environ).
 
     Raises:
         OSError: the process is gone.

@@ -4,9 +4,9 @@
                                   second
     attempts/N/attach/ID/member-P  the reply of agent P; the command creates it, empty, before it sends the request
 
-Files work with every scheduler, and need no connection to the nodes. Both files exist before anybody waits for them:
-NFS may hide a new file for half a minute, but shows what was added to a file that it knows as soon as that is opened
-again. For the same reason a reply is written into its file, and not renamed to it.
+Files work with every scheduler, and need no connection to the nodes. Each file is created before its reader polls it:
+NFS may hide a new file for half a minute, but shows data appended to a known file as soon as it is reopened. For the
+same reason a reply is written into the existing file, and not renamed to it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from launcher.runs import directory, event_file, event_json
 from launcher.runs.events import AttachRequest
 
 STACKS = "stacks"  # the stacks of all ranks
-RANK = "rank"  # where one rank runs; see request_handler.rank_location
-SERVE = "serve"  # the same, and start `node_session serve` there
+RANK = "rank"  # the location of one rank; see request_handler.rank_location
+SERVE = "serve"  # the same, and start `node_session serve` on the rank's node
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class RequestReader:
-    """Reads the requests, for the leading agent. Requests that were sent before it was made are skipped."""
+    """Reads requests, for the leading agent. Skips requests that were sent before this object was created."""
 
     def __init__(self, attempt: directory.Attempt) -> None:
         self._path, self._read = attempt.path / "attach.jsonl", 0
@@ -41,7 +41,7 @@ class RequestReader:
             os.close(file)
 
     def next(self) -> str | None:
-        """Returns the oldest request that was not returned yet, as its line of JSON; None: there is none."""
+        """Returns the oldest request not returned yet, a line of JSON; None: there is none."""
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             if os.fstat(file.fileno()).st_size > self._read:
                 file.seek(self._read)
@@ -52,7 +52,7 @@ class RequestReader:
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """Returns the request in a line; None: it is not a valid one. Pure. A valid `id` is safe as a folder's name."""
+    """Parses a line of JSON; None: not a valid request. The `id` of a valid request is safe as a folder name. Pure."""
     try:
         request = json.loads(text)
     except ValueError:
@@ -62,12 +62,12 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def folder_of(attempt: directory.Attempt, request: dict[str, Any]) -> Path:
-    """Returns the folder of the replies to a request."""
+    """Returns the folder that receives the replies to a request."""
     return attempt.path / "attach" / str(request["id"])
 
 
 def is_listening(attempt: directory.Attempt) -> bool:
-    """Returns whether the leading agent reads requests yet."""
+    """Returns whether the leading agent has started to read requests."""
     return (attempt.path / "attach.jsonl").exists()
 
 
@@ -77,11 +77,11 @@ def send(
     """Sends a request to all agents of an attempt, and returns the folder of their replies.
 
     Args:
-        attempt: the attempt, which runs.
+        attempt: the running attempt.
         what: STACKS, RANK or SERVE.
-        members: the number of agents; more of them may reply.
-        files: contents of further files in that folder, by name, which are written before the request.
-        rank: of which rank it is asked; None: of all.
+        members: number of agents for which an empty reply file is created; others may reply, too.
+        files: contents of further files in the folder of replies, by name, which are written before the request.
+        rank: the rank that the request is about; None: all ranks.
 
     Raises:
         OSError: the run directory cannot be written to.
@@ -96,13 +96,13 @@ def send(
 
 
 def write_reply(path: Path, text: str) -> None:
-    """Writes a text into its file, which only this user can read."""
+    """Writes `text` to a file that only this user can read. An existing file is overwritten, not replaced."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
 
 
 def replies(folder: Path) -> dict[int, Any]:
-    """Returns the replies in a folder so far, by the agent's number."""
+    """Returns the replies that have arrived in a folder, by agent number."""
     found = {}
     for path in folder.glob("member-*"):
         place = path.name.partition("-")[2]
@@ -112,7 +112,7 @@ def replies(folder: Path) -> dict[int, Any]:
 
 
 def read_reply(path: Path) -> Any:
-    """Returns the value in a reply's file; None: it is not there yet, or not complete."""
+    """Returns the reply in a file, parsed from JSON; None: the file is missing or not complete yet."""
     try:
         return run_files.parse_json(run_files.read_whole(path))
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ from launcher.attach.node_session import frame, window
 
 
 def connect_terminal(connection: socket.socket) -> int:
-    """Sends what is typed and prints what arrives until the other end closes; returns 0."""
+    """Sends keys to the shell and prints its output until the connection is closed; returns 0."""
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
     sources: list[int | socket.socket] = [connection, keyboard]
     with _raw(keyboard), _resizing(connection):
@@ -38,7 +38,7 @@ def connect_terminal(connection: socket.socket) -> int:
 
 @contextlib.contextmanager
 def _raw(keyboard: int) -> Iterator[None]:
-    """Switches a terminal to raw mode, so that every key goes to the other end, Ctrl-C too."""
+    """Switches a terminal to raw mode, so that every key, also Ctrl-C, is sent to the shell."""
     if not os.isatty(keyboard):
         yield
         return
@@ -52,7 +52,7 @@ def _raw(keyboard: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _resizing(connection: socket.socket) -> Iterator[None]:
-    """Sends the size of this window now and whenever it changes."""
+    """Sends the size of this terminal's window now, and whenever it changes inside the `with` block."""
 
     def send_size(*_: object) -> None:
         size = shutil.get_terminal_size()

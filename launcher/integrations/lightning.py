@@ -43,13 +43,14 @@ OURS = "launcher-step-"  # prefix of this callback's checkpoints
 
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
-    """The path of the newest checkpoint, for `fit(ckpt_path=...)`: this callback's or a ModelCheckpoint's.
+    """Returns the path of the newest checkpoint, by this callback or a ModelCheckpoint, for `fit(ckpt_path=...)`.
 
     Args:
-        folder: where they are (a ModelCheckpoint's `dirpath`); None: `checkpoint_dir()`, but outside of a run nothing.
+        folder: directory of the checkpoints (a ModelCheckpoint's `dirpath`); None: `checkpoint_dir()`.
 
     Returns:
-        None if there is no checkpoint, so that the training starts from the beginning.
+        The path; None: there is no checkpoint, or `folder` is None outside of a run. Training then starts from the
+        beginning.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
@@ -61,13 +62,13 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
 class LauncherCallback(Callback):
     """Reports to the run how far the training is; saves and exits when the attempt is to end.
 
-    - The steps are the STEP of `status`. The loss and what is logged, each `log_every_n_steps`, and what validation and
-      test log become the curves of the report page and of trackers. The last of those is the run's result.
-    - When the attempt is to end (its time, a signal, RUN/stop), all ranks save a Lightning checkpoint after the same
-      step and exit with code 75. A validation that was due at that step is skipped.
-    - After `touch RUN/save` they save and continue.
-    - A training that resumes in the middle of an epoch skips the batches that it has had, unless its loaders have a
-      state_dict, and restores the random number generators of each rank.
+    - `status` shows the step. The loss and logged metrics (every `log_every_n_steps`), and the metrics of validations
+      and tests, become curves on the report page and in trackers. The last validation or test is the run's result.
+    - When the attempt must end (time limit, signal, RUN/stop), all ranks save a Lightning checkpoint after the same
+      step and exit with code 75. A validation that is due at that step is skipped.
+    - After `touch RUN/save` all ranks save and continue.
+    - A training that resumes in the middle of an epoch skips the batches of that epoch that are done, unless its
+      loaders have a state_dict. It restores the random number generators of each rank.
 
     Outside of a run it does nothing.
     """
@@ -75,15 +76,15 @@ class LauncherCallback(Callback):
     def __init__(self, folder: str | os.PathLike[str] | None = None, keep: int = 2) -> None:
         """
         Args:
-            folder: for checkpoints; None: `checkpoint_dir()`.
-            keep: how many of them to keep.
+            folder: directory for this callback's checkpoints; None: `checkpoint_dir()`.
+            keep: how many of its newest checkpoints to keep.
         """
         self._inside = current_attempt() is not None
         self._folder, self._keep = Path(checkpoint_dir() if folder is None else folder), keep
         self._step = self._total = 0
         self._evaluation: dict[str, float] = {}
         self._before: Mapping[str, Any] = {}  # metrics before a validation
-        self._not_training: set[str] = set()  # names of metrics of validations
+        self._not_training: set[str] = set()  # names of metrics from validations
         self._generators: list[Any] = []  # each rank's random number state: to be saved, or from the last checkpoint
 
     # -- training
@@ -122,7 +123,7 @@ class LauncherCallback(Callback):
     # -- checkpoints
 
     def _save(self, trainer: Any, step: int) -> None:
-        """Publishes a checkpoint atomically, and removes old ones. All ranks call it."""
+        """Saves a checkpoint under a hidden name, renames it when it is complete, and removes old ones. Collective."""
         began, path = time.monotonic(), self._folder / f"{OURS}{step:09d}.ckpt"
         hidden = path.with_name(f".{path.name}")
         self._generators = all_generators()
@@ -164,7 +165,7 @@ class LauncherCallback(Callback):
 
 
 def total_steps(trainer: Any) -> int:
-    """Steps of the whole training; 0 if unknown."""
+    """Returns the number of steps of the whole training; 0: unknown."""
     if len(trainer.optimizers) > 1:  # global_step counts the steps of all of them, and their ratio is unknown
         return 0
     total = trainer.estimated_stepping_batches
@@ -172,14 +173,15 @@ def total_steps(trainer: Any) -> int:
 
 
 def resume_data(trainer: Any, rank_states: list[Any]) -> None:
-    """Restores the position in the data and the random number generators from a checkpoint.
+    """Restores the position in the data and the random number generators when a training resumes.
 
-    Lightning restores neither, and reshuffles for the first epoch what loaders with workers prefetch. Loaders that have
-    a state_dict keep their position themselves.
+    Lightning restores neither. It also shuffles the data that loaders with workers prefetch as for the first epoch.
+    Loaders with a state_dict restore their position themselves.
 
     Args:
-        trainer: before its first step.
-        rank_states: from `all_generators`; empty in checkpoints that others have saved.
+        trainer: the trainer, before its first step.
+        rank_states: each rank's random number state, as `all_generators` returned it; empty: the checkpoint was saved
+            by another callback, and has none.
     """
     loop = trainer.fit_loop
     done = loop.epoch_loop.batch_progress.current.processed
@@ -208,13 +210,13 @@ def resume_data(trainer: Any, rank_states: list[Any]) -> None:
 
 
 def all_generators() -> list[Any]:
-    """Each rank's random number state, in types that torch.load(weights_only=True) reads."""
+    """Returns each rank's random number state, in types that torch.load(weights_only=True) accepts. Collective."""
     mine = generators()
     return rank_objects.all_gather(mine) if dist.is_initialized() and dist.get_world_size() > 1 else [mine]
 
 
 def generators() -> dict[str, Any]:
-    """This process's random number state."""
+    """Returns the state of this process's random number generators: Python's, NumPy's, torch's, and the GPU's."""
     name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
     found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -223,7 +225,7 @@ def generators() -> dict[str, Any]:
 
 
 def set_generators(state: Mapping[str, Any]) -> None:
-    """Restores what `generators` returned."""
+    """Restores the random number generators of this process to a state that `generators` returned."""
     version, numbers_, gauss = state["python"]
     random.setstate((version, tuple(numbers_), gauss))
     np.random.set_state(state["numpy"])

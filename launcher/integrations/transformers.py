@@ -34,13 +34,14 @@ NOT_METRICS = ("epoch", "_runtime", "_per_second", "_time")  # suffixes of logge
 
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
-    """The path of the Trainer's newest complete checkpoint, for `train(resume_from_checkpoint=...)`.
+    """Returns the path of the Trainer's newest complete checkpoint, for `train(resume_from_checkpoint=...)`.
 
     Args:
-        folder: the Trainer's output_dir; None: `checkpoint_dir()`, but outside of a run nothing.
+        folder: the Trainer's output_dir; None: `checkpoint_dir()`.
 
     Returns:
-        None if there is no checkpoint, so that the training starts from the beginning.
+        The path; None: there is no checkpoint, or `folder` is None outside of a run. Training then starts from the
+        beginning.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
@@ -60,11 +61,11 @@ def _complete(checkpoint: Path) -> bool:
 class LauncherCallback(TrainerCallback):
     """Reports to the run how far the training is; saves and exits when the attempt is to end.
 
-    - The steps are the STEP of `status`. What the Trainer logs and evaluates become the curves of the report page and
-      of trackers. The last evaluation is the run's result.
-    - When the attempt is to end (its time, a signal, RUN/stop), all ranks save a checkpoint of the Trainer after the
-      same step and exit with code 75. An evaluation that was due at that step is skipped.
-    - After `touch RUN/save` they save and continue.
+    - `status` shows the step. The metrics that the Trainer logs, also those of evaluations, become curves on the report
+      page and in trackers. The last evaluation is the run's result.
+    - When the attempt must end (time limit, signal, RUN/stop), all ranks save a checkpoint of the Trainer after the
+      same step and exit with code 75. An evaluation that is due at that step is skipped.
+    - After `touch RUN/save` all ranks save and continue.
 
     Outside of a run it does nothing.
     """

@@ -1,4 +1,4 @@
-"""Converts what a trainer hands to its callbacks into what a run records. Pure."""
+"""What both callbacks share: metrics from the values that a trainer passes, and whether to exit at a step. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among `values`, including tensors of one element; reading one from a GPU waits for the GPU."""
+    """Returns the numbers and the one-element tensors among `values`, as floats. A tensor on a GPU is waited for."""
     found = {}
     for name, value in values.items():
         one = getattr(value, "numel", None)
@@ -19,12 +19,17 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def leaves(stop: str | None, step: int, total: int) -> bool:
-    """Whether to exit at this step boundary, after saving.
+    """Returns whether the rank must exit after this step, once it has saved.
 
     | stop | step, total | result |
     |---|---|---|
     | None | any | no |
     | a stop reason | total unknown (0), or step < total | yes |
     | a stop reason | step >= total | no: only the trainer's cleanup is left, which another attempt would not do |
+
+    Args:
+        stop: why the attempt must end early; None: it need not.
+        step: steps done.
+        total: steps of the whole training; 0: unknown.
     """
     return stop is not None and not 0 < total <= step

@@ -1,8 +1,8 @@
 """Finds orphaned jobs: jobs that are queued or running although somebody has deleted their run directory.
 
-A job of the launcher has a token, which is derived from its run directory, and a script in that directory. The
-scheduler is asked for both, for each job that belongs to no known run. They distinguish an orphan from a job whose run
-lies in another folder.
+A job of the launcher has a token, which is derived from its run directory, and a script in that directory. For each job
+that belongs to no known run, both are queried from the scheduler. They tell an orphan from a job whose run directory is
+in another folder.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Orphan:
     Attributes:
         scheduler: the scheduler's name.
         job: the job's id.
-        raw_state: its state, in the scheduler's own terms; empty: not known.
-        folder: where the run or sweep was.
+        raw_state: the job's state, as the scheduler prints it; empty: not known.
+        folder: path that the run or sweep directory had.
     """
 
     scheduler: str
@@ -42,7 +42,11 @@ class Orphan:
 
 
 def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
-    """Returns the schedulers with commands on this machine: ours, and those of other packages named in `others`."""
+    """Returns the schedulers whose commands are installed on this machine, by name.
+
+    Args:
+        others: names of schedulers from other packages, which are included if installed. The launcher's own always are.
+    """
     return {name: each.queries(QUERY_TIMEOUT) for name, each in registry.queues_here(others).items()}
 
 
@@ -53,9 +57,13 @@ def family(job_id: str) -> str:
 
 
 def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) -> dict[str, SchedulerJob]:
-    """Returns one live job for each job number that belongs to no id in `accounted`, by number. Pure.
+    """Returns the live jobs that do not belong to the `accounted` ids, by job number; one job of each array. Pure.
 
     Jobs whose comment is not a token of the launcher are left out, so that the user's other jobs cost no query.
+
+    Args:
+        jobs: jobs in the scheduler's queue, by id.
+        accounted: ids of the jobs of known runs.
     """
     ours = {family(each) for each in accounted}
     found: dict[str, SchedulerJob] = {}
@@ -67,7 +75,7 @@ def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) ->
 
 
 def folder_of(origin: JobOrigin) -> Path | None:
-    """Returns the directory of the run or sweep that a job comes from; None: it is no job of the launcher. Pure.
+    """Returns the directory of the run or sweep that a job belongs to; None: not a job of the launcher. Pure.
 
     | the job's script | the directory |
     |---|---|
@@ -91,14 +99,14 @@ def is_gone(folder: Path) -> bool:
 
 
 class Orphans:
-    """Looks for orphaned jobs repeatedly, and queries the origin of each job that is none only once."""
+    """Finds orphaned jobs repeatedly. The origin of a job that is not an orphan is queried only once."""
 
     def __init__(self, live: JobMonitor) -> None:
         self._live = live
         self._others: set[tuple[str, str]] = set()  # (scheduler, job number) of jobs that are no orphans
 
     def look(self, accounted: Collection[str]) -> list[Orphan]:
-        """Returns the orphaned jobs of all schedulers that answer.
+        """Returns the orphaned jobs of all schedulers that respond.
 
         Args:
             accounted: ids of the jobs of known runs.
@@ -126,12 +134,14 @@ class Orphans:
 
 
 def look_for(job_id: str) -> Orphan | Path | None:
-    """Returns the orphan with this job id, or the directory of the run or sweep that the job belongs to.
+    """Looks for a job by its id in all schedulers.
 
-    None: this user has no such job, or it is no job of the launcher.
+    Returns:
+        The job if it is an orphan, else the directory of its run or sweep; None: this user has no such job, or it is
+        not a job of the launcher.
 
     Raises:
-        QueryError: the job was not found, and a scheduler did not answer.
+        QueryError: the job was not found, and a scheduler did not respond.
     """
     number = family(job_id)
     if not number.isdecimal():
@@ -154,7 +164,7 @@ def cancel(orphan: Orphan) -> None:
     """Cancels an orphaned job.
 
     Raises:
-        QueryError: the scheduler does not answer, or refuses.
+        QueryError: the scheduler does not respond, or refuses.
     """
     schedulers([orphan.scheduler])[orphan.scheduler].cancel(orphan.job)
     SharedSnapshot(orphan.scheduler).forget()

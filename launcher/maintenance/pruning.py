@@ -2,13 +2,13 @@
 
 | the run or sweep | is removed |
 |---|---|
-| is live, or waits (of a sweep: one of its points) | no |
-| its state is unknown: the scheduler, or the file server, does not answer | no |
+| is live or waiting (of a sweep: one of its points) | no |
+| has an unknown state: the scheduler or the file server does not respond | no |
 | cannot be read, or has a point that cannot be read | no |
-| an unfinished run needs it: waits for it (`after`), or names a file in it (`baseline`, ...) | no |
+| is needed by an unfinished run, which waits for it (`after`) or names a file in it (`baseline`, ...) | no |
 | is being submitted now, or belongs to another user | no |
-| its last activity is more recent than the given time, or not known | no |
-| otherwise, if its state is one of the given ones | yes, as a whole: no point is removed alone |
+| was active after the given time, or at an unknown time | no |
+| otherwise, if its state is one of the given ones | yes; a sweep only with all its points |
 
 Files of a run outside of its directory (`checkpoint.dir`, the code of a repository, data) are not removed.
 """
@@ -43,11 +43,11 @@ class Old:
     """A run or a sweep that may be removed.
 
     Attributes:
-        path: its directory.
+        path: directory of the run or sweep.
         states: the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible.
         last_active: time of its newest event, in seconds since the epoch; None: not known.
         needed_by: ids of unfinished runs that wait for it, or use its files.
-        error: why it cannot be read; empty: it can.
+        error: why it cannot be read; empty: it can be read.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class Old:
 
 
 def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | None:
-    """Returns why a run or sweep is not removed, by the table above; None: it may be removed. Pure.
+    """Returns why a run or sweep is kept, by the table of this module; None: it may be removed. Pure.
 
     Args:
         old: the run or sweep.
@@ -83,7 +83,7 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
 
 
 def survey(runs_dir: Path) -> list[Old]:
-    """Returns all runs and sweeps of a folder, and those that it has links to, the longest inactive first.
+    """Returns all runs and sweeps in a folder, links included, the longest inactive first.
 
     Raises:
         UnavailableError: the folder cannot be read now.
@@ -117,14 +117,15 @@ def survey(runs_dir: Path) -> list[Old]:
 def _waiting_for(folder: Path, live: SweepMonitor, skip: Collection[Path] = ()) -> list[str]:
     """Returns the ids of unfinished runs that wait for a run or sweep, or for one of its points.
 
+    A run in an unknown state counts as unfinished.
+
     Args:
-        folder: the directory of the run or sweep.
-        live: queries schedulers.
-        skip: directories of runs and sweeps that are not checked.
+        folder: directory of the run or sweep.
+        live: monitor that queries the schedulers.
+        skip: directories of runs and sweeps that are left out.
 
     Raises:
-        UnavailableError: the list of those that wait cannot be read now. A run in an unknown state counts as
-            unfinished.
+        UnavailableError: the list of waiting runs cannot be read now.
     """
     found: list[str] = []
     for path in _followers(folder):
@@ -138,7 +139,7 @@ def _waiting_for(folder: Path, live: SweepMonitor, skip: Collection[Path] = ()) 
 
 
 def _followers(folder: Path) -> list[Path]:
-    """Returns the directories of the runs that were submitted to start after this one, or after one of its points."""
+    """Returns the directories of the runs that were submitted to start after a run or sweep, or one of its points."""
     sweep = Sweep(folder)
     homes = [folder, *(point.run.path for point in sweep.points())] if sweep.recorded() else [folder]
     files = [home / FOLLOWERS / name for home in homes for name in unwrap(list_names(home / FOLLOWERS)) or ()]
@@ -146,7 +147,7 @@ def _followers(folder: Path) -> list[Path]:
 
 
 def _not_over(path: Path, live: SweepMonitor) -> list[tuple[str, JobPlan]]:
-    """Returns the id and the plan of a run, or of each point of a sweep, that is not over."""
+    """Returns the id and the plan of a run, or of each point of a sweep; those that are over are left out."""
     if Sweep(path).recorded():
         return _of_sweep(Sweep(path), live)[1]
     if not Run(path).recorded():
@@ -156,7 +157,9 @@ def _not_over(path: Path, live: SweepMonitor) -> list[tuple[str, JobPlan]]:
 
 
 def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> dict[Path, list[str]]:
-    """Returns which of the folders the plans refer to, each with the ids of those runs.
+    """Returns the folders that are named in plans, each with the ids of the runs whose plans name it.
+
+    A plan names a folder in `after`, in a path of the workload, or as the place of its checkpoints or code.
 
     Args:
         users: ids and plans of runs.
@@ -178,7 +181,7 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
 
 
 def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, JobPlan]]]:
-    """Returns a sweep, and the ids and plans of its unfinished points."""
+    """Returns a sweep as an `Old`, and the ids and plans of its unfinished points."""
     seen = point_statuses(sweep, live)
     active = [read_history(each.point.run).moved for each in seen if each.point.run.recorded()]
     unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
@@ -187,7 +190,7 @@ def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, Jo
 
 
 def size_of(folder: Path) -> int:
-    """Returns the bytes on disk of all files in a folder."""
+    """Returns the bytes on disk that all files below a folder occupy."""
     total = 0
     for root, _, files in os.walk(folder):
         for name in files:
@@ -197,7 +200,7 @@ def size_of(folder: Path) -> int:
 
 
 def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> str | None:
-    """Removes a run or sweep, after it has checked it once more under the submission lock.
+    """Checks a run or sweep once more while holding its submission lock, and removes it.
 
     Args:
         old: the run or sweep, as `survey` found it.
@@ -205,7 +208,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
         before, states: see `reason_to_keep`.
 
     Returns:
-        Why it was not removed; None: it was.
+        Why it was kept; None: it was removed.
     """
     path = old.path
     try:
@@ -230,7 +233,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
 
 
 def finish(runs_dir: Path) -> int:
-    """Completes removals in a folder that were interrupted; returns the bytes that this has freed."""
+    """Completes interrupted removals in a folder of runs; returns the number of bytes freed."""
     freed = 0
     for name in unwrap(list_names(runs_dir)) or ():
         left = runs_dir / name
@@ -241,7 +244,7 @@ def finish(runs_dir: Path) -> int:
 
 
 def _refreshed(old: Old) -> Old:
-    """Returns the run or sweep as it is now. `needed_by` gains the runs that wait for it by now."""
+    """Reads a run or sweep again. `needed_by` keeps its ids, and gains those of runs that wait for it now."""
     live, path = SweepMonitor(), old.path
     try:
         if unwrap(exists(path / sweep_directory.RECORD)):
