@@ -1,4 +1,4 @@
-"""What the script of a job calls before and after an attempt: whether it may begin, and how the run continues.
+"""What a job script calls around an attempt: may the run start (`wait_for_others`), and does it continue (`requeue`).
 
 It may import submission, schedulers and what is below them; no torch.
 """

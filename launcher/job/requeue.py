@@ -1,8 +1,14 @@
-"""Decides how a run continues after an attempt that stopped early, and lets the scheduler continue it.
+"""Decides whether a run continues after an attempt that stopped early, and requeues or resubmits its job if so.
 
-The job script runs `python -m launcher.job.requeue RUN_DIR [stop_requested]`, with the last word if the script itself
-got a stop request. Exit codes: 0 the run continues in another start of the job or in another job, 10 in this script; 75
-it stays stopped; 93 it is given up. The reason is printed, and written to the attempt's events.
+The job script runs `python -m launcher.job.requeue RUN_DIR [stop_requested]`; it adds `stop_requested` if it got a stop
+request itself. The reason is printed, and written to the attempt's events.
+
+| exit code | the run |
+|---|---|
+| 0 | continues in another start of the job, or in another job |
+| 10 | continues in this job script |
+| 75 | stays stopped |
+| 93 | is given up |
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ from launcher.submission.dependencies import update_followers
 
 
 class What(IntEnum):
-    """What becomes of a run; the values are this program's exit codes."""
+    """Whether and where a run continues. The values are the exit codes of this program, see the module."""
 
     ELSEWHERE = 0
     HERE = 10
@@ -47,11 +53,11 @@ class What(IntEnum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a run.
+    """The decision whether a run continues.
 
     Attributes:
         what: the exit code of this program.
-        event: the event of it, with the reason.
+        event: the event that records the decision, with the reason.
     """
 
     what: What
@@ -59,35 +65,35 @@ class Decision:
 
 
 def continues(what: What, reason: NextReason, job: str | None = None) -> Decision:
-    """Returns that a run continues; `job`: the id of the job in which it does, if known."""
+    """Returns the decision that a run continues; `job`: the id of the job in which it does, if known."""
     return Decision(what, Continues(what=what.name.lower(), reason=reason, job=job))
 
 
 def stays(what: What, reason: NextReason, **details: Any) -> Decision:
-    """Returns that a run stays stopped, or is given up; `details`: other fields of the event."""
+    """Returns the decision that a run stays stopped, or is given up; `details`: other fields of the event."""
     return Decision(what, Stays(what=what.name.lower(), reason=reason, **details))
 
 
 def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None) -> Decision:
-    """Returns what becomes of a run. Pure; the first row that applies decides.
+    """Returns whether a run continues after an attempt that stopped early. Pure. The first row that applies decides.
 
-    | what is seen | the run |
+    | condition | the run |
     |---|---|
-    | RUN/cancelled or RUN/stop | stays stopped, as its owner wants |
+    | RUN/cancelled or RUN/stop exists | stays stopped, as its owner wants |
     | resume.how=never | stays stopped |
     | two attempts in a row without progress | is given up |
-    | as many attempts as resume.max_attempts | is given up |
+    | it has had resume.max_attempts attempts | is given up |
     | the scheduler ends the job, not for its wall time | stays stopped: a scheduler requeues what it preempts |
     | otherwise | continues |
 
-    If anything that this depends on cannot be read now, the caller leaves the run stopped.
+    If an input cannot be read now, the caller leaves the run stopped and does not call this.
 
     Args:
-        plan: the run.
-        attempt: number of the attempt that stopped.
-        steps: progress of the run at the end of each attempt so far, this one last; -1: nothing was saved.
-        marker: `stop` or `cancelled`, if there is such a file.
-        ending: why the scheduler ends the job; None: it does not.
+        plan: the run's plan.
+        attempt: number of the attempt that stopped, from 0.
+        steps: progress of the run at the end of each attempt so far, as from `further`; -1: nothing was saved.
+        marker: `stop` or `cancelled`, if RUN has such a file.
+        ending: why the scheduler ends the job; None: it does not, or it does for the wall time.
     """
     if marker is not None:
         return stays(What.STAYS, NextReason.CANCELLED if marker == "cancelled" else NextReason.STOP_FILE)
@@ -109,10 +115,11 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
     """Returns the progress of the run at the end of each attempt, for `decide`. Pure.
 
-    That is its step; for a program a number that grows with every further step or save.
+    Without save times that is the step. With them (a user's program) it is a counter, which an attempt increments if it
+    reached a further step or saved a newer file.
 
     Args:
-        ends: for each attempt: steps, and when the newest file was written (-1: unknown, or not looked for).
+        ends: for each attempt: its last step, and the time of its newest saved file (-1: unknown, or not checked).
     """
     if all(saved < 0 for _, saved in ends):
         return [step for step, _ in ends]
@@ -125,7 +132,7 @@ def further(ends: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def main(run_dir: str, stop_requested: bool) -> int:
-    """Decides, and acts on it; returns the exit code.
+    """Decides whether the run continues, requeues or resubmits its job if so, and returns the exit code.
 
     Args:
         run_dir: the run directory.
@@ -139,7 +146,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
     except (LauncherError, OSError) as error:
         if not is_transient(error):
             raise
-        # It may have been cancelled, or have more progress than can be seen: it is neither continued nor given up.
+        # The run may have been cancelled, or have saved progress that cannot be read: do not continue it or give it up.
         found = stays(What.STAYS, NextReason.UNREADABLE, error=str(error))
     events(found.event)
     why = text.of_next(found.event)
@@ -154,7 +161,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
 
 
 def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decision:
-    """Decides what becomes of the run; if it continues elsewhere, requeues or resubmits its job.
+    """Decides whether the run continues, and requeues or resubmits its job if so. Writes the event Stopped before.
 
     Raises:
         UnavailableError, OSError: something that the decision needs cannot be read now.
@@ -165,7 +172,7 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decisio
     preempted = _preempted(plan, attempt)
     events(Stopped(step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted))
     stopped = [event for each in run.attempts() for event in every(each.events(), Stopped)]
-    steps = further([(event.step, event.saved) for event in stopped if event.step is not None])  # else it is unknown
+    steps = further([(event.step, event.saved) for event in stopped if event.step is not None])  # None: unknown
     marker = next(filter(run.has, ("cancelled", "stop")), None)
     found = decide(plan, attempt.number, steps, marker, _ending(plan, stop_requested))
     if found.what is What.ELSEWHERE:
@@ -177,9 +184,10 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decisio
 
 
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
-    """Returns whether the scheduler shows that it has begun to preempt this job since the attempt began.
+    """Returns whether the scheduler shows that it has begun to preempt this job since the attempt started.
 
-    Once a job has left within its partition's GraceTime, Slurm no longer shows that it was being preempted.
+    False if it cannot be asked now. Slurm no longer shows the preemption of a job that has exited within its
+    partition's GraceTime.
     """
     scheduler = registry.scheduler(plan.cluster.scheduler)
     if not isinstance(scheduler, ShowsPreemption):
@@ -192,9 +200,10 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
 
 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
-    """Returns how many steps of the run are saved; -1: none; None: unknown, since checkpoints cannot be read.
+    """Returns the run's newest saved step; -1: none is saved; None: unknown, since checkpoints cannot be read.
 
-    For a program that saves in a way of its own, and was not stopped by the launcher, its last reported step counts.
+    Reported steps count as well for a user's program, and in a run without checkpoints that got no stop request:
+    it may save in a format of its own.
     """
     if any(event.reason is StopReason.UNREADABLE for event in every(attempt.events(), Stop)):
         return None
@@ -213,14 +222,14 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
 
 
 def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
-    """Returns why the scheduler ends this job, unless for its wall time; None: it does not."""
+    """Returns why the scheduler ends this job; None: it does not, or it does for the wall time."""
     known_left = time_left(os.environ)
     left = math.inf if known_left is None else known_left.seconds
     return registry.scheduler(plan.cluster.scheduler).ending(plan, stop_requested=stop_requested, left=left)
 
 
 def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
-    """Lets the scheduler start the run once more, in the way that resume.how asks for.
+    """Requeues the run's job or submits a new one, as resume.how says; a chain has its next job already.
 
     Raises:
         LauncherError: the scheduler refused.
@@ -242,7 +251,7 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
 
 
 def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
-    """Submits the run's script as a new job that starts when this one has ended. Returns its id."""
+    """Submits the run's script as a new job that starts when this one has ended. Returns the new job's id."""
     job = registry.queue(plan.cluster.scheduler).own_job(os.environ)
     return resubmit(
         plan, attempt.run, str(attempt.number + 1),
@@ -254,10 +263,10 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     """Submits the run's script as a new job, and updates the jobs that depend on the run. Returns the job's id.
 
     Args:
-        plan: the run.
-        run: its directory.
-        suffix: distinguishes the new job's token from those of the run's other jobs.
-        submit: submits the script with this path, token and environment.
+        plan: the run's plan.
+        run: the run directory.
+        suffix: distinguishes the new job's submission token from the tokens of the run's other jobs.
+        submit: submits the script with this path, token and environment, and returns the job's id.
 
     Raises:
         LauncherError: the scheduler refused.

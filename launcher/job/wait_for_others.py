@@ -1,14 +1,13 @@
-"""Whether a run with dependencies may start: `python -m launcher.job.wait_for_others RUN_DIR` in its script.
-
-Exit codes: 0 it may; 10 another job of the run waits; 75 the run was stopped or cancelled, or the state of a dependency
-cannot be read; 93 a condition can never be met.
+"""Waits until the dependencies of a run are met. The job script runs `python -m launcher.job.wait_for_others RUN_DIR`.
 
 | decision (launcher/submission/dependencies.py) | on this machine, or in an allocation | in a job of a scheduler |
 |---|---|---|
-| start | the run starts | the run starts |
-| wait | checks again 2 to 10 s later | submits another job of the run, which depends on their present jobs |
-| | | if that fails, checks again later, within this job |
-| never | the run ends | the run ends |
+| start | exits with 0: the run starts | the same |
+| wait | polls every 2 to 10 s | submits another job of the run, which depends on the dependencies' present jobs, |
+| | | and exits with 10; if that fails, polls |
+| never | exits with 93: the condition can never be met | the same |
+
+It exits with 75 if the run was stopped or cancelled, or if the state of a dependency cannot be read now.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from launcher.submission.dependencies import (
 
 ELSEWHERE = 10  # exit code
 RECHECK_TIME = 60.0  # seconds for which an uncertain state is read again: shared file systems show changes late
-FIRST, LONGEST = 2.0, 10.0  # seconds between two checks
+FIRST, LONGEST = 2.0, 10.0  # seconds between two polls
 
 
 def main() -> int:
@@ -49,7 +48,7 @@ def main() -> int:
     assert attempt is not None, "only a job script of the launcher starts this"
     try:
         return _wait(attempt)
-    except UnavailableError as error:  # it may start, or it may not: nobody knows yet
+    except UnavailableError as error:  # whether it may start is unknown now
         print(f"launcher: {attempt.run.id} is not started now: {error}", file=sys.stderr)
         return errors.RESUME
 
@@ -85,7 +84,9 @@ def _wait(attempt: Attempt) -> int:
 
 
 def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
-    """Returns the decision, the reason and the dependencies. The condition of a record that is gone can never be met.
+    """Returns whether the run may start (see `dependencies.decide`), the reason, and the dependencies.
+
+    If the record of a run that it depends on is gone, the decision is `NEVER`.
 
     Raises:
         UnavailableError: a record cannot be read now.
@@ -100,7 +101,7 @@ def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
 
 
 def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Dependency]) -> str | None:
-    """Submits a job of this run that waits for those of its dependencies; returns its id. None: the run waits here."""
+    """Submits a job of this run that starts after the jobs of its dependencies. Returns its id; None: it cannot."""
     jobs = jobs_to_wait_for(dependencies)
     if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None

@@ -1,15 +1,15 @@
-"""Pilots: runs whose agents' ranks are slot managers, which take the points of a packed sweep and run them.
+"""Pilots: jobs that run the points of a packed sweep. On each node, the pilot's only rank is a slot manager.
 
 It may import job and what is below it.
 
-- `manager`: the slot manager of a pilot: takes points, starts, watches and ends them
-- `point_fork`: runs one point in a fork: its attempt, environment, output, end
-- `slots`: how the slots of a node share its CPUs and GPUs
-- `board`: which points are free, and whose slot managers are dead
-- `outcome`: what becomes of a point after its process has ended
-- `group`: which nodes run points together
-- `follower`: the slot manager of another node of a group
-- `parts`: what the first node of a group knows of the parts on the others
-- `journal_writer`: the journal and the heartbeats of a slot manager; its wait for events
-- `journal_reader`: the journal of another slot manager, and whether that is alive
+- `manager`: the loop of a slot manager: claims points, starts, stops and reaps them
+- `point_fork`: runs one point in a forked process: its attempt, environment, output and exit code
+- `slots`: divides the CPUs and GPUs of a node among its slots
+- `board`: finds the points that may be claimed, and the slot managers that are dead
+- `outcome`: decides from a point's exit code whether it is done, failed, retried, ... (pure)
+- `group`: the nodes that run a point together, where a point needs several
+- `follower`: the loop of a slot manager on a node that is not the first of its group
+- `parts`: what the first node of a group knows of the other nodes: exit codes, output, lost nodes
+- `journal_writer`: writes a slot manager's journal and heartbeats; waits for child exits and signals
+- `journal_reader`: polls the journal of another slot manager, and tells whether it is alive
 """

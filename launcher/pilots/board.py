@@ -1,4 +1,4 @@
-"""What a slot manager knows of the others: which points are free, and whose owners are dead."""
+"""What a slot manager reads from the claims and heartbeats of all: which points are free, which managers are dead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, St
 from launcher.runs.event_json import known
 from launcher.runs.events import GroupBroken, ManagerBegan, ManagerEnded, ManagerIdle
 
-SOONEST, LATEST = 0.2, 5.0  # seconds between two looks at the claims of others
+SOONEST, LATEST = 0.2, 5.0  # seconds between two polls of the claims of others
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Other:
     """Another slot manager.
 
     Attributes:
-        host: its node.
-        process: on this machine; None: it is on another one, or in another namespace of process ids.
-        ended: it has said so.
-        leads: whether it claims points; the other nodes of a group follow the first one.
-        leaving: it claims no more points.
+        host: name of its node.
+        process: its process, if it runs on this machine; None: on another one, or in another process-id namespace.
+        ended: whether its journal says that it has ended.
+        leads: whether it claims points; False: it follows the first node of its group.
+        leaving: whether its journal says that it claims no more points.
     """
 
     host: str
@@ -40,8 +40,8 @@ class Board:
     """Finds the points that a slot manager may claim.
 
     Attributes:
-        count: number of points; a search adds some.
-        logs: of the points, as they were at the last look.
+        count: number of points of the sweep; a search (Optuna) adds points while it runs.
+        logs: the log of each claimed point, by point number, as of the last `look`.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Board:
     ) -> None:  # fmt: skip
         """
         Args:
-            folder: of the claims.
-            count: number of points.
-            mine: the slot manager.
-            host: its node.
-            lease: seconds without a heartbeat after which a manager is dead.
-            clock: seconds; for tests.
+            folder: the sweep's claims.
+            count: number of points of the sweep.
+            mine: the slot manager that this board serves.
+            host: name of its node.
+            lease: seconds without a heartbeat after which another manager is dead.
+            clock: monotonic clock in seconds; tests replace it.
         """
         self._claims, self.count, self._mine, self._host, self._clock = folder, count, mine, host, clock
         self._beats = Heartbeats(lease)
@@ -68,63 +68,65 @@ class Board:
 
     @property
     def over(self) -> bool:
-        """Whether no point is left that anybody might run."""
+        """Whether every point has ended, so that no slot manager has anything left to claim."""
         return sum(log.state.over for log in self.logs.values()) >= self.count
 
     @property
     def ended(self) -> int:
-        """How many points are over."""
+        """Number of points that have ended: done, failed, pruned, stopped or cancelled."""
         return sum(log.state.over for log in self.logs.values())
 
     def others_done(self) -> bool:
-        """Whether a point was done on another node."""
+        """Returns whether another node has completed a point (state DONE), as of the last `look`."""
         return any(
             log.state is State.DONE and log.last is not None and self._hosts().get(log.last, self._host) != self._host
             for log in self.logs.values()
         )
 
     def pilot_goes_on(self) -> bool:
-        """Whether another slot manager of this round of the pilot may still claim points, as of the last look."""
+        """Returns whether another slot manager of this pilot's round may still claim points, as of the last `look`."""
         mine = dataclasses.replace(self._mine, node=0)
         return any(dataclasses.replace(each, node=0) == mine and not self._others[each].leaving for each in self._live)
 
     def claim(self) -> tuple[int, PointLog] | None:
-        """Claims a point; its number and what its log was before. None: there is none that this manager may claim now.
+        """Claims a point for this manager.
+
+        Returns its number, and its log before the claim; None: no point may be claimed now.
 
         Raises:
-            OSError, UnavailableError: the file server does not answer.
+            OSError, UnavailableError: the claims cannot be read or written now.
         """
         while True:
             if not self._free or self._stale:
                 if not self.look():
                     if not self._free:
                         return None
-                    self._stale = False  # as good as it gets for now
+                    self._stale = False  # the next `look` is not due yet
                 elif not self._free:
                     return None
             point = self._free.popleft()
             log = self.logs.get(point, PointLog())
             if self._claims.add(point, log.next, Kind.CLAIMED, self._mine):
                 return point, log
-            self._stale = True  # others are faster: their claims are to be known
+            self._stale = True  # another manager was faster: read the claims of all before the next try
 
     def changed(self) -> None:
-        """This manager's own points have ended: a look at the claims may show that all are over."""
+        """Makes the next `look` due soon. Call it when a point of this manager has ended: all may be over now."""
         self._pause, self._next_look = 0.0, min(self._next_look, self._looked + SOONEST)
 
     @property
     def free(self) -> bool:
-        """Whether a point may be claimed, as far as is known."""
+        """Whether there is a point that this manager may claim, as of the last `look`."""
         return bool(self._free)
 
     def look(self, *, now: bool = False) -> bool:
-        """Looks at the claims of all, unless it has just done so; whether it did.
+        """Reads the claims and heartbeats of all slot managers, if that is due. Returns whether it has read them.
 
         Args:
-            now: in any case.
+            now: read them even if that is not due.
 
         Raises:
-            UnavailableError: the folder cannot be read now.
+            UnavailableError: the claims cannot be read now.
         """
         began = self._clock()
         if began < self._next_look and not now:
@@ -150,7 +152,7 @@ class Board:
         return {**{each: other.host for each, other in self._others.items()}, self._mine: self._host}
 
     def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager]]:
-        """The managers that are dead, and those that may be alive and claim points."""
+        """Returns the managers with points that may be taken over, and those that may be alive and claim points."""
         dead, live = set[Manager](), set[Manager]()
         for each in self._claims.managers():
             if each == self._mine:

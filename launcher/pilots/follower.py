@@ -1,7 +1,8 @@
-"""The slot manager of a node that is not the first one of its group: it runs its part of the points of that one.
+"""The slot manager of a node that is not the first one of its group. It runs this node's part of the group's points.
 
-It reads in the journal of the first node which attempts of which points have begun, and starts an agent for each. The
-agents of a point meet as those of any run do, and ends, stop requests and failures go over their connections.
+It follows the journal of the first node's slot manager, and starts an agent for each attempt of a point that begins
+there. This agent and those on the other nodes join a rendezvous as in any run. Stop requests and failures reach them
+over the rendezvous connections.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from launcher.runs.event_json import Event
 from launcher.runs.events import PartEnded, PointBegan, PointEnded
 from launcher.runs.sweep_directory import Packing, Sweep
 
-TICK = 0.2  # seconds between two looks
-ENDS = 15.0  # seconds after the end of a point in which its part here ends by itself
+TICK = 0.2  # seconds between two polls of the journal
+ENDS = 15.0  # seconds after the end of a point after which its part here is killed
 
 
 @dataclass
 class Part:
-    """A part of a point that runs here.
+    """This node's part of an attempt of a point: a running process.
 
     Attributes:
-        began: the event by which it was started.
-        kill_at: monotonic time at which it is killed; None: its point goes on.
+        began: the event in the first node's journal that asked for it.
+        kill_at: monotonic time at which it is killed; None: its point has not ended.
     """
 
     began: PointBegan
@@ -48,7 +49,7 @@ class Part:
 
 
 class Follower:
-    """Runs the parts of points on one node."""
+    """The slot manager of a node other than the first one of its group."""
 
     def __init__(
         self, sweep: Sweep, packing: Packing, mine: Manager, group: Group, signals: Signals, stops: Path,
@@ -57,12 +58,12 @@ class Follower:
         """
         Args:
             sweep: the sweep.
-            packing: of the sweep.
+            packing: how the sweep's points share pilots.
             mine: this slot manager.
-            group: its group.
-            signals: that it gets.
-            stops: the mark by which the slot managers of this attempt tell each other that all points are to stop.
-            start: starts a part, and returns its process id; for tests.
+            group: the group of this node.
+            signals: the signals of this process.
+            stops: the file whose presence asks all slot managers of the pilot's attempt to stop their points.
+            start: starts this node's part of a point, and returns its process id; tests replace it.
         """
         folder = Claims(sweep.path, packing.retries)
         self._sweep, self._group, self._signals, self._stops, self._starts = sweep, group, signals, stops, start
@@ -137,7 +138,7 @@ class Follower:
         self._journal.note(PartEnded(point=began.point, attempt=began.attempt or 0, code=code))
 
     def _end_parts(self, now: float) -> None:
-        """Kills parts whose point has ended, at once where the next one waits for the slot."""
+        """Kills the parts whose point ended ENDS seconds ago, and at once if the slot's next point has begun."""
         for pid, part in self._running.items():
             wanted = self._wanted.get(part.began.slot)
             if wanted == part.began:

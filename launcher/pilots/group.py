@@ -1,4 +1,4 @@
-"""The nodes of a pilot that run points together, each point on all of them. Pure."""
+"""A group: the nodes of a pilot that run points together, where a point needs several nodes. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.runs.directory import Attempt
 
 @dataclass(frozen=True)
 class Group:
-    """As many nodes as a point needs. The slot manager of the first one takes points, and the others follow it.
+    """As many nodes as a point needs. The slot manager of the first one claims points, and the others follow it.
 
     Attributes:
         leader: the slot manager of the first node.
-        hosts: of its nodes, in order.
-        place: place of this node among them.
+        hosts: host names of the group's nodes, by node rank.
+        place: index of this node in `hosts`.
     """
 
     leader: Manager
@@ -27,23 +27,23 @@ class Group:
 
     @property
     def host(self) -> str:
-        """Of this node."""
+        """Host name of this node."""
         return self.hosts[self.place]
 
     @property
     def followers(self) -> dict[int, Manager]:
-        """The slot managers of the other nodes, by their place."""
+        """The slot managers of the nodes other than the first, by the node's index in `hosts`."""
         first = self.leader.node
         return {place: dataclasses.replace(self.leader, node=first + place) for place in range(1, len(self.hosts))}
 
 
 def group_of(mine: Manager, hosts: Sequence[str], size: int) -> Group | None:
-    """The group of a node; None: too few nodes are left for it.
+    """Returns the group of a node. None: it is one of the last nodes, which are fewer than a point needs.
 
     Args:
         mine: the slot manager of the node.
-        hosts: of all nodes of the round, by node rank.
-        size: nodes that a point needs.
+        hosts: host names of all nodes of the round, by node rank.
+        size: number of nodes that a point needs.
     """
     first = mine.node - mine.node % size
     its = tuple(hosts[first : first + size])

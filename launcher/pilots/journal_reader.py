@@ -11,22 +11,23 @@ from launcher.runs.events import ManagerBegan, ManagerEnded
 
 
 class JournalReader:
-    """Follows one slot manager.
+    """Polls the journal of one slot manager.
 
     Attributes:
-        gone: whether it has said that it ends, its process is gone, or it had no heartbeat for too long.
+        gone: whether the journal says that the slot manager has ended, its process on this machine is gone, or it had
+            no heartbeat for too long.
     """
 
     def __init__(self, folder: Claims, manager: Manager, silence: float) -> None:
         """
         Args:
-            folder: of the claims.
-            manager: whose journal it is.
+            folder: the sweep's claims, with the journals.
+            manager: the slot manager to follow.
             silence: seconds without a heartbeat after which it is gone.
         """
         self._claims, self._manager = folder, manager
         self._beats, self._offset = Heartbeats(silence), 0
-        self._process: Process | None = None  # if it is one of this machine
+        self._process: Process | None = None  # None: unknown, or on another machine
         self.gone = False
 
     def look(self, now: float) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Writes the journal of a slot manager, and its heartbeats: the journal's time. Each manager waits for events here."""
+"""Writes the journal of a slot manager, and its heartbeats (the journal's mtime); waits for child exits and signals."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class JournalWriter:
     def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
         """
         Args:
-            folder: of the claims.
+            folder: the sweep's claims, with the journals.
             mine: the slot manager.
-            lease: seconds without a heartbeat after which it is dead to the others.
-            signals: that it gets.
+            lease: seconds without a heartbeat after which other slot managers take it for dead.
+            signals: the signals of this process.
         """
         self._claims, self._mine, self._lease, self._signals = folder, mine, lease, signals
         self._pulse = heartbeat.mine()
@@ -37,14 +37,14 @@ class JournalWriter:
         self._waited = False
 
     def begin(self, host: str, slots: int) -> None:
-        """Begins the journal.
+        """Starts the journal with the event ManagerBegan, the first heartbeat.
 
         Args:
-            host: of this node.
-            slots: points that are claimed at once.
+            host: name of this node.
+            slots: number of slots; 0: this slot manager claims no points.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the journal cannot be written.
         """
         if self._pulse is not None:
             self._pulse.listen()
@@ -56,7 +56,7 @@ class JournalWriter:
         ))  # fmt: skip
 
     def note(self, event: Event) -> None:
-        """Adds to the journal. It is for statistics: one that cannot be written ends nothing."""
+        """Appends an event to the journal, if possible. A failed write is ignored."""
         with contextlib.suppress(OSError):
             self._claims.note(self._mine, event)
 
@@ -81,8 +81,8 @@ class JournalWriter:
         return late
 
     def wait(self, timeout: float) -> None:
-        """Waits until a child ends, or a signal arrives; `timeout` in seconds."""
-        if not self._waited:  # it takes a quarter of a second, in which the first points run already
+        """Waits until a child process ends or a signal arrives, for at most `timeout` seconds."""
+        if not self._waited:  # it takes a quarter of a second: later, the first points run already
             use_large_pages()
         self._waited = True
         poll = select.poll()
@@ -91,7 +91,7 @@ class JournalWriter:
         self._signals.clear()
 
     def end(self, pids: Iterable[int]) -> None:
-        """Kills these processes, and ends the journal."""
+        """Kills the processes with these ids, and appends ManagerEnded to the journal."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

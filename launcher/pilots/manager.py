@@ -1,10 +1,11 @@
 """A slot manager: the rank of a pilot that runs points on its node, as many at once as the node has slots.
 
-Where a point needs several nodes, that of the first node of a group takes points, and the others follow (follower.py).
+Where a point needs several nodes, the slot manager of a group's first node claims points, and those of the other nodes
+follow it (follower.py).
 
-Each free slot takes the next point by a claim (launcher/runs/claims.py); the point's process is forked from here, where
-torch is loaded. It works without anybody who hands out points: if it is killed, the kernel kills its points with it,
-and another manager takes them over.
+For each free slot it claims the next point (launcher/runs/claims.py; there is no server), and forks the point's
+process, so that torch is loaded already. If a slot manager is killed, the kernel kills its points with it, and another
+slot manager takes them over.
 """
 
 from __future__ import annotations
@@ -51,30 +52,30 @@ if TYPE_CHECKING:
     from launcher.search.points import SearchPoints
 
 T = TypeVar("T")
-TICK = 0.2  # seconds between two looks, unless a point ends
-LOOK = 1.0  # seconds between two looks for stop requests and cancelled points
-PAUSE = 10.0  # seconds after a point could not be started in which no other one is
+TICK = 0.2  # seconds between two turns of the loop; child exits and signals start the next one earlier
+LOOK = 1.0  # seconds between two checks for stop requests and cancelled points
+PAUSE = 10.0  # seconds without starting points after one could not be started
 IDLE = 60.0  # seconds that a manager without a point waits for one to be freed
 REPEAT = 15.0  # seconds beyond launch.grace after which a point that was asked to stop is killed
-ALONE = 5.0  # seconds after which a point is asked to stop because its part on another node has failed
-CLOSES = 5.0  # seconds for which the other parts of a point that was done, or was asked to stop, are awaited
+ALONE = 5.0  # seconds between the failure of a point's part on another node and the stop request to its part here
+CLOSES = 5.0  # seconds to wait for the other nodes' parts of a point that was done, or was asked to stop
 
 
 @dataclass
 class Running:
-    """A point that runs.
+    """A point that this slot manager has claimed and started. It has a process on each node of the group.
 
     Attributes:
-        point: its number.
-        entry: number of the next entry of its log.
-        slot: where it runs.
-        before: its log before it was claimed.
-        attempt: of the point.
-        cancelled, stopping, pruned: why it was asked to stop.
-        kill_at: monotonic time at which it is killed.
-        code: exit code of its process here; None: that runs.
-        close_by: monotonic time until which the ends of its parts on other nodes are awaited.
-        alone_since: monotonic time since which such a part has failed, and the process here goes on.
+        point: number of the point.
+        entry: number of the log entry that will record the point's end.
+        slot: the slot that it occupies.
+        before: the point's log before it was claimed.
+        attempt: the running attempt of the point.
+        cancelled, stopping, pruned: why it was asked to stop: it was cancelled, all points stop, the search pruned it.
+        kill_at: monotonic time at which it is killed; None: it was not asked to stop.
+        code: exit code of the process on this node; None: it still runs.
+        close_by: after that process has ended, the monotonic time until which the other nodes' processes are awaited.
+        alone_since: monotonic time since which a process on another node has failed, and this one runs; None: none has.
     """
 
     point: int
@@ -92,11 +93,14 @@ class Running:
 
 
 def main(config: Function, env: Env | None) -> dict[str, Any]:
-    """Runs points until none is left.
+    """Runs points until none is left, as the rank of a pilot. Returns how many ended here, and how many succeeded.
 
     Args:
-        config: with the sweep's directory and the pilot's number in `kwargs`.
-        env: none; a pilot has no process group.
+        config: `kwargs` has the sweep's directory (`sweep`) and the pilot's number (`pilot`).
+        env: unused, since a pilot has no process group.
+
+    Raises:
+        SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
     """
     attempt, sweep = current_attempt(), Sweep(Path(config.kwargs["sweep"]))
     assert attempt is not None, "an agent has started this"
@@ -124,35 +128,35 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
 
 
 def packing_of(manifest: Manifest) -> Packing:
-    """How the points of a packed sweep share pilots. Pure."""
+    """Returns how the points of a packed sweep share pilots. Pure."""
     assert manifest.packing is not None, "the sweep is packed"
     return manifest.packing
 
 
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
-    """The slot manager that this process is. Pure."""
+    """Returns the slot manager that a rank of a pilot is, from its environment. `pilot`: the pilot's number. Pure."""
     return Manager(pilot, attempt.number, int(environ.get("LAUNCHER_ROUND", 0)), int(environ.get("GROUP_RANK", 0)))
 
 
 def hosts_of(environ: Mapping[str, str]) -> list[str]:
-    """The names that the scheduler has for the nodes of this round, by node rank."""
+    """Returns the scheduler's names of this round's nodes, by node rank (LAUNCHER_HOSTS)."""
     return (environ.get("LAUNCHER_HOSTS") or socket.gethostname()).split(",")
 
 
 def stops_of(sweep: Sweep, mine: Manager) -> Path:
-    """The mark by which the slot managers of an attempt of a pilot tell each other that all points are to stop."""
+    """Returns the path of the file that asks all slot managers of a pilot's attempt to stop their points."""
     return sweep.path / claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
 
 
 def _preload(sweep: Sweep) -> None:
-    """Imports what points share, as far as it is the launcher's own; a point shows its user what fails."""
+    """Imports the launcher's modules that points need, to share them by fork. Errors are left to the points."""
     with contextlib.suppress(Exception):
         for name in preload.modules(sweep.run(0).plan().workload.entry):
             importlib.import_module(name)
 
 
 class SlotManager:
-    """Runs the points of one node, or of a group of nodes."""
+    """The slot manager of a node, or of the first node of a group: claims points, runs them and records their ends."""
 
     def __init__(
         self, sweep: Sweep, manifest: Manifest, attempt: Attempt, mine: Manager, group: Group,
@@ -161,13 +165,13 @@ class SlotManager:
         """
         Args:
             sweep: the sweep.
-            manifest: of the sweep.
-            attempt: of the pilot.
+            manifest: the sweep's manifest.
+            attempt: the pilot's attempt.
             mine: this slot manager.
-            group: the nodes of a point, of which this is the first.
-            environ: of this process.
-            signals: that it gets.
-            start: starts a point, and returns its process id; for tests.
+            group: the nodes that run a point together; this node is the first.
+            environ: the environment of this process.
+            signals: the signals of this process.
+            start: starts a point, and returns its process id; tests replace it.
         """
         self._starts = start
         plan, packing = attempt.run.plan(), packing_of(manifest)
@@ -191,11 +195,7 @@ class SlotManager:
         self._free: list[Slot] = []
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        """Runs points; the metrics of this node. Leaves with 75 where points are to go on in another attempt.
-
-        Args:
-            slots: of this node.
-        """
+        """Runs points in these slots until none is left. Returns the metrics, and raises SystemExit, as `main` does."""
         self._journal.begin(self._group.host, len(slots))
         self._free = [*slots][::-1]
         try:
@@ -211,7 +211,7 @@ class SlotManager:
         return {"points": len(self._outcomes), "done": done}
 
     def _alive(self) -> dict[int, Running]:
-        """The points whose processes here run."""
+        """Returns the points with a running process on this node, by process id."""
         return {pid: each for pid, each in self._running.items() if each.code is None}
 
     def _loop(self) -> None:
@@ -251,9 +251,9 @@ class SlotManager:
         return False
 
     def _may_leave(self) -> bool:
-        """Whether there is nothing left to do here.
+        """Records that this manager is idle. Returns whether still no point is free, so that it may end.
 
-        Whoever frees points does so first, and then looks for a manager that is not idle: either sees the other.
+        Whoever frees points does that first, and then checks for a manager that is not idle: one of both sees them.
         """
         self._claims.note(self._mine, ManagerIdle())
         try:
@@ -265,7 +265,7 @@ class SlotManager:
     # -- the other nodes of the group
 
     def _look_at_group(self, now: float) -> None:
-        """Looks at the parts of points on the other nodes; if such a node is lost, the points go on elsewhere."""
+        """Polls the group's other nodes. If one is lost, kills all points (they continue elsewhere); claims no more."""
         self._parts.look(now)
         if self._parts.lost and not self._broken:
             self._broken = True
@@ -282,9 +282,9 @@ class SlotManager:
                     os.kill(pid, signal.SIGTERM)
 
     def _others_go_on(self) -> bool:
-        """Whether this node, whose group is broken, is to wait for the pilot's others to do the points that are left.
+        """Returns whether other slot managers of the pilot may run the remaining points, since this group is broken.
 
-        If there are no others, the pilot goes on in another attempt.
+        If none may, the remaining points need another attempt of the pilot (`_unfinished`).
         """
         if not self._break_recorded:
             self._break_recorded = True
@@ -304,13 +304,13 @@ class SlotManager:
             except (OSError, UnavailableError) as error:
                 if not is_transient(error):
                     raise
-                return  # at the next look the file server may answer
+                return  # retried at the next turn of the loop
             if claimed is None:
                 return
             self._start(*claimed)
 
     def _claim(self) -> tuple[int, PointLog] | None:
-        """Claims a point, one that the search chooses if there is no other; None: there is none now."""
+        """Claims a point, as `Board.claim` does. If none is free, the search, if any, adds one first."""
         claimed = self._board.claim()
         if claimed is None and self._search is not None and self._search.more():
             self._board.count = self._search.count()
@@ -319,7 +319,7 @@ class SlotManager:
         return claimed
 
     def _start(self, point: int, before: PointLog) -> None:
-        """Starts a point that this manager has claimed. If that is not possible now, none is started for a while."""
+        """Starts a point that this manager has claimed. If that fails, no point is started for PAUSE seconds."""
         entry = before.next + 1
         run = self._sweep.run(point) if self._search is None else self._search.made(point)
         if run.has("cancelled"):
@@ -329,7 +329,7 @@ class SlotManager:
         try:
             attempt = point_fork.begin(run, self._group)
             began = PointBegan(point=point, slot=slot.number, attempt=attempt.number)
-            if self._group.followers:  # they start their parts because of it
+            if self._group.followers:  # the event makes them start their parts: a failed write is an error
                 self._claims.note(self._mine, began)
             else:
                 self._journal.note(began)
@@ -353,13 +353,13 @@ class SlotManager:
                 each.code = os.waitstatus_to_exitcode(status)
                 soon = each.code == errors.DONE or each.kill_at is not None
                 each.close_by = now + (CLOSES if soon else self._packing.lease)
-            # By the other parts it is known whether the point has failed, or a node is lost.
+            # The other nodes' parts show whether the point has failed or a node is lost: wait for them.
             if self._parts.ended(each.point, each.attempt) or self._broken or now >= each.close_by:
                 del self._running[pid]
                 self._end(each, each.code)
 
     def _end(self, each: Running, code: int) -> None:
-        """Records how a point has ended."""
+        """Records how a point has ended, with the exit code of its process here, and frees its slot."""
         run = self._sweep.run(each.point)
         with contextlib.suppress(OSError):
             self._parts.copy_output(each.attempt, point_fork.output_of(run))
@@ -387,7 +387,8 @@ class SlotManager:
             )
 
     def _tell_search(self, each: Running, kind: Kind) -> None:
-        """Tells the search of an end that is final. It ignores a second one of a point, so this comes first."""
+        """Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
+        the search ignores a second report of the same point."""
         if self._search is None:
             return
         # Lazily: Optuna takes a second, and sweeps without a search need none of it
@@ -404,7 +405,7 @@ class SlotManager:
             log_line(f"the search did not record the end of point {each.point}: {error}")
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """Does what must not be lost: repeats it for IN_A_JOB seconds while the file server does not respond."""
+        """Returns the result of `call`, which is retried for IN_A_JOB seconds while it fails with a transient error."""
         give_up = time.monotonic() + IN_A_JOB
         while True:
             try:
@@ -425,7 +426,7 @@ class SlotManager:
                 os.kill(pid, signal.SIGKILL)
 
     def _look(self, now: float) -> None:
-        """Looks for stop requests, and cancelled points."""
+        """Polls for stop requests and cancelled points; asks points to stop, and kills those that did not in time."""
         self._report(self._board.ended)
         if self._stopping is None and (reason := self._reason(now)) is not None:
             self._stopping = reason
@@ -444,13 +445,16 @@ class SlotManager:
                 os.kill(pid, signal.SIGKILL)
 
     def _report(self, ended: int) -> None:
-        """Reports the progress of the sweep as that of the pilot; points would inherit the reporter of a rank."""
+        """Writes a Progress event of the pilot if `ended`, the number of points that have ended, has changed.
+
+        It does not use the reporter of a rank, which the forked points would inherit.
+        """
         if self._leads and ended != self._reported:
             self._reported = ended
             self._events(Progress(step=ended, total=0 if self._search else self._board.count))
 
     def _prune(self, now: float) -> None:
-        """Asks the search which points are to be stopped: at each turn, unless reading their reports takes long."""
+        """Asks the search which running points to prune: at each turn of the loop, or less often if that takes long."""
         if self._search is None or now < self._next_prune:
             return
         for each in self._running.values():
@@ -459,13 +463,13 @@ class SlotManager:
         self._next_prune = now + 10 * (time.monotonic() - now)
 
     def _is_pruned(self, point: int) -> bool:
-        """Whether the search prunes a point; if that cannot be told now, the next look tells."""
+        """Returns whether the search prunes a point; False as well if its records cannot be read now."""
         with contextlib.suppress(OSError, UnavailableError):
             return self._search is not None and self._search.to_prune(point)
         return False
 
     def _reason(self, now: float) -> StopReason | None:
-        """Why all points are to stop now; None: they are not."""
+        """Returns why all points have to stop now; None: they do not."""
         if self._signals.ends():
             return StopReason.SIGNAL
         if self._signals.warns():
@@ -480,7 +484,7 @@ class SlotManager:
 
 
 def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None:
-    """The search that chooses the points; None: they are a list. `waiting`: see `SearchPoints`."""
+    """Returns the search that chooses the points; None: the sweep lists them. `waiting`: see `SearchPoints`."""
     if not SearchRecord(sweep.path).exists():
         return None
     # Lazily: Optuna takes a second, and sweeps without a search need none of it
@@ -490,5 +494,5 @@ def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None
 
 
 def _marked(path: Path) -> bool:
-    """Whether a mark is there; one that cannot be read now is looked for at the next look."""
+    """Returns whether a marker file exists; False as well if that cannot be read now: callers poll."""
     return exists(path, retry_seconds=0) == Ok(True)

@@ -1,4 +1,4 @@
-"""What becomes of a point after its process has ended. Pure."""
+"""Decides from a point's exit code what its log says next: done, failed, released for a retry, ... Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ def outcome(
     code: int, *, stopping: bool = False, cancelled: bool = False, stopped: bool = False, pruned: bool = False,
     spent: bool = False,
 ) -> Kind:  # fmt: skip
-    """The entry of the point's log; the first row that applies decides.
+    """Returns the entry for a point's log after its attempt has ended. The first row that applies decides.
 
-    | the exit code | | the entry |
+    | exit code | and | entry |
     |---|---|---|
     | 0 | | done |
     | any other | the point, or the sweep, was cancelled | cancelled |
     | | it was pruned | pruned |
     | 93 | | fatal: a retry would fail too |
-    | 75 | RUN/stop | stopped |
-    | | it has had as many attempts as it may | fatal |
+    | 75 | RUN/stop exists | stopped |
+    | | it has had `resume.max_attempts` attempts | fatal |
     | | otherwise | released |
-    | another one, or a signal | its manager stopped it: it could not save, and begins anew | released |
+    | any other, or a signal | its manager stopped it, `resume.max_attempts` reached | fatal |
+    | | its manager stopped it: it could not save, and is retried | released |
     | | otherwise | failed |
 
     Args:
-        code: of the attempt; negative: the signal that killed it.
-        stopping: its slot manager has stopped it, together with all others.
-        cancelled, stopped, pruned: it was asked to end for that reason.
-        spent: it has had `resume.max_attempts` attempts.
+        code: exit code of the attempt; negative: the signal that killed it.
+        stopping: whether its slot manager has stopped it together with all its other points.
+        cancelled: whether the point or the sweep was cancelled.
+        stopped: whether RUN/stop exists.
+        pruned: whether the search has pruned the point.
+        spent: whether the point has had `resume.max_attempts` attempts.
     """
     if code == errors.DONE:
         return Kind.DONE

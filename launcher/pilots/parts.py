@@ -1,4 +1,7 @@
-"""What the first node of a group knows of the others: how their parts of points end, what these print, who is lost."""
+"""What the first node of a group knows of the others: exit codes and output of their parts of points, lost nodes.
+
+A point that needs several nodes has a part on each: a process of that node's slot manager.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from launcher.runs.claims import Claims
 from launcher.runs.directory import Attempt
 from launcher.runs.events import PartEnded
 
-MOST = 1 << 24  # bytes of output that are copied at once
+MOST = 1 << 24  # bytes of output that one call copies for one node
 
 
 class Parts:
-    """The parts of points on the other nodes of a group; of a group of one node there are none."""
+    """The parts of points on the other nodes of a group; none if the group is one node."""
 
     def __init__(self, folder: Claims, group: Group, silence: float) -> None:
         """
         Args:
-            folder: of the claims.
-            group: the group that this node leads.
+            folder: the sweep's claims, with the journals.
+            group: the group of which this node is the first.
             silence: seconds without a heartbeat after which a node is lost.
         """
         self._group = group
@@ -31,7 +34,7 @@ class Parts:
         self._copied: dict[Path, int] = {}
 
     def look(self, now: float) -> None:
-        """Reads what the other nodes have written.
+        """Reads new events of the other nodes' journals: exit codes of parts, and heartbeats.
 
         Args:
             now: monotonic seconds.
@@ -43,28 +46,32 @@ class Parts:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The hosts whose slot managers are gone."""
+        """Host names of the nodes with a slot manager that is gone."""
         return tuple(self._group.hosts[place] for place, reader in self._readers.items() if reader.gone)
 
     def ended(self, point: int, attempt: Attempt) -> bool:
-        """Whether all parts of an attempt have ended."""
+        """Returns whether the parts of an attempt on all other nodes have ended."""
         return len(self._codes.get((point, attempt.number), ())) == len(self._readers)
 
     def failed(self, point: int, attempt: Attempt) -> bool:
-        """Whether a part of an attempt has ended with another exit code than 0."""
+        """Returns whether a part of an attempt on another node has ended with a nonzero exit code."""
         return any(self._codes.get((point, attempt.number), {}).values())
 
     def forget(self, point: int, attempt: Attempt) -> None:
-        """The attempt is over."""
+        """Drops what is known of an attempt that is over."""
         self._codes.pop((point, attempt.number), None)
         for place in self._readers:
             self._copied.pop(printed_on(attempt, place), None)
 
     def copy_output(self, attempt: Attempt, output: Path) -> None:
-        """Appends the whole lines that parts have printed since the last call to the output of their point.
+        """Appends the complete lines that other nodes' parts of an attempt have printed since the last call.
+
+        Args:
+            attempt: the point's attempt.
+            output: the point's output file, to which they are appended.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: `output` cannot be written.
         """
         for place in self._readers:
             path = printed_on(attempt, place)

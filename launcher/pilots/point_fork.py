@@ -1,4 +1,4 @@
-"""Runs a point on a node in a fork of its slot manager: what a job's script does for a run, and the run's agent.
+"""Runs a point on a node in a fork of the slot manager: does the work of a job script, and is the point's agent.
 
 A point is a run like any other: its attempts, events, output and checkpoints are in its own directory.
 """
@@ -31,7 +31,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
 from launcher.worker import rank_report
 
-# Variables that an agent sets for a rank; a point's agent is none.
+# Variables that an agent sets for its ranks. A slot manager is a rank, and a point's agent must not inherit them.
 OF_RANKS = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME",
     "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
@@ -42,13 +42,13 @@ LEASE = "lease"
 
 
 def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, group: Group) -> dict[str, str]:
-    """The variables of a point's agent. Pure.
+    """Returns the environment variables of a point's agent on this node. Pure.
 
     Args:
-        environ: of the slot manager.
-        attempt: of the point.
-        slot: where it runs on this node.
-        group: the nodes that it runs on.
+        environ: the slot manager's environment.
+        attempt: the point's attempt.
+        slot: the slot that the point has on this node.
+        group: the nodes that run the point, with the place of this node among them.
     """
     run = attempt.run
     kept = {name: value for name, value in environ.items() if name not in OF_RANKS}
@@ -61,10 +61,14 @@ def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, group:
 
 
 def begin(run: Run, group: Group) -> Attempt:
-    """The next attempt of a point, with its folders.
+    """Creates the directories of a point's next attempt, and returns the attempt.
+
+    Args:
+        run: the point's run.
+        group: the nodes that run the point.
 
     Raises:
-        OSError, UnavailableError: they cannot be made.
+        OSError, UnavailableError: the directories cannot be made now.
     """
     number = max((each.number for each in run.attempts()), default=-1) + 1
     while True:
@@ -84,8 +88,8 @@ def start(attempt: Attempt, slot: Slot, group: Group) -> int:
     """Forks a process that runs this node's part of a point's attempt. Returns its process id.
 
     Args:
-        attempt: of the point.
-        slot: where it runs on this node.
+        attempt: the point's attempt.
+        slot: the slot that the point has on this node.
         group: the nodes of the point; the first one also writes the lease, Started and Ended.
 
     Raises:
@@ -95,23 +99,23 @@ def start(attempt: Attempt, slot: Slot, group: Group) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    with garbage_kept():  # for as long as the fork lives
+    with garbage_kept():  # in the child, it lasts until the process ends
         if (pid := os.fork()) == 0:
             _run(attempt, slot, group, manager)
     return pid
 
 
 def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
-    """Writes how an attempt ended whose process was killed before it could.
+    """Writes the Ended event of an attempt with a killed process, unless the process has written it itself.
 
     Args:
-        attempt: of the point.
-        number: of the signal.
-        host: of this node, as the scheduler names it.
-        asked: whether it was asked to end before; otherwise the signal is its failure.
+        attempt: the point's attempt.
+        number: number of the signal that killed the process.
+        host: the scheduler's name of this node.
+        asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the event cannot be written.
     """
     if _has_ended(attempt):
         return
@@ -126,12 +130,19 @@ def _has_ended(attempt: Attempt) -> bool:
 
 
 def output_of(run: Run) -> Path:
-    """The file with the output of a point's attempts in this job."""
+    """Returns the path of the output file of a point's attempts in this job (LAUNCHER_JOB_ID)."""
     return run.path / f"output-{os.environ.get('LAUNCHER_JOB_ID', '')}.log"
 
 
 def _run(attempt: Attempt, slot: Slot, group: Group, manager: int) -> NoReturn:
-    """The forked process."""
+    """Runs the point's part in the forked process, and exits with its exit code.
+
+    Args:
+        attempt: the point's attempt.
+        slot: the slot that the point has on this node.
+        group: the nodes that run the point.
+        manager: process id of the slot manager; this process dies with it.
+    """
     code = errors.FAILED
     try:
         orphans.die_with_parent(manager)
@@ -150,7 +161,7 @@ def _run(attempt: Attempt, slot: Slot, group: Group, manager: int) -> NoReturn:
 
 
 def _first_part(attempt: Attempt, slot: Slot, group: Group) -> int:
-    """The attempt, on the first node; its exit code."""
+    """Runs the attempt on the group's first node, and writes its lease, Started and Ended. Returns the exit code."""
     run, job = attempt.run, os.environ.get("LAUNCHER_JOB_ID", "")
     run_files.write(run.path / LEASE, f"{job} {attempt.number} {group.host}\n", sync=False)
     event_file.append(attempt.events_file("script"), Started(job=job, host=group.host, output=os.fstat(1).st_size))
@@ -160,7 +171,7 @@ def _first_part(attempt: Attempt, slot: Slot, group: Group) -> int:
 
 
 def _part(attempt: Attempt, slot: Slot, group: Group) -> int:
-    """This node's part of the attempt; its exit code."""
+    """Runs the point's agent on this node, with the slot's CPUs and GPUs. Returns the exit code of the attempt."""
     variables = environment(os.environ, attempt, slot, group)
     os.environ.clear()
     os.environ.update(variables)

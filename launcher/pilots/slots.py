@@ -1,4 +1,4 @@
-"""How the slots of a node share its CPUs and GPUs. Pure, but for the look at the node."""
+"""Divides the CPUs and GPUs of a node among its slots. Pure, except that `slots_of_node` reads this node's hardware."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from launcher.formatting import plural
 
 
 class TooFewGpus(LauncherError):
-    """The scheduler lets the pilot see fewer GPUs than it has asked for. A retry would fail, too."""
+    """The scheduler makes fewer GPUs visible to the pilot than it asked for. A retry would fail, too."""
 
     exit_code = NO_RETRY
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What the points in a slot may use.
+    """A share of a node in which one point runs at a time.
 
     Attributes:
-        number: of the slot, from 0.
-        cpus: CPUs; empty: all that the pilot may use there.
-        variables: the variables that limit what its processes see.
+        number: number of the slot on its node, from 0.
+        cpus: ids of the CPUs that the point may use; empty: all of the pilot's on this node.
+        variables: environment variables that limit the visible GPUs, such as CUDA_VISIBLE_DEVICES.
     """
 
     number: int
@@ -36,26 +36,28 @@ class Slot:
 
 
 def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
-    """The GPUs of a slot, by their places among those of the pilot. Slots share GPUs where there are fewer. Pure.
+    """Returns the indices of a slot's GPUs among the pilot's on this node. Pure.
+
+    If the slots ask for more GPUs than there are, several slots share a GPU. Without GPUs the result is empty.
 
     Args:
-        slot: its number.
-        per_slot: GPUs that a point asks for.
-        there: GPUs of the node.
+        slot: number of the slot, from 0.
+        per_slot: number of GPUs that a point asks for.
+        there: number of the pilot's GPUs on the node.
     """
     return tuple(dict.fromkeys((slot * per_slot + place) % there for place in range(per_slot))) if there else ()
 
 
 def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[str, str]:
-    """The variable that shows only the GPUs at these places of those that are shown now. Pure.
+    """Returns the variable's setting (name to value) that makes only some of the visible GPUs visible. Pure.
 
     Args:
-        environ: of the slot manager; where the variable is not set, all are shown.
-        places: of the slot's GPUs.
-        name: of the variable.
+        environ: the slot manager's environment; if the variable is not set there, all GPUs are visible.
+        places: indices of the slot's GPUs among the visible ones.
+        name: name of the variable, such as CUDA_VISIBLE_DEVICES.
 
     Raises:
-        TooFewGpus: the variable shows fewer.
+        TooFewGpus: an index is beyond the visible GPUs.
     """
     shown = environ.get(name)
     if shown is None:
@@ -70,14 +72,17 @@ def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[s
 
 
 def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int, gpus: int, cpus: int) -> list[Slot]:
-    """The slots of this node.
+    """Returns the slots of this node, each with its CPUs and GPUs.
 
     Args:
         count: number of slots.
-        environ: of this process.
-        gpus_per_point: GPUs that a point asks for.
-        gpus: GPUs that the pilot has asked for on this node.
-        cpus: CPUs that a point asks for.
+        environ: environment of this process.
+        gpus_per_point: number of GPUs that a point asks for.
+        gpus: number of GPUs that the pilot has asked for on this node.
+        cpus: number of CPUs that a point asks for.
+
+    Raises:
+        TooFewGpus: fewer GPUs are visible than the pilot has asked for.
     """
     node, allowed = sysfs.read(environ=environ), os.sched_getaffinity(0)
     places = [gpus_of(slot, gpus_per_point, gpus) for slot in range(count)]
@@ -100,6 +105,11 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
 
 
 def _mask_variable(vendor: str, environ: Mapping[str, str]) -> str:
-    """The variable that limits which GPUs a process sees: one that the scheduler has set, else the vendor's last."""
+    """Returns the name of the variable that limits the visible GPUs: one that is set already, else the vendor's last.
+
+    Args:
+        vendor: vendor of the GPUs; empty: none was found.
+        environ: environment of this process.
+    """
     names = devices.MASKS.get(vendor, ("CUDA_VISIBLE_DEVICES",))
     return next((name for name in reversed(names) if name in environ), names[-1])

@@ -14,9 +14,9 @@ class Process:
     """The leader of a process group.
 
     Attributes:
-        pid: the process id, which is also the group's.
-        start: the start time in clock ticks since boot, which differs from that of a later process with the same id.
-        host: the host where it runs.
+        pid: the process id, which is also the id of its group.
+        start: the start time in clock ticks since boot: distinguishes it from a later process with the same id.
+        host: name of the host where it runs.
     """
 
     pid: int
@@ -25,30 +25,36 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process with this id, on this machine."""
+        """Returns the process with this id on this machine; without such a process `start` is 0."""
         state = _state(pid)
         return cls(pid, state[1] if state else 0, socket.gethostname())
 
     def here(self) -> bool:
-        """Whether the process belongs to this machine; nothing is known about processes of other machines."""
+        """Returns whether the process was started on this machine."""
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:
-        """Whether the process runs on this machine; False for a zombie."""
+        """Returns whether the process runs on this machine; False for a zombie, and if it is on another machine.
+
+        Raises:
+            OSError: /proc cannot be read now.
+        """
         state = _state(self.pid) if self.here() else None
         return state is not None and state[0] != "Z" and state[1] == self.start
 
     def signal(self, number: signal.Signals) -> None:
-        """Signals the whole process group, if its leader is still the same process."""
+        """Sends a signal to the whole process group, if the process is alive on this machine."""
         if self.alive():
             os.killpg(self.pid, number)
 
 
 def _state(pid: int) -> tuple[str, int] | None:
-    """A process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22); None if there is none.
+    """Returns a process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22).
+
+    None: no process has this id, or it belongs to another user and /proc hides it.
 
     Raises:
-        OSError: /proc cannot be read now (EMFILE, ENOMEM), and a process that is not seen may live.
+        OSError: /proc cannot be read now (EMFILE, ENOMEM), so that the process may be alive.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -58,7 +64,7 @@ def _state(pid: int) -> tuple[str, int] | None:
 
 
 def namespace() -> str:
-    """Identifies this machine until it boots anew, and the namespace of process ids in it; empty: unknown."""
+    """Returns a string that identifies this boot of this machine and the process-id namespace; empty: unknown."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

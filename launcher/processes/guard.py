@@ -16,15 +16,15 @@ PAUSE = 0.3  # seconds between polls
 
 
 def start() -> None:
-    """Forks a child that waits for this process to end, and then kills what is left. Call it before there are threads.
+    """Forks a child that waits for this process to end, and then kills all other processes with its LAUNCHER_GUARD.
 
-    Does nothing without LAUNCHER_GUARD.
+    Call it before there are threads. Does nothing if LAUNCHER_GUARD is not set.
     """
     mark, watched = os.environ.get(VARIABLE), os.getpid()
     if not mark or os.fork():
         return
     try:
-        os.setsid()  # or what ends the job would end the guard as well
+        os.setsid()  # else the end of the job would kill the guard, too
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -39,7 +39,10 @@ def start() -> None:
 
 
 def kill_marked(mark: str) -> bool:
-    """Kills the processes of this host whose LAUNCHER_GUARD is `mark`; returns whether there were any."""
+    """Kills this user's processes on this host that have LAUNCHER_GUARD=`mark`, except this one.
+
+    Returns whether there were any.
+    """
     wanted, found = os.fsencode(f"{VARIABLE}={mark}"), False
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():

@@ -15,7 +15,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def adopt() -> None:
-    """Makes this process the parent of descendants that lose theirs (Linux: a child subreaper)."""
+    """Makes this process the new parent of its descendants that lose their parent (prctl: a child subreaper)."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -31,7 +31,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def children() -> set[int]:
-    """The process ids of this process's children; empty on a kernel without CONFIG_PROC_CHILDREN.
+    """Returns the process ids of this process's children; empty on a kernel without CONFIG_PROC_CHILDREN.
 
     Raises:
         OSError: /proc cannot be read now (no file descriptor is left).
@@ -51,11 +51,13 @@ def _children_or_none() -> set[int]:
 
 
 def kill(keep: Collection[int], timeout: float = 2.0) -> list[int]:
-    """Kills all children except `keep`, and the orphans that this process then adopts; returns the ids of the killed.
+    """Kills and reaps all children of this process except `keep`, and the orphans that it then adopts.
+
+    Returns the process ids of the killed ones, in order.
 
     Args:
-        keep: process ids.
-        timeout: seconds until it gives up on processes that do not end (in uninterruptible sleep).
+        keep: process ids of children that are not killed.
+        timeout: seconds after which it gives up on processes that do not end (in uninterruptible sleep).
     """
     give_up, killed = time.monotonic() + timeout, set()
     while strangers := _children_or_none() - set(keep):

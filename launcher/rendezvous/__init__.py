@@ -2,15 +2,15 @@
 
 It may import files, errors and torch.
 
-- `protocol`: who takes part: joining, refusals, who was not reached
-- `leader_search`: finds the leader among what listens on the candidate ports
-- `members`: the agents of a round, and the errors of a rendezvous
+- `protocol`: joining a round: the `hello`, `begin` and `refused` messages, the timeout, the agents that are missing
+- `leader_search`: connects to the leader: tries the candidate ports, and tells why none answered
+- `members`: Member and Rendezvous (the agents of a round, in rank order), and RendezvousError
 - `ports`: ports and secret of an attempt, derived from the run's secret
 - `interfaces`: addresses of this machine's network interfaces
-- `handshake`: both ends of a connection prove that they know a secret
-- `channel`: authenticated messages between two agents
+- `handshake`: HMAC challenge and response: both ends of a connection prove that they know a secret
+- `channel`: the wire format: framed and authenticated JSON messages between two agents
 - `hub`: the leader's connections to all other agents
-- `round_files`: the rounds as files, where agents find the leader again
-- `store`: the TCPStore of the ranks, closed to others
+- `round_files`: the rounds as files, where agents that lost the leader find the new one
+- `store`: the TCPStore of the ranks, and the proxy that keeps other users and hosts out
 - `rank_environment`: RANK, WORLD_SIZE, MASTER_ADDR and the launcher's own variables of a rank
 """

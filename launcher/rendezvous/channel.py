@@ -35,7 +35,7 @@ MAC = 16  # bytes
 LARGEST = 1 << 26  # bytes of one message
 _LENGTH = struct.Struct(">I")
 _READ = 1 << 18  # bytes read at once
-_READS = 16  # per call of `receive`: a fast sender must not starve the other connections
+_READS = 16  # reads per call of `receive`: a fast sender must not starve the other connections
 
 
 class ChannelError(ConnectionError):
@@ -47,7 +47,7 @@ class NotAuthenticated(ChannelError):
 
 
 def encode(message: Message) -> bytes:
-    """Returns the JSON text of a message. A broadcast makes it once for all receivers."""
+    """Returns a message as JSON in UTF-8. `Channel.send` accepts it, so that a broadcast encodes a message once."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
@@ -165,7 +165,12 @@ class Channel:
         self._socket.close()
 
     def _authenticate(self) -> None:
-        """Does the steps of the handshake for which enough bytes have arrived."""
+        """Continues the handshake as far as enough bytes have arrived.
+
+        Raises:
+            NotAuthenticated: the other end does not know the secret, or is another service.
+            ChannelError: the connection is broken.
+        """
         if self._server:
             if len(self._in) < NONCE + PROOF:
                 return

@@ -25,7 +25,13 @@ class NotTrusted(Exception):
 
 
 def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
-    """Returns the proof that a role sends: the HMAC of the role and both nonces under the secret. Pure."""
+    """Returns the proof of one end: HMAC-SHA256(secret, role + nonces). Pure.
+
+    Args:
+        secret: the key.
+        role: the end that sends it, such as b"client" or b"server".
+        nonces: the server's nonce, followed by the client's.
+    """
     return hmac.new(secret, role + nonces, hashlib.sha256).digest()
 
 
@@ -60,7 +66,7 @@ def as_client(connection: socket.socket, secret: bytes) -> None:
 
 
 def _deadline_of(connection: socket.socket) -> float | None:
-    """Returns when the connection's timeout ends, by the monotonic clock; None: it has no timeout."""
+    """Returns the monotonic time at which the connection's timeout, started now, passes; None: no timeout is set."""
     timeout = connection.gettimeout()
     return None if timeout is None else time.monotonic() + timeout
 
@@ -71,10 +77,10 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float | None
     Args:
         connection: a blocking socket.
         size: number of bytes.
-        deadline: for all bytes together, by the monotonic clock, so that a slow trickle cannot extend it.
+        deadline: monotonic time by which all bytes must have arrived, however slowly they trickle; None: no deadline.
 
     Raises:
-        NotTrusted: the other end closed the connection before.
+        NotTrusted: the other end closed the connection before that.
         TimeoutError: the deadline has passed.
     """
     data = b""

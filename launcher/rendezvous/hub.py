@@ -1,4 +1,4 @@
-"""The connections of the agent that leads: all other agents are connected to it, and to nobody else."""
+"""The leader's connections: every other agent is connected to the leader, and to no other agent."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from launcher.runs import event_json
 from launcher.runs.events import Fault
 
 HANDSHAKE = 5.0  # seconds in which a new connection has to authenticate, and to send `hello`
-PENDING = 1024  # connections that may be in that state; of more the oldest is closed
+PENDING = 1024  # most connections before their `hello`; at one more the oldest is closed
 PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
 
-Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: it is not connected any more
+Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: the member has disconnected
 
 
 def refused(fault: Fault) -> dict[str, Any]:
-    """Returns the message of the leader to an agent that cannot take part, because of this fault. Pure."""
+    """Returns the leader's message to an agent that cannot take part because of `fault`. Pure."""
     return {"type": "refused", "fault": event_json.values(fault)}
 
 
 class Hub:
-    """Accepts connections for the whole attempt. An agent is known by the member index in its first message, `hello`.
+    """Accepts the agents' connections for the whole attempt, and sends and receives messages.
+
+    An agent identifies itself by the member index in its first message, `hello`.
 
     Attributes:
-        channels: of the members that are connected, by index.
+        channels: the connections of the connected members, by member index.
     """
 
     def __init__(
@@ -41,18 +43,18 @@ class Hub:
         Args:
             listener: a listening socket, which the hub closes.
             secret: the attempt's secret.
-            members: indices that an agent may have; agents with others are refused.
-            wake: a file descriptor that ends a wait when it becomes readable (signals).
+            members: the valid member indices; an agent with another index is refused.
+            wake: a file descriptor that ends a `poll` when it becomes readable (on signals).
         """
         listener.setblocking(False)
         self._listener, self._secret, self._members = listener, secret, frozenset(members)
         self.channels: dict[int, Channel] = {}
         self._indices: dict[Channel, int] = {}
-        self._pending: dict[Channel, float] = {}  # when each is given up
+        self._pending: dict[Channel, float] = {}  # connections before their `hello`, with their deadlines
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._accepts_from: float | None = None
-        self._gone: list[int] = []  # members whose connections broke while something was sent
+        self._gone: list[int] = []  # members found disconnected by `send`, for the next `poll`
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ)
 
@@ -61,11 +63,14 @@ class Hub:
         return int(self._listener.getsockname()[1])
 
     def descriptors(self) -> list[int]:
-        """Returns the descriptors that a forked rank has to close."""
+        """Returns the hub's file descriptors, which a forked rank has to close."""
         return [self._listener.fileno(), *(channel.fileno() for channel in (*self._indices, *self._pending))]
 
     def poll(self, timeout: float) -> list[Event]:
-        """Returns what members have sent, and which have disconnected; waits for that for at most `timeout` seconds."""
+        """Accepts connections, and returns messages and disconnects of members.
+
+        Waits at most `timeout` seconds. Returns none if the time is up, or if something else ended the wait.
+        """
         now = time.monotonic()
         if self._accepts_from is not None and now >= self._accepts_from:
             self._accepts_from = None
@@ -82,13 +87,18 @@ class Hub:
         return events
 
     def _wait(self, timeout: float, now: float) -> float:
-        """Returns the seconds until this hub has to accept connections, or to close a new one; at most `timeout`."""
+        """Returns the seconds until accepting resumes after PAUSE or a connection without `hello` is closed.
+
+        Args:
+            timeout: longest result.
+            now: monotonic seconds.
+        """
         due = [] if self._accepts_from is None else [self._accepts_from]
         due += self._pending.values()
         return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
 
     def send(self, index: int, message: Message | bytes) -> None:
-        """Sends to a member, if it is connected. If the connection turns out to be broken, `poll` returns that."""
+        """Sends a message to a member, if it is connected. If that fails, the next `poll` returns its disconnect."""
         channel = self.channels.get(index)
         if channel is None:
             return
@@ -102,13 +112,16 @@ class Hub:
             self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def broadcast(self, indices: Iterable[int], message: Message) -> None:
-        """Sends a message to several members; it is encoded once."""
+        """Sends a message to the members with these indices, as `send` does, but encodes it only once."""
         text = encode(message)
         for index in indices:
             self.send(index, text)
 
     def drain(self, indices: Collection[int], timeout: float) -> None:
-        """Waits until these members have received everything and closed their connections, or until the timeout."""
+        """Waits until these members have closed their connections, for at most `timeout` seconds.
+
+        Unsent messages are sent meanwhile, and received ones are dropped.
+        """
         give_up = time.monotonic() + timeout
         while any(index in self.channels for index in indices) and (left := give_up - time.monotonic()) > 0:
             self.poll(left)
@@ -174,7 +187,7 @@ class Hub:
         return [(self._indices[channel], message) for message in messages]
 
     def _drop(self, channel: Channel) -> int | None:
-        """Closes a connection. Returns the index of its member; None: it had sent no `hello`."""
+        """Closes a connection. Returns the member index of its agent; None: the agent had sent no `hello`."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(channel)
         channel.close()

@@ -1,4 +1,4 @@
-"""The addresses of this machine's network interfaces."""
+"""The addresses of this machine's network interfaces, and listening on one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINK = 0x20  # the scope of link-local addresses
 
 
 def addresses(interface: str) -> list[str]:
-    """Returns the addresses of an interface, in the order of preference: IPv4, IPv6, link-local IPv6.
+    """Returns the addresses of an interface, in order of preference: IPv4, IPv6, link-local IPv6; empty: it has none.
 
     A link-local address ends with the interface (`fe80::1%eth0`), which has the same name on all nodes of a cluster.
     """
@@ -34,8 +34,8 @@ def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tu
     """Returns a listening socket on a free port of an interface, and its (address, port).
 
     Args:
-        interface: name of the interface, or several with commas, of which the first is used; None: the interface with
-            the address of this host's name, which gloo uses as well.
+        interface: name of the interface, or a comma-separated list, of which the first is used; None: the address that
+            this host's name resolves to, as gloo does.
         backlog: maximum number of connections that wait to be accepted.
 
     Raises:
@@ -59,8 +59,9 @@ def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tu
 
 
 def address_of(name: str) -> str:
-    """Returns the one address of this machine that a name resolves to; empty: there is none, or several, or loopback.
+    """Returns the address of this machine that a host name resolves to.
 
+    Empty: the name resolves to several addresses, to a loopback address, to one of another machine, or not at all.
     Debian's /etc/hosts resolves the host's name to 127.0.1.1, which other hosts cannot use.
     """
     try:
@@ -82,7 +83,7 @@ def _is_mine(address: str) -> bool:
 
 
 def _of_this_host() -> list[str]:
-    """Returns the addresses of this host's name, loopback addresses last.
+    """Returns the addresses that this host's name resolves to, loopback addresses last.
 
     Raises:
         OSError: the name cannot be resolved.

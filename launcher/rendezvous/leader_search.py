@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from launcher.rendezvous.channel import Channel, ChannelError, NotAuthenticated
 
-STAGGER = 0.2  # seconds after which the next port is tried while this one says nothing
-EXCHANGE = 5.0  # seconds for a whole handshake
+STAGGER = 0.2  # seconds between two connection attempts while no answer has come
+EXCHANGE = 5.0  # seconds to connect, and then for the handshake
 NO_ANSWER = (
     "it did not answer in time; it listens on the address that its own host name stands for there "
     "(`getent hosts NAME`); see cluster.interface and cluster.port_range"
@@ -22,17 +22,17 @@ NO_ANSWER = (
 def find_leader(
     host: str, ports: Sequence[int], secret: bytes, deadline: float, *, wake: int | None = None
 ) -> Channel | str:
-    """A connection to this attempt's leader, or why it was not found this time; empty: time was up before one knows.
+    """Returns an authenticated connection to the attempt's leader, or why it was not found this time.
 
-    Ports are tried one after the other, without waiting long for one that says nothing: whatever listens there may be
-    somebody else's.
+    The reason is empty if the deadline passed before any port answered. The ports are tried STAGGER seconds apart and
+    then in parallel, since another service may listen on one of them and send nothing.
 
     Args:
-        host: of the leader, with the suffix of its fabric.
-        ports: that it may listen on.
-        secret: of the attempt.
-        deadline: when to give up, by the monotonic clock.
-        wake: a file descriptor (of signals) that ends the wait when it can be read.
+        host: host name of the leader, with cluster.host_suffix.
+        ports: candidate ports of the leader, in the order to try.
+        secret: the attempt's secret.
+        deadline: monotonic time at which to give up.
+        wake: a file descriptor that ends the search when it becomes readable (on signals).
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -48,12 +48,12 @@ def find_leader(
 
 
 class _Search:
-    """Connections that are tried at once, each a little later than the one before."""
+    """Parallel connection attempts, each started STAGGER seconds after the one before."""
 
     def __init__(self, secret: bytes, wake: int | None) -> None:
         self._secret, self._wake = secret, wake
         self._selector = selectors.DefaultSelector()
-        self._connecting: dict[socket.socket, tuple[int, float]] = {}  # port, when it is given up
+        self._connecting: dict[socket.socket, tuple[int, float]] = {}  # port and deadline
         self._talking: dict[Channel, tuple[int, float]] = {}
         self._problems: dict[str, str] = {}
         if wake is not None:
@@ -125,9 +125,9 @@ class _Search:
         self._selector.register(channel, selectors.EVENT_READ)
 
     def _talk(self, channel: Channel) -> bool:
-        """Whether the other end is our leader."""
+        """Continues the handshake of a connection. Returns whether it has shown that the other end is the leader."""
         try:
-            channel.receive()  # the leader speaks after `hello` only
+            channel.receive()  # the leader sends no messages before `hello`
         except ChannelError as error:
             self._forget(channel)
             if isinstance(error, NotAuthenticated):
@@ -166,10 +166,18 @@ class ConnectBackoff:
     """Backoff between an agent's attempts to connect to its leader."""
 
     def __init__(self, members: int) -> None:
+        """
+        Args:
+            members: number of agents that connect at the same time.
+        """
         self._pause, self._members, self._soon = 0.01, members, time.monotonic() + 3.0
 
     def pause(self) -> float:
-        """Seconds until the next try. In a new round the leader is there in no time; many agents try less often."""
+        """Returns the seconds until the next attempt: doubled each time from 0.01 s, up to a limit.
+
+        The limit is low for 3 s, as the leader of a new round appears fast, and grows with the number of agents; 1 s
+        afterwards.
+        """
         longest = min(1.0, max(0.03, 0.001 * self._members)) if time.monotonic() < self._soon else 1.0
         pause, self._pause = min(self._pause, longest), min(2 * self._pause, longest)
         return pause

@@ -1,4 +1,4 @@
-"""The agents of a round, the result of their rendezvous, and its errors."""
+"""The agents of a round (Member), the result of their rendezvous (Rendezvous), and its errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LOOPBACK = "127.0.0.1"
 
 
 class LeaderLost(Exception):
-    """The leader is gone, or is cut off from this agent."""
+    """This agent has lost its connection to the leader, which is dead or cut off."""
 
 
 class RendezvousError(RuntimeError):
     """The rendezvous failed.
 
     Attributes:
-        fault: why.
-        from_leader: whether the leader has decided so, and reports it to the user as well.
-        final: whether a retry is useless, because the leader has decided; else only the leader may be gone.
+        fault: why it failed.
+        from_leader: whether the leader refused this agent, and reports the fault to the user itself.
+        final: whether a retry is useless, because the leader has decided. If False, the leader may only be gone.
     """
 
     def __init__(self, fault: Fault, *, from_leader: bool = False, final: bool = False) -> None:
@@ -39,22 +39,22 @@ class RendezvousError(RuntimeError):
 
 
 def accuse(place: Place) -> Accused:
-    """Returns an agent as the probable cause of a fault."""
+    """Returns the agent at `place` as the probable cause of a fault."""
     return Accused(host=place.host, rank=place.task, node=None if place.task is not None else place.node)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One agent: one per node, or with launch=tasks one per rank.
+    """An agent that takes part in a round. There is one agent per node, or with launch=tasks one per rank.
 
     Attributes:
-        index: number of the agent in the job as the scheduler started it.
-        node_rank: number of its node in that job.
+        index: number of the agent among all that the scheduler started for the job, from 0; the same in all rounds.
+        node_rank: number of its node in the job, from 0.
         host: name of its host.
         ranks: number of ranks that it starts.
-        first_local_rank: local rank of the first of them.
-        local_address: own address of its connection to the leader.
-        master_address: the leader's address of that connection.
+        first_local_rank: local rank of the first of these ranks.
+        local_address: the agent's end of its connection to the leader, as an IP address.
+        master_address: the leader's end of that connection, as an IP address.
     """
 
     index: int
@@ -67,23 +67,23 @@ class Member:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Member:
-        """Returns the member of a `row`."""
+        """Returns the member from its fields in order, as `row` returns them."""
         return cls(*row)
 
     def row(self) -> list[Any]:
-        """Returns the values in order: shorter than an object where a thousand members are sent to each of them."""
+        """Returns the fields in order. As JSON that is shorter than an object: each member gets the list of all."""
         return list(asdict(self).values())
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The result of a rendezvous: who takes part in a round, in order, and where the ranks find their store.
+    """The result of a rendezvous: the members of a round, in the order of their ranks, and the address of their store.
 
     Attributes:
-        host, port: address of the store; the host is the address at which this member reached the leader.
-        members: all that take part, the leader first.
-        interface: this agent's network interface to the others, if known.
-        listener: on the leader, the listening socket of the store.
+        host, port: address of the ranks' store; the host is the address at which this member reached the leader.
+        members: all members, the leader first.
+        interface: name of this agent's network interface to the others; None: unknown.
+        listener: on the leader, the listening socket of the store; None on others.
     """
 
     host: str
@@ -94,12 +94,12 @@ class Rendezvous:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Host of each node, by node rank."""
+        """Host name of each node that takes part, in the order of its ranks."""
         return tuple({member.node_rank: member.host for member in self.members}.values())
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses from which members have reached the leader."""
+        """IP addresses from which the members have connected to the leader."""
         return [member.local_address for member in self.members if member.local_address]
 
     @property
@@ -107,20 +107,20 @@ class Rendezvous:
         return sum(member.ranks for member in self.members)
 
     def place_of(self, index: int) -> int | None:
-        """Returns the place of the member with this index in this round; None: it does not take part."""
+        """Returns the position in `members` of the member with this index; None: it does not take part."""
         return next((place for place, member in enumerate(self.members) if member.index == index), None)
 
     def first_rank(self, place: int) -> int:
-        """Returns the first rank of the member at a place."""
+        """Returns the first global rank of the member at this position in `members`."""
         return sum(member.ranks for member in self.members[:place])
 
 
 def address_reached(members: Sequence[Member]) -> str:
-    """Returns the address at which all members have reached their leader, which is the first of them. Pure.
+    """Returns the address of the leader (the first member) at which the other members have reached it. Pure.
 
     | the members have connected to | result |
     |---|---|
-    | one address | that one |
+    | one address | that address |
     | several addresses | empty: all interfaces |
     | nothing: the leader is alone | the loopback interface |
     """

@@ -1,4 +1,4 @@
-"""The ports and the secret of an attempt, which its agents derive from the run's secret."""
+"""The ports and secrets of an attempt. Every agent derives them from the run's secret, so that none has to be sent."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ CANDIDATES = 16  # ports tried on the leader's host
 
 
 def secret_of(shared: bytes, key: str) -> bytes:
-    """Returns the secret of one attempt, derived from that of its run. Pure."""
+    """Returns a secret derived from another one. Pure.
+
+    Args:
+        shared: a longer-lived secret, such as the run's.
+        key: what the new secret is for: the attempt, or the number of a round.
+    """
     return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
 
 
 def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
-    """Returns the ports that a leader tries to listen on, in this order. Only who knows the secret can predict them.
-    Pure."""
+    """Returns the ports that a leader tries to listen on, in this order. Pure.
+
+    Without the secret they cannot be predicted.
+
+    Args:
+        secret: the attempt's secret.
+        port_range: lowest and highest allowed port.
+    """
     low, high = port_range
     seed = hashlib.sha256(b"launcher ports\0" + secret).digest()
     return random.Random(seed).sample(range(low, high + 1), min(CANDIDATES, high - low + 1))  # noqa: S311
 
 
 def free_ports(port_range: tuple[int, int]) -> list[int]:
-    """Returns random ports to try, for a service that announces its port itself."""
+    """Returns random ports of the range (lowest, highest) to try, for a service that announces its port itself."""
     return candidate_ports(secrets.token_bytes(16), port_range)
 
 
@@ -41,7 +52,7 @@ def listen(ports: Sequence[int], address: str = "") -> socket.socket:
         address: address of the interface; empty: all interfaces, IPv6 and IPv4 if the host has both.
 
     Raises:
-        RendezvousError: none is free.
+        RendezvousError: none of the ports is free.
     """
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET

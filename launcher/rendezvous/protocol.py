@@ -29,14 +29,14 @@ from launcher.runs.events import AgentCount, Fault, Place
 
 @dataclass
 class Arrivals:
-    """Which agents have arrived for a round that is about to begin.
+    """The leader's list of agents that have arrived for a round that is about to start.
 
     Attributes:
-        places: host and node of each member of the job, by index.
-        leader: index of the leader.
-        least: number of members that are needed.
+        places: host and node of each agent of the job, by member index.
+        leader: member index of the leader.
+        least: minimum number of members of the round.
         wanted: indices of the members that are waited for. Others take part if they arrive before these.
-        deadline: when to stop waiting, by the monotonic clock.
+        deadline: monotonic time at which to stop waiting.
         arrived: the members that have arrived, by index.
     """
 
@@ -48,15 +48,19 @@ class Arrivals:
     arrived: dict[int, Member] = field(default_factory=dict)
 
     def members(self) -> tuple[Member, ...]:
-        """Returns who takes part: the leader first, whose host has rank 0 and the store of the ranks."""
+        """Returns the members that have arrived, in rank order: the leader first, since it hosts the ranks' store."""
         return tuple(sorted(self.arrived.values(), key=lambda member: (member.index != self.leader, member.index)))
 
     def decided(self, now: float) -> bool:
-        """Returns whether all wanted members have arrived, or the deadline has passed. Pure."""
+        """Returns whether all wanted members have arrived, or the deadline has passed. Pure.
+
+        Args:
+            now: monotonic seconds.
+        """
         return self.wanted <= self.arrived.keys() or now >= self.deadline
 
     def problem(self) -> Fault | None:
-        """Returns why the round cannot begin with those that have arrived; None: it can. Pure."""
+        """Returns why the round cannot start with the members that have arrived; None: it can. Pure."""
         if len(self.arrived) >= self.least:
             return None
         leader = self.places[self.leader]
@@ -71,18 +75,18 @@ class Arrivals:
 def join_rendezvous(
     own: Member, *, places: Sequence[Place], master: str, secret: bytes, ports: Sequence[int], timeout: float
 ) -> Rendezvous:
-    """The rendezvous of processes without an agent: member 0 leads, and the connections are closed at the end.
+    """Joins a rendezvous of processes that have no agent. Member 0 leads, and all connections are closed at the end.
 
     Args:
         own: this process.
         places: host and rank of each process, by index.
         master: host name of member 0.
-        secret: a secret that all of them know.
-        ports: ports that member 0 tries to listen on, in this order.
-        timeout: seconds in which all must have arrived.
+        secret: a secret that all the processes know.
+        ports: candidate ports of member 0, in the order to try.
+        timeout: seconds in which all processes must have arrived.
 
     Raises:
-        RendezvousError: the leader was not reached, or not all have arrived.
+        RendezvousError: the leader was not reached, or a process did not arrive in time.
     """
     deadline = time.monotonic() + timeout
     if own.index != 0:
@@ -153,9 +157,9 @@ def not_reached(own: Member, leader: Place, address: str, timeout: float, proble
     Args:
         own: the agent.
         leader: host and node of the leader.
-        address: host name by which it was looked for.
-        timeout: seconds for which it was looked for.
-        problem: why it was not found.
+        address: host name that the agent tried to connect to.
+        timeout: seconds for which it tried.
+        problem: why it failed, as from `find_leader`.
     """
     return RendezvousError(
         Fault(
@@ -166,25 +170,36 @@ def not_reached(own: Member, leader: Place, address: str, timeout: float, proble
 
 
 def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
-    """Returns the error that a `refused` message of the leader means; see `hub.refused`."""
+    """Returns the error for a `refused` message of the leader, which `hub.refused` makes."""
     return RendezvousError(event_json.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
 
 
 def hello(own: Member, channel: Channel) -> dict[str, Any]:
-    """Returns the first message of an agent to its leader."""
+    """Returns the first message of an agent to its leader: `own`, with the addresses of the connection."""
     mine = Member(**{**asdict(own), "local_address": channel.local[0], "master_address": channel.peer[0]})
     return {"type": "hello", "index": own.index, "member": mine.row()}
 
 
 def rendezvous_of(begin: dict[str, Any], own: Member) -> Rendezvous:
-    """Returns the rendezvous of a round from the leader's `begin` message, for a member other than the leader."""
+    """Returns the rendezvous of a round, on a member other than the leader.
+
+    Args:
+        begin: the leader's `begin` message, with the store's port and all members.
+        own: this member, with the addresses of its connection to the leader.
+    """
     members = tuple(map(Member.of, begin["members"]))
     address = LOOPBACK if len({member.host for member in members}) == 1 else own.local_address
     return Rendezvous(own.master_address, begin["port"], members, interface_with(address))
 
 
 def leaders_rendezvous(port: int, members: Sequence[Member], listener: socket.socket | None = None) -> Rendezvous:
-    """Returns the rendezvous of a round for its leader, which is the first of the members."""
+    """Returns the rendezvous of a round, on its leader.
+
+    Args:
+        port: port of the ranks' store.
+        members: all members, the leader first.
+        listener: the listening socket of the store.
+    """
     reached = (member.master_address for member in members if member.host != members[0].host)
     interface = interface_with(next(reached, LOOPBACK))
     return Rendezvous(address_reached(members) or LOOPBACK, port, tuple(members), interface, listener)

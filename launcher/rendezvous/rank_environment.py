@@ -13,11 +13,11 @@ class AgentLike(Protocol):
     """The attributes of an agent that this module reads.
 
     Attributes:
-        index: number of the agent in the job as the scheduler started it.
-        node_rank: number of its node in that job; with launch=tasks several agents have the same.
+        index: number of the agent among all that the scheduler started for the job, from 0.
+        node_rank: number of its node in the job, from 0; with launch=tasks several agents have the same.
         host: name of its host.
         ranks: number of ranks that it starts.
-        first_local_rank: local rank of the first of them.
+        first_local_rank: local rank of the first of these ranks.
     """
 
     @property
@@ -37,10 +37,10 @@ class Placement:
     """One rank to start.
 
     Attributes:
-        place: number of the rank among those of its agent.
+        place: number of the rank among the ranks of its agent, from 0.
         rank: global rank.
-        environment: variables that are added to those of its agent.
-        cpus: CPUs that the rank may run on; empty: all of its agent's.
+        environment: variables that are added to the agent's environment.
+        cpus: ids of the CPUs that the rank may run on; empty: all of its agent's.
     """
 
     place: int
@@ -50,12 +50,12 @@ class Placement:
 
 
 def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:
-    """Returns the variables with the local rank, the node rank and the hosts.
+    """Returns the environment variables of a rank that depend on its node: local rank, node rank and hosts.
 
     Args:
         agents: all agents of the round, in the order of their ranks.
         position: index in `agents` of the agent that starts the rank.
-        place: number of the rank among those of its agent.
+        place: number of the rank among the ranks of its agent, from 0.
     """
     own = agents[position]
     nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
@@ -76,11 +76,11 @@ def environment_of(
     agents: Sequence[AgentLike], position: int, place: int, *,
     master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
 ) -> dict[str, str]:  # fmt: skip
-    """Returns all variables that torchrun sets for a rank, with LAUNCHER_ROUND and LAUNCHER_HOSTS.
+    """Returns all environment variables that torchrun sets for a rank, and LAUNCHER_ROUND and LAUNCHER_HOSTS.
 
     Args:
         agents, position, place: see `place_variables`.
-        master: host and port of the store.
+        master: host and port of the ranks' store.
         run_id: id of the run.
         round_number: number of the round, from 0.
         max_restarts: launch.max_restarts.
@@ -110,7 +110,7 @@ def placements(
     agents: Sequence[AgentLike], position: int, *,
     master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
 ) -> list[Placement]:  # fmt: skip
-    """Returns the placements of all ranks of one agent. The arguments are those of `environment_of`."""
+    """Returns the placements of all ranks of the agent `agents[position]`. Arguments: see `environment_of`."""
     first = sum(agent.ranks for agent in agents[:position])
     return [
         Placement(place, first + place, environment_of(

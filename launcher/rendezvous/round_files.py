@@ -1,10 +1,10 @@
-"""The rounds of an attempt, as files in its folder `rounds`. Agents that lost their connections find the leader here.
+"""Files in the attempt's directory `rounds`, in which agents that lost their leader find the newest round's leader.
 
 | file | written by | contains |
 |---|---|---|
 | `K.json` | the leader of round K | its members, and the address that the leader listens on |
 
-Such a file can be created only once, so of two halves of a partitioned cluster only one continues.
+Only one process can create the file of a round, so that of two halves of a partitioned cluster only one continues.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from launcher.rendezvous.members import Member
 
 @dataclass(frozen=True)
 class Round:
-    """One round that has begun.
+    """One round that has started.
 
     Attributes:
-        number: counts from 0.
+        number: number of the round, from 0.
         host, port: the address that the leader listens on.
         leader: member index of the leader.
-        members: indices of all members.
+        members: member indices of all agents that take part.
     """
 
     number: int
@@ -41,22 +41,22 @@ class Round:
 
 
 class Rounds:
-    """Reads and writes the folder `rounds` for one agent."""
+    """Reads and writes the attempt's directory `rounds`, for one agent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def claim(self, number: int, leader: Member, port: int, members: Sequence[Member]) -> bool:
-        """Creates the file of a round atomically. Returns whether it did; False: another leader has created it.
+        """Creates the file of a round atomically. Returns whether this call did; False: another leader has created it.
 
         Args:
-            number: the round.
+            number: number of the round.
             leader: leader of the round.
             port: port that the leader listens on.
             members: all members.
 
         Raises:
-            OSError: the file cannot be written; whether another leader has written it is unknown.
+            OSError: the file cannot be written. Whether another leader has created it is unknown then.
         """
         values = {
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
@@ -70,18 +70,18 @@ class Rounds:
         return True
 
     def begun(self, number: int) -> bool:
-        """Returns whether this round has begun.
+        """Returns whether the round with this number has started.
 
         Raises:
-            UnavailableError: the folder cannot be read now.
+            UnavailableError: the directory cannot be read now.
         """
         return bool(unwrap(exists(self._folder / f"{number}.json", retry_seconds=0)))
 
     def latest(self) -> Round | None:
-        """Returns the newest round; None: none has begun. Files of another format are ignored.
+        """Returns the newest round; None: no round has started. Files that are not in this format are ignored.
 
         Raises:
-            OSError: the folder, or a file in it, cannot be read now; there may be rounds all the same.
+            OSError: the directory, or a file in it, cannot be read now, so that the newest round is unknown.
         """
         try:
             names = [path.name for path in self._folder.iterdir()]
@@ -99,12 +99,12 @@ class Rounds:
         return None
 
     def heartbeat(self, number: int) -> None:
-        """Updates the time stamp of the round's file. The leader does so regularly, for agents that wait to join."""
+        """Updates the mtime of a round's file, if possible. The leader calls it regularly; agents that wait poll it."""
         with contextlib.suppress(OSError):
             os.utime(self._folder / f"{number}.json")
 
     def last_heartbeat(self, number: int) -> str:
-        """Returns a text that changes with each heartbeat of the round's leader."""
+        """Returns a string that changes with each heartbeat of the round's leader; constant if it cannot be read."""
         try:
             return f"{number} {(self._folder / f'{number}.json').stat().st_mtime_ns}"
         except OSError:

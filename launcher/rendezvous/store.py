@@ -1,4 +1,4 @@
-"""The store of a round's ranks: torch's TCPStore, which only this user's processes on the job's hosts can reach.
+"""The store of a round's ranks: torch's TCPStore behind a proxy that keeps other users and other hosts out.
 
 A TCPStore serves every connection, and ranks trust its content: a client can impersonate a rank and send pickles to the
 others. So the store listens on the loopback interface, where the kernel drops packets without the TCP MD5 signature of
@@ -13,9 +13,9 @@ other users of the leader's host can reach the store; a warning in the run's out
 | an address of another host of the job | yes: the user is not known here |
 | any other address | no |
 
-The leader makes the proxy after it has forked its own ranks: the store has threads, and a fork could inherit a locked
-lock of theirs. Ranks that connect earlier wait in the backlog of the listening socket. The proxy makes the store when
-the first of them connects: a run whose ranks make no process group has none.
+The leader makes the proxy after it has forked its own ranks: the store has threads, and a fork could inherit a lock
+that one of them holds. Ranks that connect earlier wait in the backlog of the listening socket. The proxy makes the
+store when the first rank connects; if the ranks make no process group, it is never made.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from launcher.log_line import log_line
 from launcher.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
-TRIES = 5  # stores that are made until one has no connection of another user from before its signatures were enabled
+TRIES = 5  # tries to make a store to which no other user connected before its signatures were enabled
 PAUSE = 0.1  # seconds until the next try when this process has no thread or file descriptor left
-REFUSALS = 10  # refused hosts that are logged
+REFUSALS = 10  # most refused hosts that are logged
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
 _TCP_MD5SIG_EXT, _WITH_PREFIX = 32, 1  # linux/tcp.h
 _KEY_SIZE = 40  # bytes, of 80 at most
@@ -50,13 +50,13 @@ Address = tuple[str, int]  # an IP address and a port
 
 
 class RanksStore:
-    """The store and its proxy. Both serve until `close`."""
+    """The ranks' store and its proxy. Both serve connections until `close`."""
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
         """
         Args:
             listener: the listening socket that ranks connect to; this object closes it.
-            hosts: addresses of the job's hosts.
+            hosts: IP addresses of the job's hosts.
 
         Raises:
             OSError, RuntimeError: no thread or file descriptor is left.
@@ -168,7 +168,10 @@ def _same(end: _End) -> _End:
 
 
 async def _made() -> _InnerStore:
-    """Makes a store, however long no thread or file descriptor is left; ranks wait for it as long as for each other."""
+    """Makes a store, and retries without limit while no thread or file descriptor is left.
+
+    Meanwhile the ranks wait, as long as they wait for each other.
+    """
     reported = False
     while True:
         try:
@@ -185,9 +188,9 @@ class _InnerStore:
     """A TCPStore on the loopback interface.
 
     Attributes:
-        store: itself.
+        store: the store.
         listener: its listening socket.
-        key: that connections need; None: this kernel has no signatures.
+        key: the key of TCP MD5 signatures that connections need; None: the kernel has no such signatures.
     """
 
     store: Store
@@ -200,13 +203,13 @@ def _inner_store() -> _InnerStore:
 
     Raises:
         OSError, RuntimeError: no thread or file descriptor is left.
-        RuntimeError: at each try another user of this host connected first.
+        RuntimeError: at each of TRIES tries another user of this host connected first.
     """
     key = secrets.token_bytes(_KEY_SIZE)
     for _ in range(TRIES):
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         handle = listener.dup()  # the store takes ownership of `listener`
-        store = store_on(listener, "127.0.0.1", TIMEOUT)  # which connects to itself, without a key
+        store = store_on(listener, "127.0.0.1", TIMEOUT)  # it connects to itself, without a key
         try:
             sign(handle, key)
         except OSError:  # a kernel without them, or one in FIPS mode, which has no MD5
@@ -225,7 +228,7 @@ def _inner_store() -> _InnerStore:
 def sign(sock: socket.socket, key: bytes) -> None:
     """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) with this key for all IPv4 peers of a socket.
 
-    Connections without the key get no answer. Connections that exist already keep working.
+    New connections without the key get no answer. Connections that exist already keep working.
 
     Raises:
         OSError: this kernel does not support it.
@@ -236,14 +239,20 @@ def sign(sock: socket.socket, key: bytes) -> None:
 
 
 def sockets_connected_to(address: Address) -> dict[Address, int]:
-    """Returns the local sockets that are connected to an address: their addresses, with the user ids of their owners.
+    """Returns this host's sockets that are connected to an address, from /proc/net/tcp: their addresses and owners.
 
-    Sockets of another network namespace are not seen. A socket that its process has closed belongs to root.
+    Sockets of another network namespace are not listed. A socket that its process has closed belongs to root.
+
+    Args:
+        address: IP address and port of the other end.
+
+    Returns:
+        The user id of each socket's owner, by the socket's own IP address and port.
     """
     found = {}
     suffix = f":{address[1]:04X}"
     for table in TABLES:
-        with contextlib.suppress(FileNotFoundError), open(table) as lines:  # without IPv6 there is one
+        with contextlib.suppress(FileNotFoundError), open(table) as lines:  # without IPv6 there is no tcp6
             for row in map(str.split, lines):
                 if row[2].endswith(suffix) and _of_hex(row[2]) == address:
                     found[_of_hex(row[1])] = int(row[7])
@@ -251,7 +260,7 @@ def sockets_connected_to(address: Address) -> dict[Address, int]:
 
 
 def _of_hex(text: str) -> Address:
-    """Parses an address of /proc/net/tcp: 4-byte words in the machine's byte order. Pure."""
+    """Parses an address in the format of /proc/net/tcp, `HEX:PORT`: 4-byte words in the machine's byte order. Pure."""
     digits, _, port = text.partition(":")
     data = bytes.fromhex(digits)
     words = struct.unpack(f"={len(data) // 4}I", data)
@@ -259,11 +268,11 @@ def _of_hex(text: str) -> Address:
 
 
 def _is_here(host: str) -> bool:
-    """Returns whether an IP address belongs to this host: the route to it then starts at the address itself."""
+    """Returns whether an IP address belongs to this host: then the route to it has this address as its source."""
     family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
     try:
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # of a datagram socket, which sends nothing
+            probe.connect(place)  # for a datagram socket this sends nothing
             return _address(probe.getsockname())[0] == _plain(host)
     except OSError:
         return False
@@ -274,7 +283,7 @@ def _address(name: tuple[object, ...]) -> Address:
 
 
 def _plain(host: str) -> str:
-    """Returns the canonical text of an IP address: IPv4-mapped IPv6 as IPv4, without a zone index."""
+    """Returns the canonical form of an IP address: IPv4-mapped IPv6 as IPv4, without a zone index such as `%eth0`."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
