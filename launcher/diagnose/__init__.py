@@ -1,4 +1,4 @@
 """Explains why a run waits (`why`), why it ended (`post-mortem`), and what is wrong with a machine (`doctor`).
 
-It may import everything but cli and report.
+May import everything but cli and reports.
 """

@@ -27,11 +27,11 @@ class FaultCode(Code):
     EXITED = "exited"  # a non-zero exit code without an exception
     RETURNED_EARLY = "returned_early"  # exit code 0 before its work was done (os._exit(0))
     LEFT = "left"  # exit code 75: it has saved, and the run can be resumed
-    NO_RETRY = "no_retry"  # exit code 93
+    NO_RETRY = "no_retry"  # exit code 93: a retry would fail too
     NOT_STARTED = "not_started"  # no process, memory or file descriptor is left, or its log files cannot be written
     STILL_THERE = "still_there"  # its process still exists after SIGKILL
     # all ranks
-    HANG = "hang"  # no step and no other progress for too long
+    HANG = "hang"  # no step and no other progress within a timeout
     NOT_JOINED = "not_joined"  # ranks did not join the process group in time
     # a node
     NODE_ENDED = "node_ended"  # its agent closed the connection without a reason: killed, or lost
@@ -39,13 +39,13 @@ class FaultCode(Code):
     LEADER_LOST = "leader_lost"  # this agent lost its connection to the leader
     TASK_NOT_STARTED = "task_not_started"  # the scheduler could not start the task
     TASK_UNKNOWN = "task_unknown"  # the exit status of the task cannot be read
-    NODE_RETURNED = "node_returned"  # no failure: the ranks restart with a node that came back
+    NODE_RETURNED = "node_returned"  # no failure: the ranks restart because a lost node has come back
     STOPPED_EARLY = "stopped_early"  # the agent got a stop request before its ranks could save
     # before the ranks start
     RENDEZVOUS_TIMEOUT = "rendezvous_timeout"  # not all agents arrived in time
     NOT_REACHED = "not_reached"  # this agent could not connect to the leader in time
     TOO_FEW = "too_few"  # fewer agents are left than min_nodes needs
-    LATE = "late"  # the others have begun without this agent
+    LATE = "late"  # the other agents have started without this one
     NOT_A_MEMBER = "not_a_member"  # this agent does not belong to the attempt: it was started by mistake, or twice
     REFUSED = "refused"  # rendezvous is impossible: no free port, no such interface
     PREFLIGHT = "preflight"  # bad nodes
@@ -59,33 +59,33 @@ class FaultCode(Code):
 
 
 class HangSign(Code):
-    """By what the ranks that cause a hang were found."""
+    """What identified the ranks that cause a hang."""
 
     STOPPED = "stopped"  # the process is stopped (state T)
     DEVICE = "device"  # the process waits for a device or a file server (state D)
-    NO_STACK = "no_stack"  # the interpreter does not run
-    RECORDER = "recorder"  # NCCL's flight recorder: it blocks a collective on the GPUs
-    OUTSIDE = "outside"  # it is in no collective, and the others wait for it in one
-    BEHIND = "behind"  # it has done fewer steps than others
-    ALL = "all"  # nothing distinguishes it from the other ranks
+    NO_STACK = "no_stack"  # the rank wrote no stack: its interpreter does not run
+    RECORDER = "recorder"  # NCCL's flight recorder: the rank blocks a collective on the GPUs
+    OUTSIDE = "outside"  # the rank is in no collective, and the other ranks wait for it in one
+    BEHIND = "behind"  # the rank has done fewer steps than other ranks
+    ALL = "all"  # nothing: no rank differs from the others
     UNKNOWN = "unknown"
 
 
 class CollectiveSign(Code):
-    """What NCCL's flight recorder shows of ranks that block a collective."""
+    """How ranks block a collective, according to NCCL's flight recorder."""
 
     NOT_CALLED = "not_called"  # they have not called it, and other ranks wait in it
     OTHER_CALLED = "other_called"  # they have called another operation
-    NOT_FINISHED = "not_finished"  # their GPUs have not finished it, those of the other ranks have
-    NOT_BEGUN = "not_begun"  # their GPUs have not begun it, those of the other ranks have
+    NOT_FINISHED = "not_finished"  # their GPUs have not finished it; the GPUs of the other ranks have
+    NOT_BEGUN = "not_begun"  # their GPUs have not started it; the GPUs of the other ranks have
     UNKNOWN = "unknown"
 
 
 class AgentPhase(Code):
-    """What an agent was doing when something happened to it."""
+    """The phase that an agent was in when it was lost or asked to stop, if no ranks were running."""
 
-    STARTING = "starting"  # its ranks had not started
-    BETWEEN_ROUNDS = "between_rounds"
+    STARTING = "starting"  # before its ranks started
+    BETWEEN_ROUNDS = "between_rounds"  # after the ranks of one round ended, before those of the next started
     UNKNOWN = "unknown"
 
 
@@ -100,38 +100,41 @@ class StopReason(Code):
     EXIT_75 = "exit_75"  # ranks exited with 75 without a stop request
     NOT_IN_TIME = "not_in_time"  # ranks got a stop request and did not exit in time
     KILLED = "killed"  # all agents were killed before one could write a reason
-    NODE_RETURNED = "node_returned"  # ends a round, not the attempt: the next one has a node that came back
+    NODE_RETURNED = "node_returned"  # a lost node came back. Ends the round, not the attempt: the next round has it
     UNREADABLE = "unreadable"  # a file that the attempt needs cannot be read now
     EXIT_UNREAD = "exit_unread"  # the job script cannot read the exit codes of its agents
     UNKNOWN = "unknown"
 
 
 class NextReason(Code):
-    """Why a run continues after an attempt that stopped early, stays stopped, or is given up."""
+    """Why a run continues after an attempt that stopped early, stays stopped, or is given up.
+
+    The comments divide the members into these three groups.
+    """
 
     # continues
     RESUMABLE = "resumable"
     CHAIN = "chain"  # the next job of its chain is in the queue
     REQUEUED = "requeued"  # the scheduler requeued its job
-    RESUBMITTED = "resubmitted"  # as a new job
+    RESUBMITTED = "resubmitted"  # the launcher submitted a new job
     # stays stopped
     STOP_FILE = "stop_file"
     CANCELLED = "cancelled"
-    RESUME_NEVER = "resume_never"
+    RESUME_NEVER = "resume_never"  # resume.how=never
     TIME_LIMIT = "time_limit"  # the allocation that it runs in is nearly over
     STOP_REQUESTED = "stop_requested"  # its job got a stop request
-    SCHEDULER_ENDS = "scheduler_ends"  # the scheduler ends its job, whose state the event has
+    SCHEDULER_ENDS = "scheduler_ends"  # the scheduler ends its job; the event has the job's state
     NOT_SUBMITTED = "not_submitted"  # the scheduler refused the new job
     UNREADABLE = "unreadable"  # a file that the decision needs cannot be read now
     LAUNCHER_ERROR = "launcher_error"  # launcher.job.requeue itself failed
     # is given up
-    NO_PROGRESS = "no_progress"  # in two attempts in a row
-    MAX_ATTEMPTS = "max_attempts"
+    NO_PROGRESS = "no_progress"  # two attempts in a row made no progress
+    MAX_ATTEMPTS = "max_attempts"  # it has had resume.max_attempts attempts
     UNKNOWN = "unknown"
 
 
 class PreflightThen(Code):
-    """What follows a preflight."""
+    """What an attempt does after its preflight."""
 
     GO = "go"  # all nodes are good
     WITHOUT = "without"  # the attempt continues without the bad nodes
@@ -144,7 +147,7 @@ class PreflightReason(Code):
 
     TOO_FEW = "too_few"  # too few good nodes are left
     ALL_NODES = "all_nodes"  # all nodes fail the same check
-    UNKNOWN_NODE = "unknown_node"  # nodes have lost each other, and the bad one is not known
+    UNKNOWN_NODE = "unknown_node"  # nodes cannot reach each other, and the bad one is not known
     UNKNOWN = "unknown"
 
 
@@ -152,9 +155,9 @@ class UnboundReason(Code):
     """Why ranks are not bound to cores."""
 
     NOT_WANTED = "not_wanted"  # launch.bind=none
-    SCHEDULER = "scheduler"  # launch=tasks: the scheduler binds each of them
-    NO_TOPOLOGY = "no_topology"  # the kernel does not show which CPUs are of one core
-    MIXED_GPUS = "mixed_gpus"  # of different models, so that their numbers are not known
+    SCHEDULER = "scheduler"  # launch=tasks: the scheduler has bound each rank
+    NO_TOPOLOGY = "no_topology"  # the kernel does not show which CPUs are hyperthreads of one core
+    MIXED_GPUS = "mixed_gpus"  # GPUs of different models, which CUDA numbers by speed: their numbers are not known
     FEW_CORES = "few_cores"  # fewer cores than ranks
     GPU_NUMA = "gpu_numa"  # the NUMA node of a GPU is not known
     DEVICES = "devices"  # it is not known which devices a rank uses
@@ -162,12 +165,12 @@ class UnboundReason(Code):
 
 
 class SetupPart(Code):
-    """Which setting a set-up line of the job script comes from."""
+    """The setting that a set-up line of the job script comes from."""
 
     CLUSTER = "cluster"  # cluster.setup
     ENV = "env"  # env.setup
     MODULE = "module"  # env.modules: the line that finds the command `module`
     MODULES = "modules"  # env.modules: one `module load`
     ACTIVATE = "activate"  # env.activate
-    FOLDER = "folder"  # env.container: makes a folder that is mounted
+    FOLDER = "folder"  # env.container: the line makes a folder that is mounted in the container
     UNKNOWN = "unknown"

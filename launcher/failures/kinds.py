@@ -1,4 +1,4 @@
-"""The causes that a post-mortem distinguishes: a closed list. docs/post-mortem.md describes each."""
+"""The kinds of ends that `post-mortem` distinguishes, and their names for users. docs/post-mortem.md describes each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Kind(str, Enum):
-    """Why an attempt ended. The value is the one in `--json`."""
+    """Why an attempt ended. The values appear as `kind` in the output of `post-mortem --json`."""
 
     DONE = "done"
     OUT_OF_MEMORY = "out-of-memory"
@@ -41,7 +41,7 @@ class Kind(str, Enum):
 
     @property
     def label(self) -> str:
-        """The kind as text for people."""
+        """The kind in words for users (`out of GPU memory`)."""
         return _LABELS.get(self, self.value.replace("-", " "))
 
 

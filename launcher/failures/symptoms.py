@@ -1,6 +1,6 @@
-"""Recognises the kind of a failure in lines of errors and logs. Pure.
+"""Finds the kind of a failure in an error message or a log, by regular expressions. Pure.
 
-The patterns match messages of the kernel (errno), Python, torch, gloo, NCCL and CUDA; tests have recorded lines.
+The patterns match messages of the kernel (errno), Python, torch, gloo, NCCL and CUDA. Tests use recorded lines.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 from launcher.failures.kinds import Kind
 
-# Messages of gloo and NCCL in the other ranks when a rank has ended. Errors in a user's code read the same when some
-# server cannot be reached, so `lost_peer` looks at the exception's type, and a rank (launcher/worker/script.py) at the
-# place that raised it as well.
+# Messages that gloo and NCCL raise in the other ranks when a rank has ended. Errors in a user's code look the same if
+# a server cannot be reached, so `lost_peer` also checks the exception's type, and a rank (launcher/worker/script.py)
+# also checks which code raised it.
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket (closed|Timeout)|remote process exited"
     r"|NCCL communicator was aborted|ncclRemoteError|Application timeout caused pair closure"
 )
 
-# The first match counts, so more special patterns come before more general ones.
+# The first match counts, so specific patterns come before general ones.
 _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.OUT_OF_GPU_MEMORY, r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"
                              r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure 2 'out of memory'"),
@@ -46,24 +46,24 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip
 SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
-# Types of exceptions that refuse a setting, ours, torch's and Hydra's: if a file that it names is missing, as well.
+# Exception types of the launcher, torch and Hydra that mean CONFIG_ERROR, even if their text names a missing file.
 _REFUSALS = {
     "BackendError", "CheckpointError", "CheckpointException", "ConfigError", "HydraException", "LauncherError",
     "RanksDiffer", "TopologyError", "WorkloadError",
 }  # fmt: skip
-_MISSING = {"DatasetError"}  # types of exceptions that say that a file is missing, although they refuse a setting
+_MISSING = {"DatasetError"}  # exception types that mean FILE_MISSING, whatever their text
 _EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # the type before the message
 _TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 
 
 def kind_of(text: str, exception: str | None = None) -> Kind | None:
-    """Returns the kind of failure that an error shows; None: it is of no known kind.
+    """Returns the kind of failure that an error message shows; None: no pattern matches.
 
-    Only exceptions that torch raises count as CONNECTION_LOST.
+    Exceptions that torch does not raise are never CONNECTION_LOST.
 
     Args:
-        text: of the error.
-        exception: its type; None: the one that the text names, if any.
+        text: the error message.
+        exception: the exception's type; None: use the type that the text names (`ValueError: ...`), if any.
     """
     kinds = (kind for kind, pattern in SYMPTOMS if pattern.search(text))
     from_user = _is_user_exception(text)
@@ -76,18 +76,18 @@ def kind_of(text: str, exception: str | None = None) -> Kind | None:
 
 
 def lost_peer(text: str) -> bool:
-    """Returns whether a line shows an error of torch because another rank has ended."""
+    """Returns whether an error message is one that torch raises in a rank because another rank has ended."""
     return LOST_PEER.search(text) is not None and not _is_user_exception(text)
 
 
 def _is_user_exception(text: str) -> bool:
-    """Returns whether a line names an exception that is neither torch.distributed's nor a RuntimeError."""
+    """Returns whether a line names an exception type that is neither torch.distributed's nor RuntimeError."""
     named = _EXCEPTION.search(text)
     return named is not None and _TORCHS.fullmatch(named[1]) is None
 
 
 def last_symptom(lines: Iterable[str]) -> tuple[Kind, str] | None:
-    """Returns the last line that matches a pattern, with its kind; None: no line does."""
+    """Returns the last line that shows a known kind of failure, after its kind; None: no line does."""
     for line in reversed(list(lines)):
         if kind := kind_of(line):
             return kind, line.strip()
@@ -99,7 +99,7 @@ _ERROR = re.compile(r"[A-Za-z_][\w.]*(:|$)")
 
 
 def last_error(text: str) -> str:
-    """Returns the last line of the last traceback in a rank's log (`ValueError: no`); empty: there is no traceback."""
+    """Returns the error line of the last traceback in a rank's log (`ValueError: no`); empty: there is no traceback."""
     _, found, tail = text.rpartition(_TRACEBACK)
     if not found:
         return ""

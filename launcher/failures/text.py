@@ -1,4 +1,4 @@
-"""Makes one line of text for people of each fault, stop and continuation. No other module does. Pure."""
+"""Makes one line of text for users of each event: fault, stop, continuation and others. Only this module does. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         Stop,
     )
 
-MOST_NAMES = 10  # agents that are named in a text
-MOST_RANKS = 4  # ranks that are named as the cause of a hang
+MOST_NAMES = 10  # at most so many agents are named in a text
+MOST_RANKS = 4  # at most so many ranks are named as the cause of a hang
 
 
 def signal_name(number: int) -> str:
@@ -52,7 +52,7 @@ def signal_name(number: int) -> str:
 
 
 def of_fault(fault: Fault) -> str:
-    """Returns the cause of a fault, with the number of restarts that did not help."""
+    """Returns what failed and where, as one line, with the number of restarts that did not help."""
     cause = _FAULTS.get(fault.code, _error)(fault)
     if not fault.restarts:
         return cause
@@ -60,7 +60,7 @@ def of_fault(fault: Fault) -> str:
 
 
 def _error(fault: Fault) -> str:
-    """The error message, with the rank or the host that it is from."""
+    """Returns the fault's error message, after the rank or the host that reported it."""
     who = _rank(fault) if fault.rank is not None else fault.host
     return ": ".join(part for part in (who, fault.error) if part)
 
@@ -74,19 +74,19 @@ def _rank_on(rank: int | None, host: str) -> str:
 
 
 def _hosts(fault: Fault) -> str:
-    """The accused hosts, else the one where it happened."""
+    """Returns the names of the accused hosts; if none is accused, the name of the fault's host."""
     return _first_of([each.host for each in fault.accused] or [fault.host])
 
 
 def _ranks_on_hosts(accused: Collection[Accused]) -> str:
-    """`rank 1, 2 on node1, node2`."""
+    """Returns the accused ranks with their hosts: `rank 1, 2 on node1, node2`."""
     ranks = ", ".join(str(each.rank) for each in accused)
     hosts = ", ".join(dict.fromkeys(each.host for each in accused if each.host))
     return f"rank {ranks} on {hosts}" if hosts else f"rank {ranks}"
 
 
 def _agents(accused: Sequence[Accused]) -> str:
-    """`node2 (node 1)`, or with launch=tasks `rank 3 on node2`."""
+    """Returns the names of accused agents: `node2 (node 1)`, or with launch=tasks `rank 3 on node2`."""
     return _first_of([_agent(each) for each in accused])
 
 
@@ -101,12 +101,12 @@ def _node(host: str, node: int | None) -> str:
 
 
 def _first_of(names: Sequence[str]) -> str:
-    """The first MOST_NAMES names, and how many more there are."""
+    """Returns the first MOST_NAMES names, and the number of the others: `node1, node2 and 3 more`."""
     return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
 def _ended(fault: Fault) -> str:
-    """How a rank, or the task of an agent, ended that did not report why."""
+    """Returns how a rank, or an agent's task, ended that reported no error: by a signal or with an exit code."""
     who = _rank(fault) if fault.rank is not None else f"the task on {fault.host}"
     if fault.signal is None and fault.exit_code is None:
         how = "was killed"
@@ -155,7 +155,7 @@ _LIMITS = {
 
 
 def _seconds(fault: Fault, preposition: str) -> str:
-    """` within 60 s`; empty: the timeout is unknown."""
+    """Returns the fault's timeout after a preposition (` within 60 s`); empty: the timeout is not known."""
     return "" if fault.seconds is None else f" {preposition} {fault.seconds:g} s"
 
 
@@ -189,7 +189,7 @@ _BLOCKS = {
 
 
 def _blocks(collective: BlockedCollective) -> str:
-    """How a rank blocks a collective."""
+    """Returns how a rank blocks a collective, as the predicate of a sentence (`has not called all_reduce ...`)."""
     one = collective.waiting.isdecimal()
     return _BLOCKS[collective.sign].format(
         what=f"{collective.operation} (number {collective.number} of process group {collective.group})",
@@ -314,7 +314,7 @@ _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
 
 
 def of_stop(stop: Stop) -> str:
-    """Returns why an attempt ended early."""
+    """Returns why an attempt ended early, and which ranks had to be killed."""
     cause = _stop(stop)
     if stop.killed_on is None:
         return cause
@@ -349,7 +349,12 @@ _STOPS = {
 
 
 def of_request(host: str, name: str) -> str:
-    """Returns the text about a signal (`SIGTERM`) that asked a job to stop."""
+    """Returns the text about a stop request: `node1 was asked to stop by SIGTERM`.
+
+    Args:
+        host: the host that got the signal.
+        name: the name of the signal.
+    """
     return _asked(host, name)
 
 
@@ -402,7 +407,7 @@ def of_place(place: Place) -> str:
 
 
 def of_resized(event: Resized) -> str:
-    """Returns a line about the nodes that a new round has lost or gained."""
+    """Returns a line about a new round: the nodes that it has lost or gained, and the number of its members."""
     changes = {"without": event.without, "with": event.back}
     parts = [f"{preposition} {', '.join(map(of_place, places))}" for preposition, places in changes.items() if places]
     return f"round {event.round} continues {' and '.join(parts)}: {event.members} of {event.size}"
@@ -449,5 +454,12 @@ _SETUP = {
 
 
 def of_setup_line(part: SetupPart, number: int = 0, name: str = "", cluster: str = "the cluster's profile") -> str:
-    """Returns the name of a set-up line in messages; see `launcher.runs.events.SetupFailed`."""
+    """Returns what messages call a set-up line of the job script: `line 2 of env.setup`.
+
+    Args:
+        part: the setting that the line comes from.
+        number: the line's number within the setting, from 1.
+        name: the module, environment or folder that the line is about.
+        cluster: what to call the cluster's profile.
+    """
     return _SETUP[part].format(number=number, name=name, cluster=cluster)

@@ -1,6 +1,6 @@
-"""Reads a run directory into one object. No other part of the report reads files.
+"""Reads a run directory into one object. No other module of the report reads files of a run.
 
-Files may be incomplete, damaged or of another version: the page shows what can be read, and notes what cannot.
+Files may be incomplete, damaged or of another version: the page shows what can be read, and lists what cannot.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from launcher.runs.directory import Run
 from launcher.runs.health import preflights, stragglers
 from launcher.runs.journal import journal_events
 
-LOG_LINES = 200
-LOG_BYTES = 256 * 1024  # read from the end of the output
-LONGEST_LINE = 500
+LOG_LINES = 200  # last lines of the output that the page shows
+LOG_BYTES = 256 * 1024  # bytes that are read from the end of the output
+LONGEST_LINE = 500  # characters; longer lines are cut
 Event = Mapping[str, Any]
 
 
@@ -38,21 +38,21 @@ class RunData:
 
     Attributes:
         id: the run's id.
-        path: its directory.
-        state: its state, as in `status`.
-        cause: why it ended; None: it is done, or not known.
-        record: its record: plan, config, versions, overrides.
-        attempts: the number and the events of each attempt.
-        timeline: spans and moments, from the journal and the events.
-        curves: numbers over steps, from the events.
-        paces: the step times of ranks, for each attempt.
+        path: the run directory.
+        state: the run's state, as in `status`.
+        cause: why the run ended, as one line; None: it is done, or the cause is not known.
+        record: the run's record, as JSON types: plan, config, versions, overrides.
+        attempts: (number, events) of each attempt.
+        timeline: the spans and moments of all attempts, from the journal and the events.
+        curves: the training's metrics over steps, from the events.
+        paces: the `pace` events of each attempt: the step times of its ranks.
         health: lines about preflight checks, and about ranks that were slower than the others.
-        result: the metrics of rank 0.
-        fabric: the results of a benchmark.
-        checkpoints: the existing checkpoints, oldest first.
-        offline: folders that W&B has written without a server, oldest first.
+        result: the metrics that rank 0 returned; None: it returned none.
+        fabric: the results of a benchmark; None: the run is none, or they cannot be read.
+        checkpoints: manifests of the existing checkpoints, sorted by step.
+        offline: paths of folders that W&B has written without a server, oldest first.
         log: the last lines of the run's output.
-        notes: what could not be read.
+        notes: what could not be read, and why.
         seen: when all this was read, in seconds since the epoch.
     """
 
@@ -94,11 +94,11 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
     """Reads the data of a run.
 
     Args:
-        seen: the run with its state.
-        cause: why it ended, in a line.
+        seen: the status of the run.
+        cause: why the run ended, as one line; None: not known.
 
     Raises:
-        RunError: its record cannot be read.
+        RunError: the run's record cannot be read.
     """
     run, now = seen.run, time.time()
     attempts = tuple((attempt.number, tuple(attempt.events())) for attempt in run.attempts())
@@ -146,7 +146,10 @@ def _fabric(run: Run) -> tuple[Fabric | None, tuple[str, ...]]:
 
 
 def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[str, ...]]:
-    """Returns the manifests of checkpoints, sorted by step, and the problems of unreadable ones. No data is read."""
+    """Returns the manifests of the checkpoints in a folder, sorted by step, and an error text for each unreadable one.
+
+    The checkpoints' data is not read.
+    """
     found, problems = [], []
     try:
         paths = checkpoints.candidates(folder)
@@ -161,7 +164,7 @@ def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[
 
 
 def _log(run: Run) -> tuple[str, ...]:
-    """Returns the last lines of the newest output file."""
+    """Returns the last lines of the newest output file; empty: there is none, or it cannot be read."""
     outputs = run.outputs()
     if not outputs:
         return ()

@@ -1,4 +1,4 @@
-"""Makes the page about one run, or about several side by side. Pure."""
+"""Makes the page about one run, or about several runs side by side. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "wait", "baseline"}
 
 
 def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
-    """Returns the page about one run, or about several side by side.
+    """Returns the page about one run, or about several runs side by side.
 
     Args:
         runs: at least one run.
-        baseline: the run with which they are compared; None: the first of them, if there are several.
+        baseline: the run with which the others are compared; None: the first of several runs.
     """
     everything = [*runs, *([baseline] if baseline is not None and baseline.id not in {run.id for run in runs} else [])]
     first = everything[0]
@@ -57,7 +57,12 @@ def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
 
 
 def several(runs: Sequence[RunData], against: RunData | None) -> list[Section | None]:
-    """Returns the sections of a page about several runs; None stands for an empty section."""
+    """Returns the sections of a page about several runs, in order; None stands for an empty section.
+
+    Args:
+        runs: the runs.
+        against: the baseline; None: nothing is compared.
+    """
     return [
         notes_section(runs),
         runs_section(runs),
@@ -71,7 +76,7 @@ def several(runs: Sequence[RunData], against: RunData | None) -> list[Section | 
 
 
 def runs_section(runs: Sequence[RunData]) -> Section:
-    """Returns the section with the facts about each run."""
+    """Returns the section with a row of facts for each run: state, size, time, step, overrides."""
     names = list(dict.fromkeys(name for run in runs for name, _ in facts(run) if name not in ("begun", "waited")))
     rows = [
         (run.id, run.state, *(dict(facts(run)).get(name, "-") for name in names), " ".join(run.overrides))
@@ -83,7 +88,14 @@ def runs_section(runs: Sequence[RunData]) -> Section:
 
 
 def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:
-    """Returns the section with each run's metrics, and their changes from the baseline's; None: there are none."""
+    """Returns the section with each run's metrics, and their changes in percent from the baseline's.
+
+    None: no run has metrics.
+
+    Args:
+        runs: the runs.
+        against: the baseline; None: the metrics are shown without changes.
+    """
     names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
     if not names:
         return None
@@ -102,7 +114,7 @@ def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section
 
 
 def config_differences(runs: Sequence[RunData]) -> Section | None:
-    """Returns the section with the keys whose values differ between runs; None: there are none."""
+    """Returns the section with the config keys that differ between runs; None: no key differs."""
     values = [words.flat(dict(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for each in values for key in each) if key not in NOT_COMPARED]
     rows = [

@@ -1,4 +1,4 @@
-"""Makes curves of a training from its events: numbers over steps. Pure."""
+"""Makes curves of a training's metrics over steps from its events. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NO_CURVES = {"epoch"}
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over steps.
+    """A metric over steps.
 
     Attributes:
-        name: the number's key in the events.
-        steps: increasing.
-        values: one for each step.
-        repeated: (steps, values) of each part that a later attempt repeated from the last checkpoint.
+        name: the metric's key in the events (`loss`).
+        steps: the steps, increasing.
+        values: the metric at each step.
+        repeated: (steps, values) of each discarded part, which a later attempt computed again from a checkpoint.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Curve:
 
 
 def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
-    """Returns a curve for each number in the events, in the order in which they first appear.
+    """Returns a curve for each metric in the events `progress` and `evaluated`, in order of first appearance.
 
     Args:
-        attempts: the events of each attempt, sorted by time.
+        attempts: the events of each attempt; attempts and events are sorted by time.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:
@@ -48,7 +48,13 @@ def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
 
 
 def _curve(name: str, points: Iterable[tuple[int, float]]) -> Curve:
-    """Returns the curve with the newest value of each step. Where steps go back, the later ones were repeated."""
+    """Returns the curve with the newest value of each step.
+
+    Args:
+        name: the metric's key.
+        points: (step, value) in order of time. Where the step decreases, a new attempt started from a checkpoint: the
+            earlier points from that step on become a part of `repeated`.
+    """
     kept: list[tuple[int, float]] = []
     repeated: list[list[tuple[int, float]]] = []
     for step, value in points:
@@ -62,7 +68,7 @@ def _curve(name: str, points: Iterable[tuple[int, float]]) -> Curve:
 
 
 def thin(curve: Curve, most: int) -> Curve:
-    """Returns the curve with about `most` points: every k-th, the first and the last."""
+    """Returns the curve thinned to about `most` points: every k-th point, and the last one."""
     return Curve(
         curve.name, _every(curve.steps, most), _every(curve.values, most),
         tuple((_every(steps, most), _every(values, most)) for steps, values in curve.repeated[-20:]),

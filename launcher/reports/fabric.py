@@ -1,7 +1,7 @@
-"""Evaluates the results of benchmarks (RUN/results.json): curves over size, the matrix of pairs, differences. Pure.
+"""Parses and compares the results of benchmarks of the interconnect (RUN/results.json). Pure.
 
-The format is that of workloads/results.py. Rows of two runs that agree in all columns except those in MEASURED are the
-same measurement.
+workloads/results.py documents the format: rows of measurements, and for `p2p` a matrix of pairs of hosts. Rows of two
+runs that agree in all columns except those in MEASURED are the same measurement.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from launcher.formatting import long_size
 FORMAT = 1
 MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",
             "messages", "count"}  # fmt: skip
-COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window")  # columns that distinguish curves
+COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window")  # distinguish curves of an operation
 
 _NUMBERS = ("size", "algbw", "busbw", "bandwidth", "latency")
 _ROW = {
     **dict.fromkeys(_NUMBERS, float | None),
     "seconds": Mapping[str, Any] | None,
-}  # types of values used in calculations
+}  # types of the columns that are used in calculations
 _CONDITIONS = {"hosts": list[str], "environment": Mapping[str, str]}
 
 Row = Mapping[str, Any]
@@ -35,7 +35,17 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Fabric:
-    """The results of a benchmark."""
+    """The results of a benchmark.
+
+    Attributes:
+        workload: `p2p` or `collective`.
+        conditions: what the numbers depend on: hosts, backend, device, iterations.
+        roof: measured upper limits of the speed, in bytes/s, and how they were measured.
+        rows: the measurements, a mapping from column to value each.
+        matrix: bandwidth and latency of all pairs of hosts; None: not measured.
+        complete: whether the benchmark measured everything.
+        reason: why it did not.
+    """
 
     workload: str
     conditions: Mapping[str, Any]
@@ -52,13 +62,13 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve over message size.
+    """A curve of a measured quantity over message size.
 
     Attributes:
-        op: the operation or pattern.
-        kind: what distinguishes the curve from others of the same operation; may be empty.
-        sizes: in bytes, increasing.
-        values: one for each size.
+        op: the operation or pattern (`all_reduce`).
+        kind: what distinguishes the curve from others of the same operation (`float16 in place`); may be empty.
+        sizes: message sizes in bytes, increasing.
+        values: the measured value at each size.
     """
 
     op: str
@@ -69,14 +79,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Difference:
-    """A measurement in two runs.
+    """The same measurement in a run and in its baseline.
 
     Attributes:
-        what: the operation, or the pair of hosts.
-        size: in bytes; None: not known.
-        measure: the measured quantity: a speed in bytes/s, or `time` or `latency` in seconds.
-        now: its value in the run.
-        then: its value in the baseline.
+        what: the operation, or the pair of hosts (`node1 → node2`).
+        size: the message size in bytes; None: not known.
+        measure: the measured quantity: `busbw` or `bandwidth` in bytes/s, `time` or `latency` in seconds.
+        now: the value in the run.
+        then: the value in the baseline.
     """
 
     what: str
@@ -87,15 +97,15 @@ class Difference:
 
     @property
     def speed(self) -> float:
-        """The speed now divided by the speed then."""
+        """The run's speed divided by the baseline's (for times, the inverse ratio): less than 1 is slower."""
         return self.then / self.now if self.measure in ("time", "latency") else self.now / self.then
 
 
 def parse(values: Any) -> Fabric:
-    """Converts the contents of a results.json.
+    """Converts the parsed JSON of a results.json into Fabric.
 
     Raises:
-        Unreadable: it has another format, or is damaged.
+        Unreadable: the file has another format, or is damaged.
     """
     if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
         raise Unreadable("results.json is damaged: it has no rows")
@@ -122,30 +132,37 @@ def parse(values: Any) -> Fabric:
 
 
 def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any], name: str) -> str | None:
-    """Returns the first problem with the types of values, as text; None: there is none."""
+    """Returns the first value that is not of its type, as text; None: all are.
+
+    Args:
+        values: the values by key.
+        kinds: the types by key; keys that are not in `values` are skipped.
+        name: prefix of the keys in the text.
+    """
     found = (misfit(values[key], kind, f"{name}{key}") for key, kind in kinds.items() if key in values)
     return next((words for words in found if words), None)
 
 
 def finite(value: Any) -> float | None:
-    """Returns the value if it is a finite number, else None."""
+    """Returns the value as a float if it is a finite number (and no bool), else None."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if number else None
 
 
 def positive(value: Any) -> float | None:
-    """Returns the value if it is a number above zero, as a logarithmic axis needs, else None."""
+    """Returns the value as a float if it is a number above zero, as a logarithmic axis needs, else None."""
     number = finite(value)
     return number if number is not None and number > 0 else None
 
 
 def median(row: Row) -> float | None:
-    """Returns the median time of an iteration in seconds."""
+    """Returns the median time of an iteration in seconds; None: it was not measured."""
     seconds = row.get("seconds")
     return positive(seconds.get("median")) if isinstance(seconds, Mapping) else None
 
 
 def measured(row: Row, measure: str) -> float | None:
+    """Returns a measured quantity of a row (a key of `fabric_figures.MEASURES`); None: it was not measured."""
     return median(row) if measure == "time" else positive(row.get(measure))
 
 
@@ -154,11 +171,11 @@ def operation(row: Row) -> str:
 
 
 def lines(rows: Iterable[Row], measure: str) -> list[Line]:
-    """Returns a curve over size for each measurement.
+    """Returns curves over message size: one for each operation and combination of COLUMNS.
 
     Args:
-        rows: the rows.
-        measure: the measured quantity.
+        rows: the measurements.
+        measure: the quantity that the curves show, a key of `fabric_figures.MEASURES`.
     """
     rows = list(rows)
     kind = kinds(rows)
@@ -174,9 +191,9 @@ def lines(rows: Iterable[Row], measure: str) -> list[Line]:
 
 
 def kinds(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """Returns a function which returns what distinguishes a row from others of its operation, as text.
+    """Returns a function that describes what distinguishes a row from other rows of its operation (`float16 in place`).
 
-    It uses the columns that have several values for one of the operations.
+    The description has those of COLUMNS that take several values within an operation.
     """
     values: dict[tuple[str, str], set[str]] = {}
     for row in rows:
@@ -190,7 +207,7 @@ def kinds(rows: Sequence[Row]) -> Callable[[Row], str]:
 
 
 def differences(now: Fabric, then: Fabric) -> list[Difference]:
-    """Returns the measurements that both runs have, those that became slower first."""
+    """Returns the measurements that both the run (`now`) and the baseline (`then`) have, the most slowed down first."""
     before = {_identity(row): row for row in then.rows}
     found = []
     for row in now.rows:
@@ -212,7 +229,7 @@ def differences(now: Fabric, then: Fabric) -> list[Difference]:
 
 
 def pairs(matrix: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float | None, float | None]]:
-    """Returns (bandwidth, latency) of each ordered pair of hosts."""
+    """Returns (bandwidth, latency) of each ordered pair of hosts, in bytes/s and seconds; None: not measured."""
     hosts = [str(host) for host in matrix["hosts"]]
     return {
         (a, b): (matrix["bandwidth"][i][j], matrix["latency"][i][j])
@@ -223,7 +240,13 @@ def pairs(matrix: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float | None
 
 
 def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> list[list[float | None]]:
-    """Returns a matrix of at most `most` rows, with the `worst` (min or max) of each block of cells."""
+    """Returns a square matrix shrunk to at most `most` rows: each cell has the worst value of a block of cells.
+
+    Args:
+        values: the cells; None: not measured.
+        most: the maximum number of rows.
+        worst: the function min or max.
+    """
     block = max(1, math.ceil(len(values) / most))
     if block == 1:
         return [list(row) for row in values]

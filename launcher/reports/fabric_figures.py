@@ -1,4 +1,4 @@
-"""Makes figures of the results of benchmarks: curves over size, bars, heat maps. Pure."""
+"""Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.reports import words
 from launcher.reports.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
 from launcher.reports.figures import DASHES, Figure, axis, colour
 
-MOST_LINES = 8  # in one figure; with more, each operation gets its figures
-MOST_TICKS = 7
-FEW = 50  # ratio of the largest to the smallest value below which powers of ten are too few ticks
-FAR = 3.0  # a limit is left out if it is this many times larger than the largest bar
+MOST_LINES = 8  # lines in one figure; with more, each operation gets its own figures
+MOST_TICKS = 7  # ticks of the axis of message sizes
+FEW = 50  # below this ratio of the largest to the smallest value, powers of ten are too few ticks
+FAR = 3.0  # a roof (upper limit) is left out if it is this many times larger than the largest bar
 MOST_CELLS = 128  # rows of a heat map; with more nodes, a cell stands for a block of nodes
-NUMBERS_UP_TO = 8  # nodes up to which cells contain their numbers
+NUMBERS_UP_TO = 8  # with at most so many nodes, cells show their numbers
 MOST_FRAMES = 500
-# Titles of what is measured, the axis' unit, and the format of a number with an SI prefix (`1.5GB/s`, `20µs`).
+# Title and unit of each measured quantity.
 MEASURES = {
     "busbw": ("Bus bandwidth", "B/s"),
     "algbw": ("Algorithm bandwidth", "B/s"),
@@ -29,11 +29,11 @@ MEASURES = {
 }
 
 Found = Sequence[tuple[str, list[Line]]]  # name and lines of each run
-Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first is the one that matters
+Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first run decides the figures and the roofs
 
 
 def fabric_figures(runs: Named) -> list[Figure]:
-    """Returns all figures of a benchmark: curves, or bars if each operation has one size; then the matrices."""
+    """Returns all figures of a benchmark: curves, or bars if nothing was measured at two sizes; then the heat maps."""
     if runs[0][1].workload == "p2p":
         wanted: tuple[str, ...] = ("bandwidth", "latency")
     else:
@@ -53,9 +53,13 @@ def fabric_figures(runs: Named) -> list[Figure]:
 
 
 def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
-    """Returns figures of curves over size, with their operation ("" for all operations together).
+    """Returns (operation, figure of its curves over size) pairs; the operation is "" for all operations in one figure.
 
-    There are none if nothing was measured at two sizes.
+    The list is empty if nothing was measured at two sizes.
+
+    Args:
+        runs: name and results of each run.
+        measure: the quantity that the curves show, a key of MEASURES.
     """
     found = [(name, lines(fabric.rows, measure)) for name, fabric in runs]
     if not any(len(line.sizes) > 1 for _, curves in found for line in curves):
@@ -74,7 +78,15 @@ def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
 
 
 def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: int = 300) -> Figure:
-    """Returns a figure of curves. Colours stand for runs; with one run, for operations."""
+    """Returns a figure of curves over size. Colours stand for runs; with one run, for operations.
+
+    Args:
+        title: the title of the figure.
+        unit: the unit of the values, `B/s` or `s`.
+        found: name and curves of each run.
+        first: the results with the roofs that are drawn as horizontal lines.
+        height: height in CSS pixels, without the legend.
+    """
     several = len(found) > 1
     ops = list(dict.fromkeys(line.op for _, curves in found for line in curves))
     names = list(dict.fromkeys((line.op, line.kind) for _, curves in found for line in curves))
@@ -120,14 +132,14 @@ def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: in
 
 
 def _log_range(values: Sequence[float]) -> list[float]:
-    """Returns the powers of ten at the ends of an axis, with room for text above the largest value."""
+    """Returns the ends of a logarithmic axis as exponents of ten, with room for text above the largest value."""
     low, high = math.log10(min(values)), math.log10(max(values))
     room = max(high - low, 0.3)
     return [low - 0.06 * room, high + 0.12 * room]
 
 
 def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """Returns ticks at powers of ten, and for a small range at 2 and 5 times these, too."""
+    """Returns plotly's keys for ticks at powers of ten and, if values span a small range, at 2 and 5 times these."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     factors = (1, 2, 5) if max(values) / min(values) < FEW else (1,)
     ticks = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
@@ -141,7 +153,7 @@ def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _bars(runs: Named, measure: str) -> list[Figure]:
-    """Returns a figure with a bar for each measurement."""
+    """Returns a list of one figure with a bar for each measurement; empty: the quantity was not measured."""
     title, unit = MEASURES[measure]
     traces: list[dict[str, Any]] = []
     labels: list[str] = []
@@ -187,7 +199,14 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
 
 
 def matrix_figures(fabric: Fabric, run: str = "") -> list[Figure]:
-    """Returns heat maps of the bandwidth and latency of all pairs. Worse is darker; slow pairs have a frame."""
+    """Returns heat maps of the bandwidth and latency of all pairs of hosts; empty: there is no matrix.
+
+    Worse cells are darker, and slow pairs have a frame.
+
+    Args:
+        fabric: the results of the benchmark.
+        run: the run's name for the titles; empty: leave it out.
+    """
     matrix = fabric.matrix
     if matrix is None:
         return []
@@ -241,12 +260,12 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
 
 
 def _three(value: float) -> str:
-    """Returns a number with three digits: `1.10`, `48.0`, `132`."""
+    """Returns a number as text with three significant digits: `1.10`, `48.0`, `132`."""
     return f"{value:#.3g}".removesuffix(".")
 
 
 def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns frames around the cells of slow pairs."""
+    """Returns plotly's shapes for the frames around the cells of slow pairs."""
     places = {name: place for place, name in enumerate(names)}
     frames = []
     for pair in matrix.get("slow") or ():
@@ -261,7 +280,7 @@ def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _unit(value: float, unit: str) -> tuple[float, str]:
-    """Returns the factor and the name of the unit in which a value has one to three digits before the point."""
+    """Returns the factor and the name of the SI unit that suits a value: 2e9 and `B/s` -> 1e9 and `GB/s`."""
     for prefix, factor in (("n", 1e-9), ("µ", 1e-6), ("m", 1e-3), ("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)):
         if value < 999.5 * factor:
             return factor, prefix + unit
@@ -269,5 +288,5 @@ def _unit(value: float, unit: str) -> tuple[float, str]:
 
 
 def _short(value: float | None) -> float | None:
-    """Rounds a value to four digits, to keep the page small: that of 700 nodes has half a million values."""
+    """Rounds a value to four significant digits, to keep the page small: 700 nodes have half a million values."""
     return None if value is None else float(f"{value:.4g}")

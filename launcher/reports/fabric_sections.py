@@ -14,16 +14,16 @@ from launcher.reports.parts import Code, Section, Table
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import ExcludesNodes
 
-TOLERANCE = 0.2  # relative difference to the baseline's speed above which a row is marked
-MOST_ROWS = 1000
+TOLERANCE = 0.2  # rows that differ from the baseline's speed by more than this fraction are marked
+MOST_ROWS = 1000  # of each table
 
 
 def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
     """Returns the section about a benchmark; None: no run has results.
 
     Args:
-        runs: the runs. Those of another benchmark than the first one with results are left out.
-        against: the baseline; None: there is none.
+        runs: the runs. The first one with results decides the benchmark; runs of other benchmarks are left out.
+        against: the baseline; None: nothing is compared.
     """
     known = [(run, run.fabric) for run in runs if run.fabric and (run.fabric.rows or run.fabric.matrix)]
     if not known:
@@ -51,7 +51,7 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
 
 
 def _exclude(run: RunData, hosts: str) -> str:
-    """Returns the override that keeps the next run off these hosts; empty: its scheduler has none."""
+    """Returns the override that excludes hosts from the next run; empty: the run's scheduler cannot exclude nodes."""
     cluster = run.plan.get("cluster")
     name = cluster.get("scheduler") if isinstance(cluster, Mapping) else None
     if not hosts or name not in registry.names():
@@ -61,7 +61,10 @@ def _exclude(run: RunData, hosts: str) -> str:
 
 
 def conditions(known: Mapping[str, Any]) -> str:
-    """Returns the conditions as text: `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`"""
+    """Returns a benchmark's conditions as text.
+
+    For example `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`
+    """
     parts = [f"{plural(known.get('world_size', '?'), 'rank')} on {plural(known.get('nodes', '?'), 'node')}"]
     backend = str(known.get("backend", "?")) + (f" {known['backend_version']}" if known.get("backend_version") else "")
     parts.append(backend + (f" over {known['interface']}" if known.get("interface") else ""))
@@ -71,7 +74,13 @@ def conditions(known: Mapping[str, Any]) -> str:
 
 
 def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) -> Table:
-    """Returns the table of all measurements, without empty columns."""
+    """Returns the table of all measurements, without empty columns.
+
+    Args:
+        rows: the measurements.
+        roofs: the measured upper limits in bytes/s, by name; the column `of roof` is relative to one of them.
+        summary: the text on which to click to open the table.
+    """
     roof = roofs.get("socket") or roofs.get("memory")
     columns: list[tuple[str, Any]] = [
         ("operation", operation),
@@ -103,7 +112,11 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) ->
 
 
 def differences_table(run: RunData, against: RunData) -> Table:
-    """Returns the table of measurements that both runs have. Differences above the tolerance are marked."""
+    """Returns the table of the measurements that a run and its baseline (`against`) have in common.
+
+    Rows that differ by more than the run's config key `tolerance` (else TOLERANCE) are marked. Both runs must have
+    results.
+    """
     assert run.fabric is not None and against.fabric is not None
     tolerance = run.config.get("tolerance")
     limit = float(tolerance) if isinstance(tolerance, int | float) else TOLERANCE
@@ -123,6 +136,7 @@ def differences_table(run: RunData, against: RunData) -> Table:
 
 
 def slow_table(matrix: Mapping[str, Any]) -> Table:
+    """Returns the table of the slow pairs of hosts in a matrix; it may have no rows."""
     rows = [
         (
             f"{each.get('a', '?')} - {each.get('b', '?')}", words.rate(each.get("bandwidth")),

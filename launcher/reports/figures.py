@@ -1,6 +1,6 @@
-"""Makes figures for plotly, as plain dicts: the timeline and the curves of trainings. Pure.
+"""Makes the plotly figures of timelines and trainings, as plain dicts. Pure.
 
-A colour that begins with `--` is a custom property of the page's style sheet, so that it follows light and dark mode.
+A colour that starts with `--` is a custom property of the page's style sheet, so that it follows light and dark mode.
 See https://plotly.com/javascript/reference/ for the keys.
 """
 
@@ -16,12 +16,12 @@ from launcher.reports import words
 from launcher.reports.curves import Curve, thin
 from launcher.reports.timeline import Timeline
 
-SERIES = 8  # colours in page.css
+SERIES = 8  # number of colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")
 DASHED = ("solid", "dotted", "dashed", "dashed and dotted")  # DASHES as text
-POINTS = 20_000  # of all curves of one figure
-MOST_MARKS = 300  # of one kind, in a timeline
-LEAST_SHOWN = 0.002  # fraction of the whole time above which a span is visible
+POINTS = 20_000  # about so many points are shown of all curves of a figure together
+MOST_MARKS = 300  # about so many moments of one kind are shown in a timeline
+LEAST_SHOWN = 0.002  # a kind of span is left out if each of its spans is shorter than this fraction of the whole time
 SPANS = {"queued": "--queued", "starting": "--starting", "restarting": "--restarting", "running": "--running"}
 MARKS = {
     "checkpoint": ("circle-open", "--ink"),
@@ -35,15 +35,15 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart.
+    """A chart that plotly draws in the page.
 
     Attributes:
-        title: its heading.
-        traces: as for plotly.
-        layout: as for plotly.
-        caption: the text below it.
-        height: in CSS pixels.
-        wide: whether it has the full width of the page.
+        title: the heading; may be empty.
+        traces: plotly's `data`: a dict for each set of points.
+        layout: plotly's `layout`, without the height.
+        caption: the text below the chart; may be empty.
+        height: the height in CSS pixels.
+        wide: whether the chart takes the full width of the page.
     """
 
     title: str
@@ -55,10 +55,12 @@ class Figure:
 
 
 def colour(place: int) -> str:
+    """Returns the colour of a series by its number, from 0; colours repeat after SERIES."""
     return f"--series-{place % SERIES + 1}"
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    """Returns plotly's keys for an axis: a title, if it is not empty, and `more`."""
     return {"title": {"text": title}, **more} if title else more
 
 
@@ -66,7 +68,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def timeline_figure(timeline: Timeline) -> Figure:
-    """Returns the figure of a timeline: bars for the spans of each attempt, and marks for moments."""
+    """Returns the figure of a timeline: a row for each attempt, with bars for its spans and marks for its moments."""
     numbers = sorted({span.attempt for span in timeline.spans})
     traces: list[dict[str, Any]] = []
     begin, end = timeline.begin or 0.0, timeline.end or 0.0
@@ -109,30 +111,30 @@ def _about(what: str, seconds: float, text: str) -> str:
 
 
 def clock(time: float) -> str:
-    """Returns a time as local time, in the form that plotly expects."""
+    """Returns seconds since the epoch as local time, in the form that plotly expects (`2026-01-31 12:00:00.000`)."""
     return datetime.fromtimestamp(time).isoformat(sep=" ", timespec="milliseconds")
 
 
 # -- training
 
-# Groups of curves that share a figure: title, unit, and parts of the names of their keys.
+# Groups of curves that share a figure: title, unit, and patterns of the metrics' keys (parts; short ones match whole).
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Loss", "", ("loss",)),
     ("Accuracy", "", ("accuracy",)),
     ("Throughput", "per second", ("_per_s",)),
     ("Learning rate", "", ("lr", "learning_rate")),
 )
-LOG_FROM = 30.0  # ratio of the largest to the smallest loss above which the axis is logarithmic
+LOG_FROM = 30.0  # from this ratio of the largest to the smallest loss on, the axis is logarithmic
 MOST_FIGURES = 12
 Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
 
 
 def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
-    """Returns a figure for each group of curves, with a line for each curve of each run.
+    """Returns a figure for each group of metrics (loss, throughput, ...), with a line for each curve of each run.
 
     Args:
         runs: the name and the curves of each run.
-        in_colour: the number of runs that have a colour and a name; the others are grey; None: all have.
+        in_colour: only the first so many runs have a colour and a name, the others are grey; None: all have a colour.
     """
     names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
     groups: dict[str, list[str]] = {}
@@ -144,10 +146,12 @@ def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
 
 
 def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
-    """Returns the colour and name of each run in `training_figures`. For one run it is empty: its figures have legends.
+    """Returns the (colour, name) pairs of the legend that all `training_figures` share.
+
+    It is empty for a single run: then each figure has its own legend.
 
     Args:
-        runs, in_colour: see `training_figures`.
+        runs, in_colour: as for `training_figures`.
     """
     names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
     places = {name: place for place, (name, _) in enumerate(runs)}

@@ -23,11 +23,11 @@ MOST_BYTES = 5_000_000
 
 
 class ReportError(LauncherError):
-    """A page could not be made."""
+    """The report page cannot be made or written; the text says why and what to do."""
 
 
 def render(page: Page) -> str:
-    """Returns the page as HTML.
+    """Returns a page as HTML.
 
     jinja2 escapes all text. The figures are JSON in which `<`, `>` and `&` are written as \\u003c and so on, so that
     nothing in them can close the script element. Scripts run only with the page's nonce, and the content security
@@ -67,7 +67,7 @@ def _json(figure: Figure) -> dict[str, Any]:
 
 
 def packed_plotly() -> str:
-    """Returns plotly.min.js of the installed plotly as base64 of gzip, a third of its size.
+    """Returns the installed plotly's plotly.min.js, compressed with gzip and encoded as base64: a third of its size.
 
     Raises:
         ReportError: plotly is not installed.
@@ -85,10 +85,10 @@ def _packed(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the page atomically, readable by the user only.
+    """Writes the text of a page to a file, atomically. Only the user can read the file.
 
     Raises:
-        ReportError: it cannot be written there.
+        ReportError: the file cannot be written.
     """
     try:
         run_files.replace(path, text.encode(), sync=False)

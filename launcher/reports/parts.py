@@ -1,4 +1,4 @@
-"""The parts of a page."""
+"""The data types that a page consists of: Page, Section, Table, Code. page.html.j2 renders them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Table:
 
     Attributes:
         heads: the headings of the columns.
-        rows: the rows.
-        left: the numbers of columns that are aligned left, since they contain text.
-        marks: the style of highlighted rows (`good`, `bad` or `chosen`), by the row's number.
-        summary: the text on which to click to open the table; empty: it is always open.
+        rows: the rows, with the text of each cell.
+        left: the numbers (from 0) of the columns that are aligned left, since they contain text.
+        marks: the style of highlighted rows (`good`, `bad` or `chosen`), by the row's number from 0.
+        summary: the text on which to click to open the table; empty: the table is always open.
     """
 
     heads: tuple[str, ...]
@@ -37,17 +37,17 @@ class Code:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """A section of a page. Its contents are shown in this order: note, codes, legend, figures, tables, log.
 
     Attributes:
-        title: its heading.
-        note: text below the heading. The other contents follow in this order: codes, legend, figures, tables, log.
+        title: the heading.
+        note: text below the heading.
         codes: texts to copy.
         figures: charts.
         tables: tables.
-        log: lines of output.
+        log: lines of output or of a traceback.
         folded: whether the section is closed at first.
-        legend: colour and name of each run, for all figures.
+        legend: (colour, name) of each run, for all figures of the section.
     """
 
     title: str
@@ -61,23 +61,23 @@ class Section:
 
     @property
     def id(self) -> str:
-        """The section's anchor in the page."""
+        """The section's HTML id, made from its title."""
         return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower())
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
+    """A report page.
 
     Attributes:
         title: the document's title and first heading.
-        kind: the subject, shown above that heading.
-        state: the run's state; empty for several runs.
-        cause: why the run ended, in a line.
-        facts: the main facts, as (name, value).
+        kind: what the page is about (`Sweep`), shown above that heading.
+        state: the run's state; empty for a sweep or several runs.
+        cause: a line below the heading: why the run ended, the baseline, or the states of a sweep's points.
+        facts: (name, value) of the main facts.
         codes: commands to copy, such as the one that submitted the run.
-        sections: its parts.
-        made: when, and by which version of the launcher, the page was made.
+        sections: the sections, in order.
+        made: a line that says when, by which version of the launcher, and from which directory the page was made.
     """
 
     title: str

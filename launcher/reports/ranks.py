@@ -1,4 +1,4 @@
-"""Shows how fast ranks were: the time that each needed for a step, without waiting for others. Pure."""
+"""Makes the figure of step times: how long each rank computed for a step, without waiting for other ranks. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from launcher.reports import words
 from launcher.reports.figures import POINTS, Figure, axis, clock, colour
 
-MOST_RANKS = 8  # ranks that have a line each
+MOST_RANKS = 8  # at most so many ranks have a line of their own
 
 Event = Mapping[str, Any]
-Points = list[tuple[float, float]]
+Points = list[tuple[float, float]]  # (time in seconds since the epoch, seconds of a step)
 
 
 def by_rank(events: Sequence[Event]) -> dict[int, Points]:
-    """Returns (time, seconds of a step) pairs of each rank, from the `pace` events of one attempt."""
+    """Returns the step times of each rank as (time, seconds of a step) pairs, from the `pace` events of one attempt."""
     found: dict[int, Points] = {}
     for event in events:
         time, first, seconds = event.get("time"), event.get("rank"), event.get("seconds")
@@ -29,13 +29,19 @@ def by_rank(events: Sequence[Event]) -> dict[int, Points]:
 
 
 def slowest(paces: Mapping[int, Points]) -> list[int]:
-    """Returns the MOST_RANKS ranks with the largest median step time, in order of their numbers."""
+    """Returns the MOST_RANKS ranks with the largest median step time, sorted by rank."""
     medians = {rank: statistics.median(value for _, value in points) for rank, points in paces.items()}
     return sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_RANKS])
 
 
 def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
-    """Returns a figure with a line for each of the slowest ranks, and the median of all; None: there are no data."""
+    """Returns a figure with a line for each of the slowest ranks, and one for the median of all ranks.
+
+    None: no step times were recorded.
+
+    Args:
+        attempts: the `pace` events of each attempt.
+    """
     measured = [by_rank(events) for events in attempts]
     everything: dict[int, Points] = {}
     for paces in measured:
@@ -49,7 +55,7 @@ def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
         times: dict[int, list[float]] = {}
         for points in everything.values():
             for time, value in points:
-                times.setdefault(round(time / 10), []).append(value)  # agents send within seconds of each other
+                times.setdefault(round(time / 10), []).append(value)  # agents report within seconds of each other
         middle = [(10.0 * slot, statistics.median(values)) for slot, values in sorted(times.items())]
         traces.append(_line("median of all ranks", middle, "--muted", "dash"))
     for place, rank in enumerate(shown):

@@ -23,13 +23,13 @@ from launcher.runs.bindings import differing, latest
 from launcher.runs.events import Bound, Fault, Met, Progress, every, last
 
 PROGRAM = "python -m launcher"
-MOST_MOMENTS = 200
-MOST_RANKS = 512  # whose cores are shown
-LIVE = {state.value for state in RunState if not state.over}
+MOST_MOMENTS = 200  # the last events that the timeline's table lists
+MOST_RANKS = 512  # at most so many ranks are listed with their cores
+LIVE = {state.value for state in RunState if not state.over}  # states of runs that are not over
 
 
 def single(run: RunData) -> list[Section]:
-    """Returns the sections of a page about one run."""
+    """Returns the sections of a page about one run, in order. If it failed, its output comes early."""
     failed = run.state in ("failed", "lost", "cancelled", "stopped")
     output = output_section(run, folded=not failed)
     sections = [
@@ -54,7 +54,7 @@ def single(run: RunData) -> list[Section]:
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
-    """Returns the main facts about a run, as (name, value)."""
+    """Returns (name, value) of the main facts about a run: cluster, size, times, attempts, step."""
     plan, history = run.plan, run.timeline
     cluster = plan.get("cluster", {})
     where = str(cluster.get("name", "-"))
@@ -77,17 +77,18 @@ def facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def progress(run: RunData) -> tuple[int, int] | None:
-    """Returns (step, steps) of the last progress event; None: there is none."""
+    """Returns the last reported step and the total number of steps (0 or less: not known); None: no step reported."""
     newest = (last(events, Progress) for _, events in reversed(run.attempts))
     return next(((int(each.step), int(each.total)) for each in newest if each is not None), None)
 
 
 def command(run: RunData) -> Code:
-    """Returns the command that submitted the run."""
+    """Returns the command that submitted the run, to copy. The values of secrets are hidden."""
     return Code("submitted with", " ".join([PROGRAM, *map(shlex.quote, run.overrides)]))
 
 
 def clock(time: float) -> str:
+    """Returns seconds since the epoch as local time with its time zone (`31 Jan 2026 12:00:00 CET`)."""
     return datetime.fromtimestamp(time).astimezone().strftime("%-d %b %Y %H:%M:%S %Z")
 
 
@@ -99,12 +100,18 @@ def made(run: RunData) -> str:
 
 
 def notes_section(runs: Sequence[RunData]) -> Section | None:
+    """Returns the section that lists what could not be read; None: everything could."""
     rows = [(run.id, note) for run in runs for note in run.notes]
     return Section("Could not be read", tables=[Table(("run", "what"), rows, frozenset({0, 1}))]) if rows else None
 
 
 def timeline_section(run: RunData, name: str = "") -> Section | None:
-    """Returns the section with the timeline, the attempts and the events; None: the run has not started."""
+    """Returns the section with the timeline, the table of attempts and the events; None: the run has no history yet.
+
+    Args:
+        run: the run.
+        name: the run's name for the title, on a page about several runs; empty: leave it out.
+    """
     history = run.timeline
     if not history.spans:
         return None
@@ -122,7 +129,7 @@ def timeline_section(run: RunData, name: str = "") -> Section | None:
 
 
 def traceback_section(run: RunData) -> Section | None:
-    """Returns the section with the traceback of the rank that failed first; None: there is none."""
+    """Returns the section with the traceback of the rank that failed first in the last attempt; None: there is none."""
     fault = next((event for _, events in run.attempts[-1:] for event in every(events, Fault)), None)
     trace = fault.traceback if fault and run.state == "failed" else None
     if not fault or not trace or "\n" not in trace.strip():  # a single line is the cause, which is shown above
@@ -138,8 +145,10 @@ def training_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def ranks_section(run: RunData) -> Section | None:
-    """Returns the section with the step times of ranks, problems with nodes, and the cores of ranks; None: there is
-    nothing to show."""
+    """Returns the section with the ranks' step times, problems with nodes, and the cores that ranks are bound to.
+
+    None: there is nothing to show.
+    """
     figure = pace_figure(run.paces)
     bound = next((found for _, events in reversed(run.attempts) if (found := latest(events))), [])
     notes = [*run.health, *filter(None, [differing(bound), *dict.fromkeys(unbound(each) for each in bound)])]
@@ -158,6 +167,7 @@ def ranks_section(run: RunData) -> Section | None:
 
 
 def unbound(bound: Bound) -> str:
+    """Returns why the ranks of a host are not bound to cores, as text; empty: they are bound."""
     return f"ranks on {bound.host} are not bound to cores: {text.of_unbound(bound.unbound)}" if bound.unbound else ""
 
 
@@ -189,7 +199,7 @@ def checkpoints_section(run: RunData) -> Section | None:
 
 
 def tracking_section(run: RunData) -> Section | None:
-    """Returns the section with the command that sends offline data to W&B; None: there is no such data."""
+    """Returns the section with the command that sends offline data to W&B; None: the run has no offline data."""
     if not run.offline:
         return None
     note = "Written offline. On a machine that reaches the server:"
@@ -212,7 +222,12 @@ def config_section(run: RunData) -> Section | None:
 
 
 def environment_section(run: RunData, name: str = "") -> Section:
-    """Returns the section with versions, hosts and folders."""
+    """Returns the section with versions, hosts and folders.
+
+    Args:
+        run: the run.
+        name: the run's name for the title, on a page about several runs; empty: leave it out.
+    """
     record, plan = run.record, run.plan
     pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
     met = next((event for _, events in run.attempts for event in every(events, Met)), None)

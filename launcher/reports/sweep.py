@@ -1,4 +1,4 @@
-"""Makes the page about a sweep: its best point, all points as a table and as parallel coordinates, and curves. Pure."""
+"""Makes the page of a sweep: best point, table of all points, parallel coordinates, training curves. Pure."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from launcher.runs.search_record import SearchSettings
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
 from launcher.search.progress import SearchProgress, described, rung_lines
 
-MOST_CURVES = 40  # points with curves: the best ones
-IN_COLOUR = 8  # points with coloured curves
-MOST_LINES = 1000  # in the parallel coordinates
-FIRST_ROWS = 40  # of the table; the others are folded
+MOST_CURVES = 40  # only the best so many points have training curves
+IN_COLOUR = 8  # only the best so many points have coloured curves
+MOST_LINES = 1000  # of the parallel coordinates
+FIRST_ROWS = 40  # rows of the table that is always open; a longer one with all rows is folded
 MOST_METRICS = 8  # columns of the table, in addition to the objective
-MOST_TICKS = 8  # on an axis
-LOG_FROM = 50.0  # ratio of the largest to the smallest value above which an axis is logarithmic
+MOST_TICKS = 8  # of an axis
+LOG_FROM = 50.0  # from this ratio of the largest to the smallest value on, an axis is logarithmic
 SHADES = ((0.1, "--series-1", 0.9), (0.35, "--series-1", 0.45), (1.0, "--muted", 0.3))  # best fraction, colour, opacity
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A point of a sweep.
+    """A point of a sweep, as the page shows it.
 
     Attributes:
-        name: its number.
-        overrides: its overrides.
-        state: its state, as in `status`.
-        run: its data; None: it has not started.
-        reported: the objective that a point which its search has pruned reported last.
+        name: the point's number, as text.
+        overrides: the point's overrides.
+        state: the point's state, as in `status`.
+        run: the data of the point's run; None: it has not started.
+        reported: for a point that the search pruned, the last value of the objective that it reported; None: none.
     """
 
     name: str
@@ -49,7 +49,7 @@ class SweepPoint:
     reported: float | None = None
 
     def metric(self, name: str) -> float | None:
-        """Returns a metric of the point's result; None: there is no such number."""
+        """Returns a metric of the point's result; None: the point has no result with a finite number of this name."""
         return finite((self.run.result or {}).get(name)) if self.run is not None else None
 
 
@@ -61,12 +61,12 @@ def sweep_page(
 
     Args:
         name: the sweep's id.
-        points: all points.
+        points: all points of the sweep.
         objective: the metrics by which points are compared; the first one determines the order. Empty: no comparison.
-        best_is: `max` or `min`.
+        best_is: `max` or `min`: which value of the first objective is the best.
         path: the sweep's directory.
         seen: when the points were read, in seconds since the epoch.
-        search: of a search (sweep.search): its settings, and how far it is.
+        search: the settings and the progress of a search (sweep.search); None: the sweep is no search.
     """
     goal = objective[0] if objective else None
     keys = differing([point.overrides for point in points])
@@ -95,7 +95,7 @@ def sweep_page(
 
 
 def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
-    """Returns the section about a search: how far it is, what it has cost, and its rungs."""
+    """Returns the section about a search: its progress, its cost, and the table of its rungs."""
     head, *rungs = rung_lines(found.rungs) or [()]
     tables = [Table(tuple(map(str.lower, head)), rungs)] if rungs else []
     return Section(
@@ -104,7 +104,13 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
 
 
 def by_rank(points: Sequence[SweepPoint], goal: str | None, best_is: str) -> list[SweepPoint]:
-    """Returns the points sorted by the objective, the best first; those without a value are last, unsorted."""
+    """Returns the points sorted by their objective, the best first. Points without a value come last, in their order.
+
+    Args:
+        points: the points.
+        goal: the metric that is the objective; None: there is none, and the order stays.
+        best_is: `max` or `min`.
+    """
     sign = -1.0 if best_is == "max" else 1.0
 
     def rank(point: SweepPoint) -> float:
@@ -162,12 +168,12 @@ def _short(key: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A vertical axis.
+    """A vertical axis of the parallel coordinates.
 
     Attributes:
-        name: its key or metric.
-        places: the position of each value, from 0 to 1.
-        ticks: position and text.
+        name: the config key or metric that the axis shows.
+        places: the position of each value on the axis, from 0 to 1, by the value as text.
+        ticks: (position, text) of each tick.
     """
 
     name: str
@@ -176,7 +182,11 @@ class Axis:
 
 
 def axis_of(name: str, values: Sequence[str]) -> Axis:
-    """Returns an axis for values given as text: numbers by size (or its logarithm), words at equal distances."""
+    """Returns the axis for some values, given as text.
+
+    Numbers are placed by size, or by its logarithm if they span a large range. If a value is no number, all values are
+    placed at equal distances in alphabetical order.
+    """
     known = list(dict.fromkeys(values))
     numbers = {each: _number(each) for each in known}
     if any(number is None for number in numbers.values()):
@@ -197,13 +207,13 @@ def axis_of(name: str, values: Sequence[str]) -> Axis:
 def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal: str | None) -> Figure | None:
     """Returns a figure with a line for each point, through its values of all keys and the objective.
 
-    It is None if there is no objective, or fewer than two points have a value. It uses plain lines: plotly's parallel
-    coordinates need WebGL, and `eval`, which the content security policy forbids.
+    None: there is no objective, or fewer than two points have a value of it. The figure uses plain lines: plotly's
+    parallel coordinates need WebGL, and `eval`, which the content security policy forbids.
 
     Args:
         ranked: the points, the best first.
-        keys: the keys in which they differ.
-        goal: the objective.
+        keys: the config keys in which the points differ.
+        goal: the metric that is the objective; None: there is none.
     """
     if goal is None or not keys:
         return None

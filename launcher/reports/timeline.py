@@ -1,4 +1,4 @@
-"""Makes the timeline of a run, spans and moments, from its journal and the events of its attempts. Pure."""
+"""Makes the timeline of a run (spans and moments) from its journal and the events of its attempts. Pure."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """A period of an attempt.
+    """A period of an attempt, shown as a bar.
 
     Attributes:
         attempt: the attempt's number.
-        what: queued, starting, running or restarting.
-        begin: in seconds since the epoch.
-        end: in seconds since the epoch.
-        text: details.
+        what: what the attempt did: queued, starting, running or restarting.
+        begin, end: the period's start and end, in seconds since the epoch.
+        text: details, such as the number of ranks or the cause of a restart; may be empty.
     """
 
     attempt: int
@@ -55,13 +54,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of an attempt.
+    """An event of an attempt, shown as a mark.
 
     Attributes:
         attempt: the attempt's number.
         kind: checkpoint, stop, fault, restart, resized, warning or end.
-        time: in seconds since the epoch.
-        text: a description.
+        time: when it happened, in seconds since the epoch.
+        text: what happened, as one line.
     """
 
     attempt: int
@@ -72,7 +71,12 @@ class Moment:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The history of a run: what its attempts did, and what happened."""
+    """The history of a run.
+
+    Attributes:
+        spans: the periods of all attempts, in order of time.
+        moments: the events of all attempts, in order of time.
+    """
 
     spans: tuple[Span, ...]
     moments: tuple[Moment, ...]
@@ -86,7 +90,7 @@ class Timeline:
         return max((span.end for span in self.spans), default=None)
 
     def total(self, what: str) -> float:
-        """Returns the seconds of all spans of a kind."""
+        """Returns the total length in seconds of all spans with this `what`."""
         return sum(span.end - span.begin for span in self.spans if span.what == what)
 
 
@@ -94,14 +98,14 @@ def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[En
     """Returns the timeline of a run.
 
     Args:
-        journal: the submitter's events.
-        attempts: the number and the events of each attempt, sorted by time.
-        now: the present time, if the run is not over; None: it is over, and ends with its last event.
+        journal: the events in the run's journal, such as its submissions.
+        attempts: (number, events sorted by time) of each attempt, in order of the attempts.
+        now: for a run that is not over, the present time, at which its last span ends; None: the run is over.
     """
     submitted = [event.time for event in every(journal, Submitted)]
     spans: list[Span] = []
     moments: list[Moment] = []
-    before: float | None = None  # when the attempt before ended
+    before: float | None = None  # when the previous attempt ended
     for place, (number, entries) in enumerate(attempts):
         if not entries:
             continue
@@ -121,13 +125,18 @@ def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[En
 
 
 def _queued_since(submitted: Sequence[float], before: float | None, began: float) -> float | None:
-    """Returns since when an attempt was queued; None: not known.
+    """Returns when an attempt was queued, in seconds since the epoch; None: not known.
 
-    | after the end of the previous attempt | queued since |
+    | after the end of the previous attempt | queued at |
     |---|---|
-    | the run was submitted | the submission |
-    | it was not submitted, but requeued | that end |
-    | (there is no previous attempt) | the last submission |
+    | the run was submitted | the last submission before the attempt began |
+    | the run was not submitted: its job was requeued | the end of the previous attempt |
+    | (there is no previous attempt) | the last submission before the attempt began |
+
+    Args:
+        submitted: the times of the run's submissions, increasing.
+        before: when the previous attempt ended; None: there is none.
+        began: when the attempt began.
     """
     known = [time for time in submitted if time <= began and (before is None or time >= before)]
     return known[-1] if known else before
@@ -149,13 +158,13 @@ def _spans(number: int, events: Sequence[Event], began: float, end: float) -> li
 
 
 def _moment(number: int, event: Event) -> Moment | None:
-    """Returns the moment for an event; None: the event is not shown."""
+    """Returns the moment of an attempt (by its number) that shows an event; None: the timeline does not show it."""
     mark = _mark(event)
     return None if mark is None else Moment(number, mark[0], event.time, mark[1])
 
 
 def _mark(event: Event) -> tuple[str, str] | None:
-    """Returns the kind and the text of the moment for an event; None: the event is not shown."""
+    """Returns the kind and the text of the moment that shows an event; None: the timeline does not show it."""
     if isinstance(event, Saved):
         return (
             "checkpoint",
@@ -189,7 +198,7 @@ def _at(step: int | None) -> str:
 
 
 def attempts_table(timeline: Timeline, attempts: Iterable[tuple[int, Sequence[Entry]]]) -> list[tuple[str, ...]]:
-    """Returns (attempt, ranks, last step, waited, ran, ended, job) of each attempt, as text."""
+    """Returns the rows of the table of attempts: (attempt, ranks, last step, waited, ran, ended, job) as text."""
     rows: list[tuple[str, ...]] = []
     for number, events in attempts:
         times = {

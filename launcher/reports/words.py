@@ -1,4 +1,4 @@
-"""Formats numbers and texts for the page. Pure."""
+"""Formats numbers, durations, rates and overrides as text for the page, and hides secrets in them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.redaction import HIDDEN, is_secret
 
 
 def value(anything: Any) -> str:
-    """Returns a value of a config or of a result as text."""
+    """Returns a value of a config or of a result as text; `-` for None."""
     if anything is None:
         return "-"
     if isinstance(anything, bool):
@@ -22,12 +22,12 @@ def value(anything: Any) -> str:
 
 
 def short(text: str, most: int = 24) -> str:
-    """Returns a text shortened to `most` characters."""
+    """Returns a text cut to at most `most` characters; a cut text ends with `…`."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def span(seconds: float) -> str:
-    """Returns a duration as text: `0.4 s`, `12 s`, `3 min 20 s`, `5 h 02 min`, `2 d 3 h`."""
+    """Returns a duration as text: `0.4 s`, `12 s`, `3 min 20 s`, `5 h 02 min`, `2 d 03 h`."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     whole = round(seconds)
@@ -38,7 +38,7 @@ def span(seconds: float) -> str:
 
 
 def latency(seconds: float | None) -> str:
-    """Returns a latency as text: `850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`."""
+    """Returns a short time as text: `850 ns`, `12.3 µs`, `4.56 ms`, `1.2 s`; `-` for None."""
     if seconds is None:
         return "-"
     for unit, factor in (("ns", 1e9), ("µs", 1e6), ("ms", 1e3)):
@@ -48,7 +48,7 @@ def latency(seconds: float | None) -> str:
 
 
 def rate(bytes_per_s: float | None) -> str:
-    """Returns a data rate as text: `1.23 GB/s`. Units are powers of 1000, as for the nominal speed of links."""
+    """Returns a data rate as text: `1.23 GB/s`; `-` for None. Units are powers of 1000, as in speeds of links."""
     if bytes_per_s is None:
         return "-"
     for unit, factor in (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9)):
@@ -58,37 +58,42 @@ def rate(bytes_per_s: float | None) -> str:
 
 
 def change(now: float, before: float) -> str:
-    """Returns the change from `before` to `now` as text: `+3.1 %`, `-12 %`."""
+    """Returns the relative change from `before` to `now` as text: `+3.1 %`, `-12 %`."""
     percent = 100 * (now / before - 1)
     text = f"{abs(percent):.1f}" if abs(percent) < 9.95 else f"{abs(percent):,.0f}"
     return f"{'-' if percent < 0 else '+'}{text} %"
 
 
 def _three(value: float) -> str:
-    """Formats a number with three digits, a whole number without decimals."""
+    """Returns a number as text with three significant digits, a whole number without decimals."""
     if value == int(value):
         return str(int(value))
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def plain(text: Any) -> str:
-    """Returns text escaped for plotly, which interprets some HTML in names, ticks and hover texts."""
+    """Returns text with HTML escaped, because plotly interprets some HTML in names, ticks and hover texts."""
     return html.escape(clean(str(text)), quote=False)
 
 
 def redact_override(override: str) -> str:
-    """Returns an override without its value, if that is a secret (`cluster.environment.API_TOKEN=…`)."""
+    """Returns an override (`KEY=VALUE`); if a pattern of secrets matches it, with a placeholder for the value."""
     key, equals, _ = override.partition("=")
     return f"{key}={HIDDEN}" if equals and is_secret(override) else override
 
 
 def override_value(key: str, text: str) -> str:
-    """Returns the value of an override, or a placeholder if the key is that of a secret."""
+    """Returns the value (`text`) of the override of a key, or a placeholder if the key names a secret."""
     return HIDDEN if is_secret(key) else text
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns nested values by dotted key (`a.b.c`). Values of secrets are replaced by a placeholder."""
+    """Returns the values of nested dicts by dotted key (`a.b.c`). Secrets are replaced by a placeholder.
+
+    Args:
+        values: the nested dicts.
+        prefix: the dotted key of `values`; empty at the top.
+    """
     if not isinstance(values, dict) or not values:
         return {prefix: HIDDEN if values is not None and is_secret(prefix.rpartition(".")[2]) else values}
     return {

@@ -1,9 +1,9 @@
-"""The checks of `doctor`: this machine, its software, the folder of runs and the scheduler.
+"""The checks of the command `doctor`: this machine, its software, the folder of runs (runs_dir) and the scheduler.
 
 - `all_checks`: the list of checks, in report order; the checks of profile, port range, interface and data sets
 - `machine`: this machine: environment, limits, ports, temporary folder
 - `software`: Python, torch and the libraries
-- `folder`: the folder of runs: file system, free space, file operations
+- `folder`: the folder of runs (runs_dir): file system, free space, file operations
 - `scheduler`: which schedulers are on this machine; detailed checks of the profile's scheduler
-- `runner`: runs checks at the same time, each with a time limit
+- `runner`: runs checks concurrently, each with a time limit
 """

@@ -1,4 +1,4 @@
-"""Lists the checks of `doctor`, in the order of its report."""
+"""The list of the checks that `doctor` runs, in the order of its report, and the checks of settings of the profile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASK = 8.0  # seconds for one query to a scheduler
 
 
 def first() -> list[Check]:
-    """Returns the checks that need no configuration."""
+    """Returns the first checks of the report, which need no configuration."""
     return [
         Check("launcher", software.launcher),
         Check("python", _python),
@@ -33,7 +33,7 @@ def first() -> list[Check]:
 
 
 def rest(config: Config) -> list[Check]:
-    """Returns the checks that depend on the cluster's profile."""
+    """Returns the remaining checks (without torch's), which need the configuration."""
     cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
     return [
         Check("profile", lambda: _profile(cluster)),
@@ -49,7 +49,7 @@ def rest(config: Config) -> list[Check]:
 
 
 def torch() -> Check:
-    """Returns the check of torch, which takes longer than all others."""
+    """Returns the check of torch, which takes the longest: it imports torch in another process."""
     return Check("torch", lambda: software.probe_torch(TORCH), TORCH + 5)
 
 

@@ -1,4 +1,4 @@
-"""Checks the folder of runs: its file system, its free space, and the file operations that the launcher needs."""
+"""Checks the folder of runs (runs_dir): its file system, free space, and the file operations that runs need."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import long_size
 
 LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: below LEAST is an error, below ENOUGH a warning
-FEW_INODES = 10_000
-SKEW = 5.0  # seconds that the clock of a file server may differ
+FEW_INODES = 10_000  # free inodes below this are a warning
+SKEW = 5.0  # seconds by which the file server's clock may differ from this machine's
 
 
 @dataclass(frozen=True)
 class Space:
-    """The file system of a folder: its type, and free bytes and inodes (None: inodes are not counted)."""
+    """The file system of a folder.
+
+    Attributes:
+        kind: the type of the file system (`nfs4`); empty: not known.
+        free: free bytes.
+        inodes: free inodes; None: the file system does not count inodes.
+    """
 
     kind: str
     free: int
@@ -34,12 +40,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of file operations in the folder.
+    """The results of trying file operations in the folder of runs.
 
     Attributes:
-        failed: each operation that failed, and its error.
-        skew: seconds by which the file server's clock differs from this machine's.
-        took: seconds that all operations took.
+        failed: (name, error) of each operation that failed.
+        skew: seconds by which the file server's clock is ahead of this machine's.
+        took: seconds that all operations took together.
     """
 
     failed: tuple[tuple[str, str], ...]
@@ -48,11 +54,11 @@ class Trial:
 
 
 def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
-    """Checks the file system of the folder.
+    """Checks the free space of the folder of runs, and that its type of file system can be shared.
 
     Args:
-        folder: runs_dir, or the folder in which it will be made.
-        found: its file system.
+        folder: the folder as the report shows it: runs_dir, or the parent in which it will be made.
+        found: the folder's file system.
         queued: whether the profile's scheduler starts runs on other machines.
     """
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
@@ -73,7 +79,12 @@ def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
 
 
 def trial(folder: str, tried: Trial) -> Iterator[Finding]:
-    """Checks the file operations that the launcher needs: private folders, atomic renames, links, locks, appends."""
+    """Reports which file operations work that runs need: private folders, atomic renames, links, locks, appends.
+
+    Args:
+        folder: the folder as the report shows it.
+        tried: the results of `try_out` there.
+    """
     if tried.failed:
         text = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
         only_locks = all(what.endswith("lock") for what, _ in tried.failed)
@@ -94,7 +105,12 @@ def trial(folder: str, tried: Trial) -> Iterator[Finding]:
 
 
 def probe(folder: Path, *, queued: bool) -> Iterator[Finding]:
-    """Checks the folder or, if it does not exist, its nearest parent. Files that it makes are removed."""
+    """Checks the folder of runs or, if it does not exist, its nearest existing parent. Removes the files it makes.
+
+    Args:
+        folder: runs_dir as an absolute path.
+        queued: whether the profile's scheduler starts runs on other machines.
+    """
     there = folder
     while not there.is_dir() and there != there.parent:
         there = there.parent
@@ -115,7 +131,7 @@ def probe(folder: Path, *, queued: bool) -> Iterator[Finding]:
 
 
 def probe_space(folder: Path) -> Space:
-    """Returns the file system of a folder.
+    """Returns the type and the free space of a folder's file system.
 
     Raises:
         OSError: the folder cannot be read.
@@ -125,7 +141,7 @@ def probe_space(folder: Path) -> Space:
 
 
 def try_out(folder: Path) -> Trial:
-    """Does the file operations of runs in a temporary folder.
+    """Tries the file operations that runs need in a temporary folder inside `folder`, and removes it.
 
     Raises:
         OSError: the temporary folder cannot be made.
@@ -166,7 +182,7 @@ def _rename(place: Path) -> None:
 def _link(place: Path) -> None:
     (place / "target").write_text("x")
     (place / "link").symlink_to("target")
-    os.link(place / "target", place / "hard")  # the lease of a run is taken by one
+    os.link(place / "target", place / "hard")  # a run's lease is taken by making a hard link
 
 
 def _once(place: Path) -> None:

@@ -1,4 +1,7 @@
-"""Checks this machine. Each check takes the facts as arguments; the functions `probe_*` collect them."""
+"""Checks this machine: environment, limits, host name, ports, interface, temporary folder.
+
+Each check is a function of facts. The functions `probe_*` collect the facts and call the check.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ from launcher.redaction import HIDDEN, is_secret, without_password
 from launcher.schedulers.allocation import allocation
 
 MIB, GIB = 2**20, 2**30
-# Variables that change what the launcher, torch or a scheduler does.
+# Environment variables that change what the launcher, torch or a scheduler does. The report shows them.
 RELEVANT = re.compile(
     r"(LAUNCHER|NCCL|GLOO|TORCH|UCX|FI|OMP|MKL|SBATCH|SQUEUE|SINFO|SACCT|TP|OMPI_MCA)_|SLURM_CONF$|PBS_(CONF_FILE|SERVER|"
     r"DEFAULT|EXEC)$|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$|PYTHON(PATH|HOME|STARTUP|OPTIMIZE|DONTWRITEBYTECODE)$|"
     r"(CONDA_PREFIX|VIRTUAL_ENV|TMPDIR|HYDRA_FULL_ERROR|LD_PRELOAD)$"
 )
-LEAST_FILES, LEAST_PROCESSES = 4096, 1024
+LEAST_FILES, LEAST_PROCESSES = 4096, 1024  # lower limits (ulimit -n, -u) are a warning
 
 
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the relevant variables, by name; values of secrets are hidden."""
+    """Returns the environment variables that match RELEVANT, sorted by name; the values of secrets are hidden."""
     return {
         name: HIDDEN if is_secret(name) else without_password(environ[name])
         for name in sorted(environ)
@@ -38,7 +41,7 @@ def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Reports variables that change what runs do, and whether this shell is inside a job."""
+    """Reports environment variables that change what runs do, and whether this shell is inside a job."""
     try:
         if held := allocation(environ):
             yield ok("shell", f"inside job {held.job}: cluster=allocation runs here")
@@ -52,14 +55,14 @@ def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def proxies(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Reports the proxies for downloads (`data fetch`), without users and passwords in them."""
+    """Reports the proxies for downloads (`data fetch`). User names and passwords in their URLs are hidden."""
     names = [name for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (name, name.upper())]
     shown = [f"{name}={without_password(environ[name])}" for name in names if environ.get(name)]
     yield ok("proxies", "; ".join(shown) if shown else "none set")
 
 
 def locale(encoding: str, umask: int) -> Iterator[Finding]:
-    """Checks the encoding of file names, and the umask."""
+    """Checks that the encoding of file names is UTF-8, and that the umask leaves the owner access to new files."""
     if encoding.lower().replace("-", "") == "utf8":
         yield ok("locale", f"file names and texts are {encoding}")
     else:
@@ -74,7 +77,11 @@ def locale(encoding: str, umask: int) -> Iterator[Finding]:
 
 
 def limits(found: Mapping[str, int | None]) -> Iterator[Finding]:
-    """Checks the limits of processes (None: unlimited; sizes in bytes). Jobs of Slurm inherit those of the shell."""
+    """Checks the soft resource limits (`ulimit`) of this shell, which Slurm jobs inherit.
+
+    Args:
+        found: each limit by its name without RLIMIT_ (`nofile`), sizes in bytes; None: unlimited.
+    """
     shown, low = ", ".join(_limit(name, value) for name, value in found.items()), []
     if (files := found.get("nofile")) is not None and files < LEAST_FILES:
         low.append(f"ulimit -n {LEAST_FILES} (open files: ranks and data loaders need many)")
@@ -93,6 +100,7 @@ def _limit(name: str, value: int | None) -> str:
 
 
 def probe_limits() -> dict[str, int | None]:
+    """Returns the soft resource limits of this process, in the form that `limits` takes."""
     names = ("nofile", "nproc", "memlock", "stack", "core")
     found: dict[str, int | None] = {}
     for name in names:
@@ -107,7 +115,7 @@ def host(name: str, addresses: Iterable[str] | str) -> Iterator[Finding]:
 
     Args:
         name: the host's name.
-        addresses: the addresses of the name; a string: why it does not resolve.
+        addresses: the addresses that the name resolves to; if it does not resolve, the error as a string.
     """
     if isinstance(addresses, str):
         yield problem(
@@ -134,12 +142,13 @@ def probe_host() -> Iterator[Finding]:
 
 
 def ports(wanted: tuple[int, int], ephemeral: tuple[int, int] | None, free: int, looked: int) -> Iterator[Finding]:
-    """Checks the ports of the rendezvous against the ephemeral ports of the kernel.
+    """Checks that ports of cluster.port_range are free, and that the range has none of the kernel's ephemeral ports.
 
     Args:
-        wanted: cluster.port_range.
-        ephemeral: net.ipv4.ip_local_port_range; None: unknown.
-        free: how many of `looked` ports of the range could be bound.
+        wanted: the lowest and the highest port of cluster.port_range.
+        ephemeral: the lowest and the highest port of net.ipv4.ip_local_port_range; None: not known.
+        free: the number of tried ports that could be bound.
+        looked: the number of tried ports.
     """
     low, high = wanted
     if free == 0:
@@ -182,7 +191,15 @@ def _bindable(port: int) -> bool:
 
 
 def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterator[Finding]:
-    """Checks the network interface in the profile; nodes of a cluster may have others than this machine."""
+    """Checks that this machine has the profile's network interface.
+
+    A missing one is only a warning if runs start on other machines, which may have other interfaces.
+
+    Args:
+        name: cluster.interface; None: each node chooses its own.
+        known: the names of this machine's interfaces.
+        queued: whether the profile's scheduler starts runs on other machines.
+    """
     found = sorted(known)
     if not name:
         yield ok("interface", f"chosen on each node: the one that reaches the master; here: {', '.join(found)}")
@@ -197,7 +214,12 @@ def interface(name: str | None, known: Iterable[str], *, queued: bool) -> Iterat
 
 
 def temporary(folder: str, free: int | str) -> Iterator[Finding]:
-    """Checks the folder for temporary files; `free`: free bytes, or why it cannot be written to."""
+    """Checks the folder for temporary files.
+
+    Args:
+        folder: its path.
+        free: free bytes; if the folder cannot be written to, the error as a string.
+    """
     if isinstance(free, str):
         yield problem("tmp", f"{folder} cannot be written: {free}", "set TMPDIR to a folder that can")
     elif free < 256 * MIB:
@@ -219,7 +241,7 @@ def probe_temporary() -> Iterator[Finding]:
 
 
 def probe_machine() -> Iterator[Finding]:
-    """Returns the results of the checks that are immediate."""
+    """Runs the checks of locale, umask, limits, environment variables and proxies, which do not wait for anything."""
     umask = os.umask(0o077)
     os.umask(umask)
     yield from locale(sys.getfilesystemencoding(), umask)

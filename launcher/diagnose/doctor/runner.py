@@ -1,4 +1,4 @@
-"""Runs checks at the same time, each with a time limit."""
+"""Runs checks concurrently, each in a thread and with a time limit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.findings import Finding, problem
 
 @dataclass(frozen=True)
 class Check:
-    """A check.
+    """A check that `doctor` runs.
 
     Attributes:
-        about: its subject.
-        look: runs the check and returns its findings.
-        limit: seconds that it may take.
+        about: its subject, as the report shows it.
+        look: the function that runs the check and returns its findings.
+        limit: seconds that the check may take.
     """
 
     about: str
@@ -26,7 +26,10 @@ class Check:
 
 
 def start(check: Check) -> Callable[[], list[Finding]]:
-    """Starts a check, and returns a function that waits for its end, within its limit, and returns its findings."""
+    """Starts a check in a thread.
+
+    Returns a function that waits until the check ends or its limit is over, and returns its findings.
+    """
     running, until = _Running(check), time.monotonic() + check.limit
     running.thread.start()
 
@@ -38,10 +41,14 @@ def start(check: Check) -> Callable[[], list[Finding]]:
 
 
 def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic) -> Iterator[Finding]:
-    """Runs all checks at the same time, and yields their findings in the order of the checks, each as soon as possible.
+    """Runs all checks concurrently, and yields their findings in the order of the checks, each as soon as possible.
 
-    A check that fails, or takes longer than its limit, is reported as a problem. The process does not wait for it, not
-    even at its end.
+    A check that raises, or takes longer than its limit, yields a problem. It runs in a daemon thread, so it does not
+    delay the exit of the process.
+
+    Args:
+        checks: the checks.
+        clock: returns monotonic time in seconds.
     """
     began, running = clock(), [_Running(check) for check in checks]
     for each in running:
@@ -52,10 +59,12 @@ def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic
 
 
 class _Running:
+    """A check in its thread."""
+
     def __init__(self, check: Check) -> None:
         self.check = check
         self._findings: list[Finding] = []
-        # A thread that hangs in a file system cannot be ended; the process can exit without a daemon thread.
+        # A thread that hangs in a file system cannot be ended. A daemon thread does not keep the process from exiting.
         self.thread = threading.Thread(target=self._look, name=f"doctor {check.about}", daemon=True)
 
     def _look(self) -> None:

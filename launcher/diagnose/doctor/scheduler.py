@@ -12,7 +12,12 @@ from launcher.schedulers.scheduler import Scheduler
 
 
 def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
-    """Checks the profile's scheduler; `timeout`: seconds for one query to it."""
+    """Reports which schedulers are on this machine, and runs the checks of the profile's scheduler.
+
+    Args:
+        cluster: the profile.
+        timeout: seconds for one query to the scheduler.
+    """
     wanted = registry.scheduler(cluster.scheduler)
     yield from which(wanted, [each for each in registry.schedulers() if isinstance(each, ChecksItself)])
     if isinstance(wanted, ChecksItself) and not wanted.problem():
@@ -20,11 +25,11 @@ def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
 
 
 def which(wanted: Scheduler, known: Sequence[ChecksItself]) -> Iterator[Finding]:
-    """Reports which schedulers are on PATH, and checks that the profile's is one of them.
+    """Reports which schedulers have their commands on PATH, and checks that the profile's scheduler is one of them.
 
     Args:
         wanted: the profile's scheduler.
-        known: all schedulers that may be on PATH.
+        known: all schedulers with commands.
     """
     none = f"none found: no {' and no '.join(dict.fromkeys(each.command for each in known))} is on PATH"
     present = "; ".join(filter(None, (each.found() for each in known))) or none

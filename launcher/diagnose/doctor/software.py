@@ -1,4 +1,4 @@
-"""Checks Python, torch and the libraries."""
+"""Checks Python, the libraries, torch and the NVIDIA driver on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.findings import Finding, ok, problem, warning
 from launcher.schedulers import command
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
-# Packages and the versions that work (pyproject.toml): the lowest, and the first that does not; None: any.
+# The range of versions of each package that works (pyproject.toml): the lowest, and the first too new; None: any.
 NEEDED: Mapping[str, tuple[str, str] | None] = {
     "hydra-core": ("1.3.4", "1.4"), "omegaconf": ("2.3", "2.4"), "submitit": ("1.5.4", "1.6"), "jinja2": None,
     "rich": None, "numpy": None,
@@ -25,7 +25,7 @@ NEEDED: Mapping[str, tuple[str, str] | None] = {
 OPTIONAL = ("optuna", "tensorboard", "mlflow", "wandb", "lightning", "transformers")
 OLDEST_TORCH = (2, 4)  # as in pyproject.toml; of a vendor's 2.9.0a0+50eac811a6 only 2.9 counts
 TORCH = f"torch>={'.'.join(map(str, OLDEST_TORCH))}"
-SLOW_IMPORT = 15.0  # seconds for `import torch` after which its file system is slow
+SLOW_IMPORT = 15.0  # seconds for `import torch` above which its file system counts as slow
 LOOK_AT_TORCH = """
 import json, time
 began = time.perf_counter()
@@ -46,7 +46,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 
 
 def python(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
-    """Checks the interpreter, which jobs use too."""
+    """Checks that the version of this Python, which jobs use too, is one that the libraries work with."""
     text = ".".join(map(str, version[:3]))
     known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     if OLDEST <= version[:2] <= NEWEST:
@@ -56,7 +56,11 @@ def python(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
 
 
 def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
-    """Checks the libraries; `version_of` returns the installed version of one, or None."""
+    """Checks the versions of the libraries, and lists the installed optional ones.
+
+    Args:
+        version_of: returns the installed version of a package; None: it is not installed.
+    """
     versions, wrong = [], []
     for name, span in NEEDED.items():
         version = version_of(name)
@@ -74,6 +78,7 @@ def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
 
 
 def installed(name: str) -> str | None:
+    """Returns the installed version of a package; None: it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -81,7 +86,7 @@ def installed(name: str) -> str | None:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    """Returns the numbers of a version, for comparisons: 1.3.4rc1 -> 1, 3, 4."""
+    """Returns up to four numbers of a version, for comparisons: `2.4.1` -> 2, 4, 1. A part without digits ends them."""
     numbers = []
     for part in version.split(".")[:4]:
         digits = "".join(each for each in part if each.isdigit())
@@ -92,14 +97,18 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 def launcher() -> Iterator[Finding]:
-    """Checks the launcher's version and this machine."""
+    """Reports the launcher's version and folder, and the kernel and the number of CPUs of this machine."""
     where = "a checkout" if paths.code_root() else "installed"
     yield ok("launcher", f"{__version__}, {paths.PACKAGE.parent} ({where})")
     yield ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs")
 
 
 def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
-    """Checks torch; `found`: what LOOK_AT_TORCH printed, or why torch cannot be imported."""
+    """Checks torch: its version, its backends, and how long its import took.
+
+    Args:
+        found: the output of LOOK_AT_TORCH as a dict; if torch cannot be imported, the error as a string.
+    """
     if isinstance(found, str):
         yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
         return
@@ -123,7 +132,7 @@ def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
 
 
 def probe_torch(limit: float) -> Iterator[Finding]:
-    """Imports torch in another process, which is ended after `limit` seconds."""
+    """Imports torch in another process, which is killed after `limit` seconds, and checks what it printed."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", LOOK_AT_TORCH], cwd="/", capture_output=True, text=True, timeout=limit, check=False,
@@ -140,7 +149,12 @@ def probe_torch(limit: float) -> Iterator[Finding]:
 
 
 def nvidia(answer: str | None) -> Iterator[Finding]:
-    """Checks GPUs; `answer`: lines of nvidia-smi (name, memory, driver); None: there is no nvidia-smi."""
+    """Reports the GPUs of this machine.
+
+    Args:
+        answer: the output of nvidia-smi, a line `name, memory in MiB, driver` for each GPU; None: there is no
+            nvidia-smi.
+    """
     if answer is None:
         yield ok("gpus", "no nvidia-smi here; login nodes often have none")
         return

@@ -1,4 +1,4 @@
-"""Advises what to do after an attempt has ended: steps, with commands to copy. Pure."""
+"""The advice of `post-mortem`: steps to take for each kind of end, with commands to copy. Pure."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Case:
-    """An attempt that has ended, as far as advice depends on it.
+    """Everything about an ended attempt that the advice depends on.
 
     Attributes:
         name: the run, as the user named it on the command line.
         program: the command of the launcher, as the user typed it.
         plan: the plan of the run.
         verdict: why the attempt ended.
-        memory: see `Evidence`.
+        memory: bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`.
         host: the host of the first failure; empty: not known.
-        saved: whether there is a checkpoint.
+        saved: whether the run has a checkpoint.
         fault: the first failure that agents reported.
-        log: the file with the standard error of the failed rank; empty: there is none.
-        signal: see `Evidence`.
-        rerun: the sub-command that starts a point in a pilot again; empty: the run is none.
+        log: path of the failed rank's standard error; empty: there is none.
+        signal: the number of the signal that ended the job, if the scheduler reports it.
+        rerun: for a point of a sweep that runs in a pilot, the sub-command that starts it again; empty for other runs.
     """
 
     name: str
@@ -51,19 +51,28 @@ class Case:
 
     @property
     def sign(self) -> str:
-        """The log line or error message from which the kind was derived; empty: there is none."""
+        """The log line or error message that shows the kind of the failure; empty: there is none."""
         return self.verdict.sign or self.fault.error or ""
 
     def resume(self, *overrides: str) -> str:
-        """The command that continues the run with these changes; empty: there is none."""
-        if self.rerun:  # a point in a pilot is what its sweep says
+        """Returns the command that continues the run.
+
+        Args:
+            overrides: changes of its config. Empty is returned for a point in a pilot, which cannot be changed.
+        """
+        if self.rerun:  # the config of a point in a pilot is set by its sweep
             return "" if overrides else f"{self.program} {self.rerun}"
         return " ".join([f"{self.program} resume {self.name}", *overrides])
 
 
 @dataclass(frozen=True)
 class Step:
-    """A thing to do, and the command that does it; empty: it needs more than one command."""
+    """A step that the advice names.
+
+    Attributes:
+        words: what to do.
+        command: the command that does it, to copy; empty: no single command does.
+    """
 
     words: str
     command: str = ""
@@ -73,7 +82,7 @@ Steps = list["str | Step"]
 
 
 def advice(case: Case) -> list[Step]:
-    """Returns the steps for an attempt; an empty list if the run is done."""
+    """Returns the steps to take after an attempt; an empty list if the run is done."""
     return [each if isinstance(each, Step) else Step(each) for each in _ADVICE[case.verdict.kind](case)]
 
 
@@ -151,6 +160,8 @@ def _wall_time(case: Case) -> Steps:
 
 
 def _resume(*before: str) -> Callable[[Case], Steps]:
+    """Returns the advice to continue the run, after these lines."""
+
     def lines(case: Case) -> Steps:
         where = "from the last checkpoint" if case.saved else "from the beginning"
         return [*before, Step(f"continue {where}", case.resume())]
@@ -255,7 +266,7 @@ def _import(case: Case) -> Steps:
 
 
 def _installed(case: Case) -> str:
-    """Returns where a missing package should be installed."""
+    """Returns the question whether a package is installed where the job looks for it, with the command to check."""
     plan = case.plan
     if plan.env.container is not None:
         return f"is it installed in {plan.env.container} (env.container)? {plan.env.python} -c 'import ...' inside"

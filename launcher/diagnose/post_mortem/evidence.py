@@ -1,4 +1,4 @@
-"""Collects the evidence about an attempt from its files, and from what its scheduler remembers."""
+"""Collects the evidence about an attempt: its events, outputs and logs, and the scheduler's history of its job."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from launcher.schedulers.scheduler import Queue, Scheduler
 from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
 
-TAIL = 64 * 1024  # bytes that are read from the end of an output
-LOG_LINES = 40  # lines of a rank's log that are searched for a symptom; older errors may have been handled
+TAIL = 64 * 1024  # bytes that are read from the end of an output or log
+LOG_LINES = 40  # last lines of a rank's log that are searched for a symptom; older errors may have been handled
 Event = Mapping[str, Any]
 
 
 def of(seen: RunStatus) -> Evidence:
-    """Returns the evidence about the last attempt, without a query to the scheduler."""
+    """Returns the evidence about the last attempt of a run, without a query to the scheduler."""
     history = seen.history
     evidence = _from_events(
         seen.plan,
@@ -66,13 +66,13 @@ def of(seen: RunStatus) -> Evidence:
 
 
 def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None) -> Evidence:
-    """Returns the evidence about any attempt that has ended.
+    """Returns the evidence about an attempt that has ended.
 
     Args:
         seen: the status of the run.
         attempt: one of its attempts.
         following: the next attempt; None: `attempt` is the last one.
-        past: the attempt's execution of its job, as the scheduler remembers it; None: it does not.
+        past: the execution of the job that was this attempt, from the scheduler's history; None: not known.
     """
     if following is None and seen.state.over:
         evidence = of(seen)
@@ -102,13 +102,19 @@ def _code(attempt: Attempt, events: Sequence[Event]) -> int | None:
 
 
 def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
-    """Returns the state of the run between this attempt and the next one. Pure."""
+    """Returns the state of the run between an attempt and the next one. Pure.
+
+    Args:
+        code: the exit code of the attempt; None: none was recorded.
+        events: the events of the attempt.
+    """
     if code is None:
         return RunState.STOPPED if every(events, StopRequested) else RunState.LOST
     return {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
 
 
 def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> Evidence:
+    """Adds to the evidence what the events of an attempt and the plan of its run say."""
     stopped = last(events, Stopped)
     fault = first_fault(events)
     setup = ""
@@ -130,7 +136,14 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
 
 
 def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
-    """Adds the scheduler's notices, the job's output and the failed rank's log to the evidence."""
+    """Adds the scheduler's notices, the job's output and the failed rank's log to the evidence.
+
+    Args:
+        seen: the status of the run.
+        attempt: the attempt; None: the run had none.
+        following: the next attempt; None: `attempt` is the last one.
+        evidence: the evidence so far.
+    """
     output = output_lines(seen.run, attempt, following)
     found = notices.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
     amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
@@ -145,9 +158,9 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
 
 
 def _forms(scheduler: Scheduler) -> list[notices.Form]:
-    """Returns the forms of the notices that may be in the output of a job.
+    """Returns the forms of the scheduler's messages that may be in the output of a job.
 
-    A run inside an allocation has the notices of the scheduler that made the allocation, which is not known here.
+    For a run inside an allocation they are the forms of all schedulers: which one made the allocation is not known.
     """
     has_jobs = scheduler.on_this_machine or isinstance(scheduler, Queue)
     writers = [scheduler] if has_jobs else registry.schedulers()
@@ -155,7 +168,13 @@ def _forms(scheduler: Scheduler) -> list[notices.Form]:
 
 
 def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
-    """Returns the last lines that the job printed during an attempt; for None, during all attempts."""
+    """Returns the last lines of a job's output.
+
+    Args:
+        run: the run.
+        attempt: the attempt during which the lines were printed; None: during any.
+        following: the next attempt, before which the lines end if the same job runs it; None: there is none.
+    """
     outputs = run.outputs()
     begin, end = 0, None
     if attempt is not None:
@@ -171,11 +190,18 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
 
 
 def _started(attempt: Attempt) -> Started | None:
+    """Returns the event `started` of the job script; None: it has not been written."""
     return first(event_file.read(attempt.events_file("script")), Started)  # the files of ranks may be long
 
 
 def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
-    """Returns the paths of a rank's standard output and standard error in its last round, in the order of `kinds`."""
+    """Returns the existing log files of a rank in its last round.
+
+    Args:
+        attempt: the attempt.
+        rank: the rank.
+        kinds: which files, and in which order: `out` is standard output, `err` standard error.
+    """
     found: dict[int, dict[str, Path]] = {}
     for path in attempt.logs.glob(f"rank-{rank}.*"):
         if match := re.fullmatch(rf"rank-{rank}(?:\.round-(\d+))?\.(\w+)", path.name):
@@ -185,12 +211,12 @@ def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")
 
 
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
-    """Returns the last lines of a part of a file; an empty list if it cannot be read.
+    """Returns the last lines of a file, or of a range of it; an empty list if it cannot be read.
 
     Args:
         path: the file.
-        begin, end: the part, in bytes; None: to the end of the file.
-        most: the number of bytes to read.
+        begin, end: the range in bytes; if `end` is None, it reaches to the end of the file.
+        most: the maximum number of bytes to read, from the end of the range.
     """
     try:
         data, start = run_files.read_range(path, begin, end, most)
@@ -201,7 +227,10 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
 
 
 def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
-    """Returns all executions of a job that the scheduler remembers, oldest first; empty: it does not answer."""
+    """Returns all executions of a job that the scheduler remembers, oldest first; empty if it does not answer.
+
+    A requeued job has several executions.
+    """
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     if job_id is None or not isinstance(scheduler, RemembersJobs):
         return []
@@ -209,7 +238,13 @@ def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
 
 
 def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool) -> JobExecution | None:
-    """Returns the execution of the job that an attempt was; None: the scheduler does not remember it."""
+    """Returns the execution of the job that was an attempt; None: the scheduler does not remember it.
+
+    Args:
+        pasts: the executions of the job, oldest first.
+        attempt: the attempt.
+        last: whether it is the last attempt of its run, and over.
+    """
     if last and pasts:
         return pasts[-1]
     started = _started(attempt)

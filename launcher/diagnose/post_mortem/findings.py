@@ -1,4 +1,4 @@
-"""Collects everything that `post-mortem` shows about an attempt. Reads the logs of its ranks."""
+"""Collects everything that `post-mortem` shows about an attempt: the verdict, the advice, and parts of ranks' logs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Started, Stop, every, first, last
 from launcher.spec.plan import JobPlan
 
-LAST_LINES = 10  # lines of the rank's log that are shown
-MOST_RANKS = 256  # ranks that are searched for errors
+LAST_LINES = 10  # last lines of the failed rank's log that are shown
+MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of ranks that hung at the same place, or of a rank that crashed.
+    """The stack of the main thread, which several ranks share if they hung in the same call.
 
     Attributes:
-        ranks: the ranks.
-        frames: the frames of the main thread, the newest first; empty: they wrote no stack.
+        ranks: the ranks with this stack.
+        frames: lines of Python's faulthandler, the newest frame first; empty: the ranks wrote no stack.
     """
 
     ranks: tuple[int, ...]
@@ -43,26 +43,26 @@ class Stack:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known about an attempt.
+    """Everything that `post-mortem` shows about an attempt.
 
     Attributes:
-        attempt: its number; None: the run had no attempt.
+        attempt: the number of the attempt; None: the run had no attempt.
         verdict: why it ended.
         time: when the first failure was reported or, without one, when the attempt ended, in seconds since the epoch;
             None: not known.
-        rank, host: where the first failure was; None and empty: not known.
-        by: the user who cancelled the job.
-        same: other ranks with the same error.
+        rank, host: the rank that failed first, and the host of the failure; None and empty: not known.
+        by: the user who cancelled the job; empty: not known, or it was not cancelled.
+        same: other ranks with the same error as `rank`.
         followed: ranks that ended because others had ended.
-        others: ranks with another error, and its last line.
-        restarts: the causes of restarts of ranks within the attempt.
-        traceback: the traceback of `rank`, with few frames of libraries.
-        log: the last lines of the rank's log, without the traceback.
-        stacks: for a hang the stacks of all ranks, for a crash that of the rank.
-        files: files to look at, by what they are.
-        memory: see `Evidence`.
+        others: the error line of each rank with a different error.
+        restarts: the causes of the restarts of ranks within the attempt, as text.
+        traceback: the traceback of `rank`, without most frames of libraries.
+        log: the last lines of the log of `rank`, without the traceback.
+        stacks: for a hang, the stacks of all ranks; for a crash, the stack of `rank`.
+        files: paths of files to look at, by a description (`its errors`).
+        memory: bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`.
         todo: the advice.
-        codes: the codes of the events.
+        codes: the codes that agents, ranks and the job script recorded about the end.
         fault: the first failure that agents reported.
     """
 
@@ -105,21 +105,21 @@ class Findings:
 
 
 def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
-    """Returns the attempts that are over, each with the next attempt."""
+    """Returns each attempt of a run that is over, with the next attempt (None: it is the last one)."""
     attempts = seen.run.attempts()
     following: list[Attempt | None] = [*attempts[1:], None]
-    last = seen.state.over or seen.state is RunState.QUEUED  # queued for another attempt
+    last = seen.state.over or seen.state is RunState.QUEUED  # queued: the job of the next attempt is pending
     return [pair for pair in zip(attempts, following, strict=False) if last or pair[1] is not None]
 
 
 def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
-    """Returns why each attempt ended that is over, without a query to the scheduler."""
+    """Returns the verdict and the codes of each attempt of a run that is over, without a query to the scheduler."""
     found = [(attempt, known.of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
     return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
 
 
 def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
-    """Returns the findings about an attempt.
+    """Returns the findings about an attempt. Reads its files, and queries the scheduler's history of its job.
 
     Args:
         seen: the status of the run.
@@ -162,11 +162,12 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
 
 
 def has_saved(plan: JobPlan, started: Started | None) -> bool:
-    """Whether the run has a checkpoint; true also if that cannot be known now.
+    """Returns whether a run has a checkpoint; true also if its folder cannot be read now.
 
     Args:
         plan: the plan of the run.
-        started: when its first attempt started: files that the user's own code has written since then count as well.
+        started: the start of the run's first attempt. Files that the user's own code has written since then count as
+            checkpoints, too. None: it has not started.
     """
     try:
         if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:
@@ -177,12 +178,15 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
 
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the causes of the restarts in place, in the order of their rounds."""
+    """Returns why ranks were restarted within an attempt, one line of text for each restart, the first one first."""
     return tuple(text.of_fault(event) for event in every(events, Restart))
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns when an attempt without a fault ended, from its events or the scheduler's notices; None: not known."""
+    """Returns when an attempt without a fault ended, in seconds since the epoch; None: not known.
+
+    The time is from its events `stop` and `ended`, or else from the scheduler's notices.
+    """
     times = [each.time for each in (last(events, Stop), last(events, Ended)) if each]
     if times:
         return max(times)
@@ -190,7 +194,11 @@ def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> flo
 
 
 def _user(ids: Sequence[str]) -> str:
-    """Returns the name of the user who cancelled, from the ids or names in executions of the job."""
+    """Returns the name of the user who cancelled a job; empty: not known.
+
+    Args:
+        ids: the user's numeric id or name in each execution of the job, empty where nobody cancelled it.
+    """
     by = next((each for each in reversed(ids) if each), "")
     try:
         return pwd.getpwuid(int(by)).pw_name if by.isdecimal() else by
@@ -199,7 +207,13 @@ def _user(ids: Sequence[str]) -> str:
 
 
 def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, ...], tuple[int, ...], dict[int, str]]:
-    """Returns the fields `same`, `followed` and `others` of the findings."""
+    """Returns the fields `same`, `followed` and `others` of `Findings`.
+
+    Args:
+        attempt: the attempt.
+        rank: the rank that failed first; None: not known, and the fields are empty.
+        trace: its traceback.
+    """
     if rank is None:
         return (), (), {}
     names = (re.fullmatch(r"rank-(\d+)\.err", path.name) for path in attempt.logs.glob("rank-*.err"))
@@ -220,7 +234,7 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
 
 
 def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
-    """Returns the last lines of the rank's log, without tracebacks and stacks that are shown elsewhere."""
+    """Returns the last lines of a rank's log, without the traceback (`trace`) and stacks, which are shown elsewhere."""
     shown: list[str] = []
     for path in known.rank_logs(attempt, rank):
         lines = traces.before_crash(known.tail(path))
@@ -235,7 +249,7 @@ def _errors(attempt: Attempt, rank: int) -> list[str]:
 
 
 def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
-    """Returns the stack of a rank that crashed in native code."""
+    """Returns the stack of a rank that crashed in native code, as a tuple of one; empty: it wrote none."""
     if rank is None:
         return ()
     lines = _errors(attempt, rank)
@@ -243,7 +257,7 @@ def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
 
 
 def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
-    """Returns the stacks of all ranks in the last hang, with equal ones grouped."""
+    """Returns the stacks of all ranks in the last round that has stacks. Ranks with equal stacks share one `Stack`."""
     newest: dict[int, tuple[int, Path]] = {}
     for path in attempt.logs.glob("rank-*.stacks"):
         if match := re.fullmatch(r"rank-(\d+)(?:\.round-(\d+))?\.stacks", path.name):
@@ -257,7 +271,13 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
 
 
 def _files(seen: RunStatus, attempt: Attempt | None, rank: int | None) -> dict[str, str]:
-    """Returns the files to look at that exist, by what they are."""
+    """Returns the paths of existing files to look at, by a description (`output`, `its errors`).
+
+    Args:
+        seen: the status of the run.
+        attempt: the attempt; None: the run had none.
+        rank: the rank that failed first; None: not known.
+    """
     found = {"run": str(seen.run.path)}
     if outputs := seen.run.outputs():
         found["output"] = str(outputs[-1])

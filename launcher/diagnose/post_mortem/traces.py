@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 FRAMES = 6  # newest frames of a stack that are shown
-LONG = 8  # in a traceback with more frames than this, frames of libraries are left out
+LONG = 8  # a traceback with more frames than this is shown without frames of libraries
 _HEAD = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = re.compile(r'  File "([^"]*)", line \d+')
@@ -18,10 +18,10 @@ _LAUNCHER = re.compile(
 
 
 def own_frames(trace: str) -> str:
-    """Shortens a traceback, so that the user's frames stand out.
+    """Returns a traceback shortened so that the user's frames stand out.
 
-    Frames of the import machinery are removed. In a long traceback each sequence of frames of libraries is replaced by
-    a line with their number, apart from the last frame of the sequence.
+    Frames of the import machinery are removed. In a traceback of more than LONG frames, each sequence of library frames
+    is shortened to a line with the number of frames left out, and the sequence's last frame.
     """
     lines = trace.strip().splitlines()
     blocks = _blocks(lines)
@@ -42,7 +42,7 @@ def own_frames(trace: str) -> str:
 
 
 def _blocks(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Splits a traceback into frames (file, lines) and the text between them ("", lines)."""
+    """Splits a traceback into its frames, as (file, lines), and the text between them, as ("", lines)."""
     blocks: list[tuple[str, list[str]]] = []
     for line in lines:
         if match := _FRAME.match(line):
@@ -55,7 +55,7 @@ def _blocks(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def before_traceback(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of a log before its last traceback, or before its last chain of tracebacks."""
+    """Returns the lines of a log before its last traceback, or before the chain of tracebacks that ends with it."""
     heads = [at for at, line in enumerate(lines) if line.startswith(_HEAD)]
     while heads:
         at = heads.pop()
@@ -66,7 +66,7 @@ def before_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """Returns the last traceback, or chain of tracebacks, in a log, up to the error's line; empty: there is none."""
+    """Returns the last traceback (or chain of tracebacks) in a log, including the error line; empty: there is none."""
     rest = list(lines[len(before_traceback(lines)) :])
     heads = [at for at, line in enumerate(rest) if line.startswith(_HEAD)]
     if not heads:
@@ -77,9 +77,9 @@ def last_traceback(lines: Sequence[str]) -> str:
 
 
 def crash(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the frames of the main thread from the output of Python's faulthandler; empty: it wrote nothing.
+    """Returns the newest frames of the crashed thread from the faulthandler's output in a log; empty: there is none.
 
-    The output begins with a line such as `Fatal Python error: Segmentation fault`.
+    The faulthandler's output starts with a line such as `Fatal Python error: Segmentation fault`.
     """
     begin = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("Fatal Python error: ")), None)
     if begin is None:
@@ -90,13 +90,17 @@ def crash(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def before_crash(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of a log before the output of the faulthandler."""
+    """Returns the lines of a log before the output of Python's faulthandler; all lines if there is none."""
     begin = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error: ")), len(lines))
     return list(lines[:begin])
 
 
 def main_frames(stack: str) -> tuple[str, ...]:
-    """Returns the newest frames of the main thread from the faulthandler's output, without the launcher's frames."""
+    """Returns the newest frames of the main thread, the last one in a stack dump, without the launcher's frames.
+
+    Args:
+        stack: the output of Python's faulthandler. If it has no frames, its first line is returned.
+    """
     main = re.split(r"\n\s*\n", stack.strip())[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     end = next((at for at, line in enumerate(frames) if line.endswith("in _run_workload")), len(frames))

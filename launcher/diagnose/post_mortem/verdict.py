@@ -1,4 +1,4 @@
-"""Classifies why an attempt ended, from the evidence. Pure.
+"""Classifies why an attempt ended, from the evidence: its kind, and its cause as one line. Pure.
 
 The first row that applies decides:
 
@@ -34,17 +34,17 @@ from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRe
 from launcher.schedulers import notices
 from launcher.schedulers.queries import state_text
 
-NEAR_LIMIT = 0.9  # a killed process that used this part of its memory limit was probably killed for it
+NEAR_LIMIT = 0.9  # a killed process that used more than this fraction of its memory limit was probably killed for it
 GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
 NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}
 LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
-# Kinds of tasks that reported no end themselves, if there is no other evidence.
+# Kinds for tasks that did not report their own end, if there is no other evidence.
 _TASK_KINDS = {FaultCode.TASK_NOT_STARTED: Kind.NEVER_STARTED, FaultCode.TASK_UNKNOWN: Kind.UNKNOWN}
-# Faults that agents report but cannot explain.
+# Faults that agents report without knowing the cause.
 _UNEXPLAINED = (
     NODE_LOST | LEFT | _TASK_KINDS.keys() | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
 )
-# Kinds of faults that need no further evidence, unless their error message has a symptom.
+# Kinds for faults that need no further evidence, unless their error message matches a symptom.
 _KINDS = {
     FaultCode.HANG: Kind.HANG,
     FaultCode.NOT_JOINED: Kind.RENDEZVOUS_TIMEOUT,
@@ -72,15 +72,15 @@ _STATE_KINDS = {
     "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
     "CANCELLED": Kind.CANCELLED,
 }
-# How a rank ends if its job is cancelled: by one of these signals, or with a shell's exit code for it.
+# A rank of a cancelled job ends by one of these signals, or with the exit code that a shell returns for it.
 _CANCELS = {"SIGTERM", "SIGKILL", "SIGINT"}
 _CANCELLED = {128 + signal.Signals[name] for name in _CANCELS}
-DECISIVE = {*_STATE_KINDS} - {"CANCELLED"}  # states that explain an end which ranks cannot explain
+DECISIVE = {*_STATE_KINDS} - {"CANCELLED"}  # job states that explain an end by themselves
 
 
 @dataclass(frozen=True)
 class Codes:
-    """The codes that agents, ranks and the job script recorded about an end.
+    """The codes that agents, ranks and the job script recorded about the end of an attempt. None: none was recorded.
 
     Attributes:
         fault: the first failure.
@@ -93,7 +93,7 @@ class Codes:
     stays: NextReason | None = None
 
     def as_dict(self) -> dict[str, str | None]:
-        """Returns the codes as JSON types."""
+        """Returns the codes as JSON types, under the keys that `post-mortem --json` has: `code`, `stop`, `stays`."""
         return {
             "code": self.fault.value if self.fault else None, "stop": self.stop.value if self.stop else None,
             "stays": self.stays.value if self.stays else None,
@@ -102,28 +102,31 @@ class Codes:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that is known about an attempt. All but the state may be missing.
+    """Everything that is known about an attempt. Every field but `state` may be missing (None or empty).
 
     Attributes:
         state: the state of the run after this attempt.
-        fault, stop, stays: the first event `fault` or `setup_failed`, the last `stop` and the last `stays`.
+        fault: the first event `fault` or `setup_failed`.
+        stop: the last event `stop`: why the attempt stopped early.
+        stays: the last event `stays`: why the run does not continue by itself.
         request: the last event `stop_requested`: the signal that asked the attempt to stop, and the host that got it.
-        ended: the exit code.
+        ended: the exit code of the attempt.
         begun: whether the attempt has started.
         scheduler: the title of the scheduler (`Slurm`).
-        raw_state, reason: of the job, as the scheduler prints them (`FAILED`, `NonZeroExitCode`); empty: not known.
+        raw_state, reason: the state of the job and its reason, as the scheduler prints them (`FAILED`,
+            `NonZeroExitCode`).
         problem: why the scheduler's state of the job is not known.
         signal: the number of the signal that ended the job, if the scheduler reports it.
         notices: messages of the scheduler in the job's output.
         log: the last lines of the failed rank's log.
         output: the last lines of the job's output.
         cluster: the name of the cluster's profile.
-        setup: the set-up line that failed.
+        setup: the first line of the set-up command that failed.
         cancelled: whether `launcher cancel` was called for the run.
-        pruned: that the search of its sweep has ended it; None: it has not.
+        pruned: the event that the search of the run's sweep pruned it; None: it did not.
         preempted: whether the scheduler was preempting the job when it stopped.
-        memory: bytes that were used and allowed, and numbers of kills, as in `launcher.agent.memory`; `used` and
-            `limit` are the scheduler's.
+        memory: bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`,
+            `host_kills`), as in `launcher.agent.memory`; `used` and `limit` are from the scheduler.
     """
 
     state: RunState
@@ -150,7 +153,7 @@ class Evidence:
 
     @property
     def codes(self) -> Codes:
-        """The codes of the events."""
+        """The codes of `fault`, `stop` and `stays`."""
         return Codes(
             self.fault.code if isinstance(self.fault, Fault) else None,
             self.stop.reason if self.stop else None,
@@ -159,7 +162,7 @@ class Evidence:
 
     @property
     def unexplained(self) -> bool:
-        """Whether the reports of agents do not explain the end, so that other evidence is needed."""
+        """Whether the end needs other evidence, because agents reported no fault, or one without its cause."""
         if not isinstance(self.fault, Fault):
             return self.fault is None
         if symptoms.lost_peer(self.fault.error or ""):  # another rank had ended before
@@ -168,18 +171,18 @@ class Evidence:
 
     @property
     def job_state(self) -> str:
-        """The final state of the job according to the scheduler (`TIMEOUT`); empty: it says nothing of use."""
+        """The final state of the job from the scheduler or its notices (`TIMEOUT`); empty: none explains the end."""
         state = self.raw_state
         return state if state in DECISIVE else notices.main_state(self.notices) or state * (state in _STATE_KINDS)
 
     @property
     def job_text(self) -> str:
-        """The scheduler's state of the job for people, or why that is not known; empty: it says nothing."""
+        """The scheduler's state of the job as text, or why it is not known; empty: there is neither."""
         return self.problem or state_text(self.raw_state, self.reason)
 
     @property
     def failed_uncancelled(self) -> bool:
-        """Whether the first failed rank exited or crashed in a way that no cancellation causes."""
+        """Whether the first failed rank ended by a signal or exit code that a cancellation does not cause."""
         fault = self.fault
         if not isinstance(fault, Fault) or fault.rank is None:
             return False
@@ -194,9 +197,9 @@ class Verdict:
 
     Attributes:
         kind: the kind of the end.
-        cause: the cause as one line, which all commands show; None: there is none.
-        sign: the line of a log from which the kind was derived; empty: it is in the cause.
-        sure: whether the evidence proves the kind; otherwise it is the most probable one.
+        cause: the cause as one line, which all commands show; None: the run is done, or the cause is not known.
+        sign: the log line that shows the kind; empty: the cause shows it.
+        sure: whether the evidence proves the kind. If not, it is the most probable one.
     """
 
     kind: Kind
@@ -206,7 +209,7 @@ class Verdict:
 
 
 def classify(seen: Evidence) -> Verdict:
-    """Returns the verdict on an attempt, by the table above."""
+    """Returns why an attempt ended, by the table in this module's docstring."""
     if seen.stays is not None and seen.stays.reason in GIVEN_UP:
         return Verdict(Kind.NO_PROGRESS, f"given up: {text.of_next(seen.stays)}")
     if seen.state is RunState.DONE:
@@ -226,12 +229,12 @@ def classify(seen: Evidence) -> Verdict:
 
 
 def _fault(seen: Evidence, fault: Fault) -> Verdict:
-    """Classifies an attempt of which agents reported a failure."""
+    """Returns the verdict on an attempt with a failure that agents reported."""
     state, cause = seen.job_state, text.of_fault(fault).rstrip(" :")
     if state in DECISIVE and seen.unexplained:
         cause = f"{cause}; {seen.scheduler} says {state}"
     if not seen.unexplained:
-        if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server that does not answer
+        if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server does not answer
             return Verdict(Kind.STOPPED, cause)
         return Verdict(
             symptoms.kind_of(fault.error or "", fault.exception) or _KINDS.get(fault.code, Kind.EXCEPTION), cause
@@ -252,7 +255,7 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
 
 
 def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
-    """Classifies by the code of the failure alone."""
+    """Returns the verdict that the code of the failure alone gives, for lack of other evidence."""
     if fault.code in _TASK_KINDS:
         return Verdict(_TASK_KINDS[fault.code], cause, sure=False)
     if fault.code in NODE_LOST:
@@ -271,7 +274,13 @@ def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
 
 
 def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
-    """Returns why a killed process was killed for lack of memory, and whether that is certain; None: it was not."""
+    """Returns the evidence that a process was killed for lack of memory, as text, and whether it is certain.
+
+    None: there is no such evidence.
+
+    Args:
+        memory: as in `Evidence.memory`.
+    """
     if memory.get("kills"):
         return "the kernel killed processes for lack of memory in its cgroup", True
     if memory.get("host_kills"):
@@ -283,7 +292,7 @@ def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
 
 
 def _stopped(seen: Evidence, stop: Stop) -> Verdict:
-    """Classifies an attempt that stopped early: ranks saved and exited, or the script found that all were killed."""
+    """Returns the verdict on an attempt that stopped early: ranks saved and exited, or all agents were killed."""
     stays = seen.stays
     at = f" at step {stop.step}" if stop.step is not None else ""
     why, next_ = text.of_stop(stop), text.of_next(stays) if stays else ""
@@ -306,7 +315,7 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
 
 
 def _without_fault(seen: Evidence) -> Verdict:
-    """Classifies an attempt of which no agent reported a failure: they were killed, or never started."""
+    """Returns the verdict on an attempt without a reported failure: all agents were killed, or never started."""
     state, kind = seen.job_state, _STATE_KINDS.get(seen.job_state)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""

@@ -1,4 +1,4 @@
-"""Explains the state of a run or of a point of a sweep."""
+"""Explains the state of a run or of a point of a sweep, for the command `why`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TIMEOUT = 10.0  # seconds for one query to the scheduler
 
 
 def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
-    """Explains the state of a run.
+    """Returns the explanation of a run's state.
 
     Args:
         run: the run, which may be a point of a sweep.
-        program: the command of the launcher, as the user typed it.
-        cause: returns the cause of a run's end as one line; None: it is not known.
+        program: the command of the launcher, as the user typed it; for commands to copy.
+        cause: returns the cause of a run's end as one line; None: the cause is not known.
 
     | state of the run | explanation |
     |---|---|
@@ -41,7 +41,7 @@ def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) ->
     | a point that has not started | what it waits for |
 
     Raises:
-        RunError: its record cannot be read.
+        RunError: the run's record cannot be read.
     """
     state = not_begun(run) if run.is_point else None
     if state is not None:
@@ -140,7 +140,7 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
 
 
 def _waits_for_slot(run: Run, state: str, program: str, sweep: Sweep, packing: Packing) -> Explanation:
-    """A point that has no job of its own: slot managers of pilots take the next one when a slot is free."""
+    """Returns the explanation of a point in a pilot that waits until a slot manager has a free slot and claims it."""
     managers = len(packed.Boards().of(sweep, packing).alive)
     if not managers:
         return Explanation(
