@@ -21,10 +21,11 @@ from launcher.config.search_space import size
 from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
 from launcher.formatting import plural, ranges
-from launcher.monitoring.run_status import JobMonitor, read_history, status_of
+from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of
+from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import job_script
 from launcher.spec import cost

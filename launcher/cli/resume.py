@@ -9,7 +9,7 @@ from launcher.cli.find import find
 from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.output import Stream
 from launcher.submission import from_overrides
-from launcher.submission.submit import require_over
+from launcher.submission.resume import require_over
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -191,7 +191,7 @@ def ask(ready: Ready, *, yes: bool) -> None:
         Declined: the user did not confirm.
     """
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
-    from launcher.monitoring.run_status import read_history
+    from launcher.runs.history import read_history
 
     plan = ready.prepared.plan
     run = Run(Path(plan.run_dir))
@@ -209,18 +209,20 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
         ready: the submission.
         output: the reader of the run's output; None: all output is printed.
     """
-    # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
-    from launcher.cli import follow
-
     prepared, wait = ready.prepared, ready.composed.config.wait
-    if not prepared.plan.queued and wait is not False:  # the run belongs to this terminal from its start
+    in_foreground = not prepared.plan.queued and wait is not False  # the run belongs to this terminal from its start
+    if not in_foreground:
+        submitted = ready.submit()
+        _print_submitted(prepared, submitted, waits=bool(wait))
+        if not wait:
+            return 0
+    # Lazily: 20 ms, and a run that is only submitted is not followed
+    from launcher.cli.follow import follow_to_end
+
+    if in_foreground:
         run = Run(Path(prepared.plan.run_dir))
-        return follow.follow_to_end(run, foreground=True, stream=output, start=ready.submit)
-    submitted = ready.submit()
-    _print_submitted(prepared, submitted, waits=bool(wait))
-    if not wait:
-        return 0
-    return follow.follow_to_end(submitted.run, foreground=False, stream=output)
+        return follow_to_end(run, foreground=True, stream=output, start=ready.submit)
+    return follow_to_end(submitted.run, foreground=False, stream=output)
 
 
 def show(prepared: Prepared) -> int:

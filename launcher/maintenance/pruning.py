@@ -26,10 +26,11 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
-from launcher.monitoring.run_status import DAMAGE, Damaged, each_status, or_damaged, read_history, status_of
+from launcher.monitoring.run_status import DAMAGE, Damaged, each_status, or_damaged, status_of
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import Run
+from launcher.runs.history import read_history
 from launcher.runs.submitter_lock import SUBMITTING
 from launcher.runs.sweep_directory import Sweep
 from launcher.spec.plan import JobPlan

@@ -28,10 +28,11 @@ from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
 from launcher.files.shared_files import is_transient
 from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
-from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
+from launcher.monitoring.state import RunState, run_state
 from launcher.runs.directory import Run
-from launcher.runs.events import CancelFailed, Cancelled, Ended, Progress, every
-from launcher.runs.journal import journal_events, process_of
+from launcher.runs.events import CancelFailed, Cancelled, Progress
+from launcher.runs.history import RunHistory, read_history
+from launcher.runs.journal import process_of
 from launcher.schedulers import registry
 from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
@@ -388,17 +389,6 @@ def _predates(snapshot: JobSnapshot, history: RunHistory) -> bool:
 
 def _not_yet(plan: JobPlan) -> str:
     return f"its site wants {plan.cluster.query_interval} s between two queries (cluster.query_interval)"
-
-
-def read_history(run: Run) -> RunHistory:
-    """The run's history, from its journal and the events of its last attempt."""
-    attempts = run.attempts()
-    last = attempts[-1] if attempts else None
-    if last is None:
-        return history_of(journal_events(run), None, ())
-    events = last.latest_events()
-    recorded = bool(every(events, Ended))
-    return history_of(journal_events(run), last.number, events, None if recorded else last.exit_code())
 
 
 def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | None = None) -> RunStatus:

@@ -9,6 +9,7 @@ It may import spec, failures, files and what is below them.
 - `event_file`: files of events: appending, reading while they grow, damaged lines
 - `event_writer`: writes the events of a node or a rank; a failed write never fails the work
 - `journal`: the submitter's events about a run, with the record of its process on this machine
+- `history`: the last job and the last attempt of a run, from its record alone
 - `lookup`: a run by its id, a prefix, `latest`, a path
 - `live_index`: the index of runs that may be live, for a fast `status`
 - `output`: finds the output of attempts, and reads it in pieces or by rank

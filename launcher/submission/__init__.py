@@ -3,7 +3,8 @@
 It may import monitoring, schedulers, environment and what is below them.
 
 - `prepare`: a config -> a checked plan, before anything is written or submitted
-- `submit`: a plan -> a job, once; also `resume`: the directory, the record, the journal
+- `submit`: a plan -> a job, once: the run directory, the record, the journal
+- `resume`: another attempt of a run that is over
 - `from_overrides`: overrides -> what would be submitted: a new run, or another attempt
 - `configs`: overrides -> config, with what it takes from the allocation that is held
 - `inputs`: files and folders that a run needs, which must be there: scripts, data, container, environment

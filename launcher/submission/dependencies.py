@@ -27,12 +27,13 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep as sweep_live
-from launcher.monitoring.run_status import queries, read_history, status_of
+from launcher.monitoring.run_status import queries, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Awaited, ConditionsMet, every
+from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.queries import QueryError

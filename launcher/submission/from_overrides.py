@@ -16,7 +16,7 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import sweep_of
 from launcher.submission import configs
 from launcher.submission.prepare import Prepared, prepare
-from launcher.submission.submit import Submitted, resume, submit
+from launcher.submission.submit import Submitted, submit
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
 PASSING = ("run_id", "runs_dir", "wait", "dry_run", "confirm_above")  # of one command, not of the run
@@ -39,9 +39,12 @@ class Ready:
     run: Run | None = None
 
     def submit(self) -> Submitted:
-        """Hands it over; raises what `submit` and `resume` of submission/submit.py raise."""
+        """Hands it over; raises what `submit` and `resume` of this package raise."""
         if self.run is None:
             return submit(self.prepared, self.composed.resolved, self.overrides)
+        # Lazily: only a resume needs the state of a run, and what finds that takes 10 ms
+        from launcher.submission.resume import resume
+
         with _submitted_in(self.run):
             return resume(self.run, self.prepared, self.composed.resolved, self.overrides)
 

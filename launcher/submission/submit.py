@@ -7,7 +7,6 @@ submission; the config must be the same.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import platform
@@ -24,16 +23,13 @@ from launcher.agent import payload
 from launcher.config.schema import ResumeHow
 from launcher.environment import record_redaction, snapshot
 from launcher.environment import secrets as secret
-from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
+from launcher.errors import ConfigError, SubmissionError, UnavailableError
 from launcher.files.os_errors import explain
-from launcher.monitoring.packed import rerun
-from launcher.monitoring.run_status import JobMonitor, read_history, status_of
-from launcher.monitoring.state import RunState
-from launcher.own_module import program
 from launcher.paths import default_runs_dir
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitting, every
+from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events, process_of
 from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
@@ -41,7 +37,6 @@ from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan, keys_of
-from launcher.submission import dependencies
 from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.prepare import Prepared
 
@@ -85,7 +80,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
         run.require_private()
     else:  # new, or its submitter was killed before it submitted anything
         try:
-            with _refusals_of_the_system(run, plan, prepared.token):
+            with refusals_of_the_system(run, plan, prepared.token):
                 _make(run, prepared, config, overrides)
         except Refused:
             _remove_unrecorded(run)
@@ -96,7 +91,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
             return Submitted(run, job_id, again=True)
         resumed = resumed or tried(run, prepared.token)  # by a process that has had the lock before
         try:
-            with _interrupted(run), _refusals_of_the_system(run, plan, prepared.token):
+            with interrupted(run), refusals_of_the_system(run, plan, prepared.token):
                 job = start(run, plan, prepared.token, resumed)
                 journal_jobs(run, plan, job.job_id, prepared.token)
         except Refused:
@@ -114,7 +109,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
 
 
 @contextlib.contextmanager
-def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
+def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
     """Converts errors of the operating system inside the `with` block, a full disk for instance.
 
     Raises:
@@ -137,21 +132,21 @@ def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def _interrupted(run: Run) -> Iterator[None]:
+def interrupted(run: Run) -> Iterator[None]:
     """Delays Ctrl-C inside the `with` block until the submission is complete.
 
     Raises:
         Interrupted: after the first Ctrl-C, with the job; at the second one: it is unknown whether there is a job.
     """
     try:
-        with delayed_interrupt() as interrupted:
+        with delayed_interrupt() as pressed:
             yield
     except KeyboardInterrupt:
         raise Interrupted(
             f"nobody knows whether {run.id} was submitted: repeat the command with run_id={run.id}, which takes the "
             f"job that is there, or end it with `launcher cancel {run.id}`"
         ) from None
-    if interrupted:
+    if pressed:
         job_id = read_history(run).job_id
         raise Interrupted(f"{run.id} was submitted as job {job_id}, and goes on: `launcher cancel {run.id}` ends it")
 
@@ -184,7 +179,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     except ConfigError:
         _remove_unrecorded(run)
         raise
-    _record(run, prepared, *public)
+    write_record(run, prepared, *public)
 
 
 def redacted_record(
@@ -205,7 +200,15 @@ def redacted_record(
     return found
 
 
-def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def write_record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Writes the record of a run.
+
+    Args:
+        run: the run.
+        prepared: its plan and token.
+        config: the resolved config, without secrets.
+        overrides: the user's overrides, without secrets.
+    """
     facts = {**facts_of_here(prepared.plan.submitted_in), **snapshot.facts(prepared.plan)}
     facts |= {"token": prepared.token, "overrides": list(overrides)}
     run.write_record(prepared.plan, config, facts)
@@ -220,70 +223,6 @@ def facts_of_here(folder: str) -> dict[str, Any]:
         "launcher": __version__, "python": platform.python_version(), "hydra": version("hydra-core"),
         "submitit": version("submitit"), "host": platform.node(), "commit": _commit(folder),
     }  # fmt: skip
-
-
-def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
-    """Submits another attempt of a run that is over; its plan may differ.
-
-    Args:
-        run: the run.
-        prepared: what `prepare` returned for its run id.
-        config: the resolved config, for the record.
-        overrides: the user's overrides, of now and of before.
-
-    Raises:
-        ConfigError: the plan has another workload.
-        RunError: the run is done, or not over.
-        SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
-    """
-    with secret.exported(prepared.secrets):
-        return _resume(run, prepared, *redacted_record(prepared, config, overrides))
-
-
-def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
-    plan = prepared.plan
-    if again := rerun(run):
-        raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
-    require_commands(plan)
-    with only_submitter(run.path):
-        before = run.plan()
-        if (plan.workload.entry, plan.workload.kind) != (before.workload.entry, before.workload.kind):
-            raise ConfigError(
-                f"{run.id} is a run of workload={before.workload.name}: for workload={plan.workload.name} "
-                "start another run"
-            )
-        require_over(run, JobMonitor())
-        # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
-        journal = journal_events(run)
-        token = f"{prepared.token}-r{len(every(journal, events.Submitted))}"
-        tried_before = tried(run, token)
-        prepared = dataclasses.replace(prepared, token=token)
-        snapshot.take(plan)
-        with _refusals_of_the_system(run, plan, token):
-            run.clear_for_resume()
-        try:
-            with _interrupted(run), _refusals_of_the_system(run, plan, token):
-                _record(run, prepared, config, overrides)
-                job = start(run, plan, token, resumed=tried_before)
-                journal_jobs(run, plan, job.job_id, token)
-        except Refused:  # the run is unchanged
-            run.restore_record()
-            raise
-    return Submitted(run, job.job_id)
-
-
-def require_over(run: Run, live: JobMonitor) -> None:
-    """Checks that a run can be resumed.
-
-    Raises:
-        RunError: it is done, or not over.
-    """
-    seen = status_of(run, live)
-    if seen.state is RunState.DONE:
-        raise RunError(f"{run.id} is done: there is nothing to resume")
-    if not seen.state.over:
-        word = f" ({seen.detail})" if seen.state is RunState.UNKNOWN and seen.detail else ""
-        raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
 
 
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
@@ -316,10 +255,17 @@ def start(
         blocking_jobs: returns the jobs that must end before it may start; None: those of the key `after`.
     """
     executor = registry.scheduler(plan.cluster.scheduler).executor()
-    held = executor(
-        run, plan, token, resumed=resumed, blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan))
-    )
+    held = executor(run, plan, token, resumed=resumed, blocking_jobs=blocking_jobs or (lambda: _blocking_jobs(plan)))
     return held.submit(payload.run, str(run.path))
+
+
+def _blocking_jobs(plan: JobPlan) -> list[str]:
+    if not plan.after:
+        return []
+    # Lazily: 10 ms, and few runs have dependencies
+    from launcher.submission.dependencies import blocking_jobs
+
+    return blocking_jobs(plan)
 
 
 def require_commands(plan: JobPlan) -> None:

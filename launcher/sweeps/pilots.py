@@ -18,7 +18,7 @@ from launcher.config.schema import Config, LaunchMode
 from launcher.environment import snapshot
 from launcher.errors import ConfigError
 from launcher.monitoring.packed import cancel_point
-from launcher.monitoring.run_status import JobMonitor, RunStatus, cancelled, read_history, status_of
+from launcher.monitoring.run_status import JobMonitor, RunStatus, cancelled, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
 from launcher.paths import default_runs_dir
@@ -26,6 +26,7 @@ from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Kind, PointLog, State
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import ManagerEnded, ManagerIdle, Submitted, every
+from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep

@@ -20,13 +20,14 @@ from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.formatting import plural
-from launcher.monitoring.run_status import queries, read_history
+from launcher.monitoring.run_status import queries
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.runs import live_index
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Submitted, every
+from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Sweep

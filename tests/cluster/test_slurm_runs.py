@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.monitoring.run_status import read_history
 from launcher.runs.directory import Run
+from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
 from tests.launch import PYTHON, ROOT, Launcher
 

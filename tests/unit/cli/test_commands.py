@@ -25,6 +25,7 @@ from launcher.paths import PACKAGE
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
+from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
 from launcher.schedulers.queries import JobState
 from tests.unit.plans import plan_of
@@ -352,7 +353,7 @@ def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
 
 def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> None:
     run = make(tmp_path, ranks=1)
-    seen = run_status.RunStatus(run, plan_of(), run_status.read_history(run), RunState.RUNNING, None)
+    seen = run_status.RunStatus(run, plan_of(), read_history(run), RunState.RUNNING, None)
     assert status_view._remark(seen) is None  # nobody holds the lease: it has ended
     lease = run.path / "lease"
     lease.touch()

@@ -24,15 +24,16 @@ from launcher.errors import ConfigError, RunError
 from launcher.monitoring import progress as standing
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, status_of
-from launcher.monitoring.state import RunState, history_of
+from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
+from launcher.runs.history import history_of
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.queries import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm, parse_jobs, parse_records
-from launcher.submission.submit import require_over
+from launcher.submission.resume import require_over
 from tests.unit.clock import Clock
 from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep

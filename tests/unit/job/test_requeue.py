@@ -19,7 +19,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Continues, Stays
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import Ending
-from launcher.submission import prepare, submit
+from launcher.submission import prepare, resume
 from launcher.submission.from_overrides import merged
 from tests.unit.plans import bare_plan, plan_of, with_fields
 
@@ -138,12 +138,12 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
     run = Run.create(tmp_path / "run")
     before, now = plan_of(nodes=2), plan_of(nodes=4)
     run.write_record(before, {}, {"token": "token", "overrides": ["nodes=2"]})
-    monkeypatch.setattr(submit, "require_commands", lambda plan: None)
-    monkeypatch.setattr(submit, "status_of", lambda *_: SimpleNamespace(state=RunState.STOPPED))
-    monkeypatch.setattr(submit, "start", refuse)
+    monkeypatch.setattr(resume, "require_commands", lambda plan: None)
+    monkeypatch.setattr(resume, "status_of", lambda *_: SimpleNamespace(state=RunState.STOPPED))
+    monkeypatch.setattr(resume, "start", refuse)
     for _ in range(2):
         with pytest.raises(Refused, match="invalid account"):
-            submit.resume(run, prepare.Prepared(now, "token", ()), {}, ["nodes=4"])
+            resume.resume(run, prepare.Prepared(now, "token", ()), {}, ["nodes=4"])
         assert run.plan().nodes == 2
         assert run.record()["overrides"] == ["nodes=2"]
         assert not list(run.path.glob("record-*.json"))

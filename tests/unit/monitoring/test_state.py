@@ -10,9 +10,10 @@ import pytest
 
 from launcher import errors
 from launcher.monitoring.run_status import RunStatus
-from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
+from launcher.monitoring.state import RunState, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed
+from launcher.runs.history import RunHistory, history_of
 from launcher.schedulers.queries import JobState
 from tests.unit.plans import plan_of
 

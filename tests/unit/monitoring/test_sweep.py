@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.monitoring import run_status
 from launcher.monitoring.sweep import DAMAGED, SweepMonitor, counts, not_begun, point_statuses, summary
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
+from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
@@ -167,10 +167,10 @@ def test_the_sweeps_journal_is_read_once_for_all_points(tmp_path: Path, monkeypa
     sweep, read = make_sweep(tmp_path, 30), []
     whole = Sweep.submissions
     monkeypatch.setattr(Sweep, "submissions", lambda self: read.append(1) or whole(self))
-    assert len([run_status.read_history(sweep.run(index)).job_id for index in range(30)]) == 30
+    assert len([read_history(sweep.run(index)).job_id for index in range(30)]) == 30
     assert len(read) == 1
     submit_array(sweep, [3], "200", token="again")
-    assert run_status.read_history(sweep.run(3)).job_id == "200_0"  # what is new is seen
+    assert read_history(sweep.run(3)).job_id == "200_0"  # what is new is seen
 
 
 def test_whether_one_point_has_begun(tmp_path: Path, says: Says) -> None:

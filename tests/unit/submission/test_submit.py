@@ -13,11 +13,11 @@ import pytest
 from launcher.config.schema import Limits
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
-from launcher.monitoring.run_status import read_history
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
+from launcher.runs.history import read_history
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission
 from launcher.submission.prepare import prepare

@@ -9,11 +9,11 @@ import pytest
 
 from launcher.config.schema import Limits, ResumeHow
 from launcher.errors import ConfigError, SubmissionError
-from launcher.monitoring.run_status import read_history
 from launcher.runs import events as kinds
 from launcher.runs import lookup
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
+from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import submit
 from launcher.sweeps.prepare import id_of, prepare_sweep

@@ -1,0 +1,96 @@
+"""Submits another attempt of a run that is over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.environment import secrets, snapshot
+from launcher.errors import ConfigError, RunError
+from launcher.monitoring.packed import rerun
+from launcher.monitoring.run_status import JobMonitor, status_of
+from launcher.monitoring.state import RunState
+from launcher.own_module import program
+from launcher.runs.directory import Run
+from launcher.runs.events import Submitted as JobSubmitted
+from launcher.runs.events import every
+from launcher.runs.journal import journal_events
+from launcher.runs.submitter_lock import only_submitter
+from launcher.schedulers.idempotent_submit import Refused
+from launcher.submission.prepare import Prepared
+from launcher.submission.submit import (
+    Submitted,
+    interrupted,
+    journal_jobs,
+    redacted_record,
+    refusals_of_the_system,
+    require_commands,
+    start,
+    tried,
+    write_record,
+)
+
+
+def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+    """Submits another attempt of a run that is over; its plan may differ.
+
+    Args:
+        run: the run.
+        prepared: what `prepare` returned for its run id.
+        config: the resolved config, for the record.
+        overrides: the user's overrides, of now and of before.
+
+    Raises:
+        ConfigError: the plan has another workload.
+        RunError: the run is done, or not over.
+        SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
+    """
+    with secrets.exported(prepared.secrets):
+        return _resume(run, prepared, *redacted_record(prepared, config, overrides))
+
+
+def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+    plan = prepared.plan
+    if again := rerun(run):
+        raise RunError(f"{run.id} runs in pilots of its sweep: `{program()} {again}` starts it again")
+    require_commands(plan)
+    with only_submitter(run.path):
+        before = run.plan()
+        if (plan.workload.entry, plan.workload.kind) != (before.workload.entry, before.workload.kind):
+            raise ConfigError(
+                f"{run.id} is a run of workload={before.workload.name}: for workload={plan.workload.name} "
+                "start another run"
+            )
+        require_over(run, JobMonitor())
+        # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
+        journal = journal_events(run)
+        token = f"{prepared.token}-r{len(every(journal, JobSubmitted))}"
+        tried_before = tried(run, token)
+        prepared = dataclasses.replace(prepared, token=token)
+        snapshot.take(plan)
+        with refusals_of_the_system(run, plan, token):
+            run.clear_for_resume()
+        try:
+            with interrupted(run), refusals_of_the_system(run, plan, token):
+                write_record(run, prepared, config, overrides)
+                job = start(run, plan, token, resumed=tried_before)
+                journal_jobs(run, plan, job.job_id, token)
+        except Refused:  # the run is unchanged
+            run.restore_record()
+            raise
+    return Submitted(run, job.job_id)
+
+
+def require_over(run: Run, live: JobMonitor) -> None:
+    """Checks that a run can be resumed.
+
+    Raises:
+        RunError: it is done, or not over.
+    """
+    seen = status_of(run, live)
+    if seen.state is RunState.DONE:
+        raise RunError(f"{run.id} is done: there is nothing to resume")
+    if not seen.state.over:
+        word = f" ({seen.detail})" if seen.state is RunState.UNKNOWN and seen.detail else ""
+        raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
