@@ -1,4 +1,4 @@
-"""Checksums of files. Standard library only; hashlib.file_digest is Python 3.11's."""
+"""Checksums of files, with the standard library alone and without hashlib.file_digest, which is new in Python 3.11."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PIECE = 1 << 20  # bytes read at once
 
 
 def digest_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal digits."""
+    """Returns the SHA-256 of a file, as hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(PIECE):

@@ -1,7 +1,7 @@
-"""Checks that a value read as JSON matches a type hint. Pure.
+"""Checks values read as JSON against type hints, and converts dataclasses to JSON and back. Pure.
 
-Readers check once, where a file is read; after that a field has the type that its record declares. JSON has no tuples
-and does not distinguish 1 from 1.0, so a list matches a tuple, and a whole number matches a float.
+A file's content is checked once, where it is read; code that uses the values relies on their declared types. JSON has
+no tuples and does not distinguish 1 from 1.0, so a list matches a tuple, and a whole number matches a float.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; a later time of an event is damage
+LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; an event with a later time is damaged
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list",
           dict: "an object", type(None): "null"}  # fmt: skip
 
 
 def misfit(value: Any, kind: Any, name: str) -> str | None:
-    """The first mismatch between a value and a type (`plan.nodes is no whole number`); None if the value matches.
+    """Returns a message about the first mismatch between a value and a type; None: the value matches.
 
     Args:
-        value: as `json.loads` returns it.
+        value: value as `json.loads` returns it.
         kind: int, float, str, bool, None, Any; an enum, X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X],
             or a dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a
             mismatch, unless the dataclass has a class variable OPEN that is true.
-        name: of the value, for the message.
+        name: name of the value in the message (`plan.nodes` gives `plan.nodes is no whole number`).
     """
     if kind is Any:
         return None
@@ -52,7 +52,7 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
         if None in found:
             return None
         of_the_value = {_wrong(name, each) for each in _WORDS}
-        return next((words for words in found if words not in of_the_value), found[0])  # prefer one about a part of it
+        return next((words for words in found if words not in of_the_value), found[0])  # prefer a nested value
     if origin in (list, tuple):
         return _misfit_of_items(value, origin, arguments, name)
     if not isinstance(value, dict):
@@ -62,11 +62,11 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
 
 
 def as_json(value: Any, *, defaults: bool = True) -> Any:
-    """Converts dataclasses, enums, tuples and mappings, also inside of each other, to JSON types.
+    """Returns a value as JSON types: converts dataclasses, enums, tuples and mappings, also nested ones.
 
     Args:
-        value: a dataclass, say.
-        defaults: whether fields of dataclasses that have their default are in the result.
+        value: the value.
+        defaults: whether the result has those fields of dataclasses that are equal to their default.
     """
     if isinstance(value, Enum):
         return value.value
@@ -79,11 +79,11 @@ def as_json(value: Any, *, defaults: bool = True) -> Any:
 
 
 def from_json(value: Any, kind: Any) -> Any:
-    """The inverse of `as_json`, after a round trip through JSON: dataclasses, enums and tuples where the type has them.
+    """Returns a JSON value as a value of type `kind`, with its dataclasses, enums and tuples; the inverse of `as_json`.
 
     Args:
-        value: in which `misfit` found nothing. Unknown fields of a dataclass are left out.
-        kind: its type.
+        value: value that matches `kind` according to `misfit`. Unknown fields of a dataclass are left out.
+        kind: a type that `misfit` accepts.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -134,7 +134,7 @@ def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
 
 @cache
 def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The types of a dataclass's fields, and the names of the fields without a default."""
+    """Returns the types of a dataclass's fields, by name, and the names of the fields without a default."""
     hints = get_type_hints(kind)
     accepted = [each for each in fields(kind) if each.init]
     needed = [each.name for each in accepted if each.default is MISSING and each.default_factory is MISSING]

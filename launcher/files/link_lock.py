@@ -1,18 +1,18 @@
-"""A lock between processes of several nodes, on any shared file system: a file made by link(2), by exactly one.
+"""A lock between processes of several nodes, on any shared file system: a file that one process makes with link(2).
 
-`locks.py` needs flock, which some shared file systems do not have, and some keep to one node without saying so. Nobody
-releases a link for a process that was killed, so each waiting process decides whether the holder is still there:
+`locks.py` needs flock, which some shared file systems do not have, and others silently restrict to one node. But the
+kernel does not release this lock when its holder is killed, so each waiting process decides whether the holder is dead:
 
 | the holder | the lock is taken over |
 |---|---|
 | is a process of this machine that has ended | at once |
-| is this process, which could not release it (the file server did not respond) | at once |
-| is on another machine, and the file has not changed for `timeout` seconds | then |
+| is this process, which failed to release the lock (the file server did not respond) | at once |
+| is on another machine | after the holder in the file has not changed for `timeout` seconds |
 | is a process of this machine that exists, even if it is suspended | never |
 
-Times are those of the waiting process's own monotonic clock, so clocks of nodes need not agree. A holder on another
-machine that was cut off for longer than `timeout` may return and believe that it holds the lock. What the lock protects
-must bear two appends at once; see `launcher.search.journal`.
+Times are measured with the waiting process's monotonic clock, so clocks of nodes need not agree. A holder on another
+machine that was cut off for longer than `timeout` may return and still believe that it holds the lock. So the data that
+the lock protects must tolerate two processes that append at once; see `launcher.search.journal`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from pathlib import Path
 from launcher.files import run_files
 from launcher.files.shared_files import read_text, retry_read, unwrap
 
-TIMEOUT = 60.0  # seconds without a change after which a holder on another machine counts as dead
-POLL = (0.002, 0.2)  # seconds between two looks: the first, and the longest
-_IN_USE: set[str] = set()  # tokens with which this process holds a lock, or waits for one
+TIMEOUT = 60.0  # seconds after which a holder on another machine counts as dead; see the table
+POLL = (0.002, 0.2)  # first and longest pause between two polls, in seconds
+_IN_USE: set[str] = set()  # tokens with which this process holds locks or waits for them
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a lock, or wants to.
+    """A process that holds a lock or waits for it.
 
     Attributes:
-        token: different each time a lock is taken.
-        machine: boot id and PID namespace; processes with the same one see each other's PIDs.
-        pid: its process id.
-        started: when it started, in clock ticks since the boot.
+        token: random text, new for each time that a process takes a lock.
+        machine: boot id and PID namespace of the process; processes with the same one see each other's PIDs.
+        pid: process id.
+        started: when the process started, in clock ticks since the boot.
     """
 
     token: str
@@ -56,14 +56,14 @@ class Holder:
 
     @classmethod
     def parse(cls, text: str) -> Holder | None:
-        """Returns the holder that a lock's file names; None: it names none (it is damaged)."""
+        """Returns the holder from the content of a lock's file; None: the file is damaged."""
         words = text.split()
         if len(words) != 4 or not (words[2].isdecimal() and words[3].isdecimal()):
             return None
         return cls(words[0], words[1], int(words[2]), int(words[3]))
 
     def is_same_process(self, other: Holder) -> bool:
-        """Returns whether both are the same process, whatever their tokens are."""
+        """Returns whether two holders are the same process, with the same or different tokens."""
         return (self.machine, self.pid, self.started) == (other.machine, other.pid, other.started)
 
     def __str__(self) -> str:
@@ -71,12 +71,12 @@ class Holder:
 
 
 def dead(holder: Holder | None, machine: str, started: int | None, unchanged: float, timeout: float = TIMEOUT) -> bool:
-    """Returns whether a lock may be taken over, by the table above. Pure.
+    """Returns whether a lock may be taken over because its holder is dead, by the module's table. Pure.
 
     Args:
-        holder: who holds it; None: its file is damaged.
-        machine: the machine of the waiting process.
-        started: when the process with the holder's PID on this machine started; None: there is none.
+        holder: holder of the lock; None: the lock's file is damaged.
+        machine: `Holder.machine` of the waiting process.
+        started: start time of the process on this machine that has the holder's PID; None: there is no such process.
         unchanged: seconds for which the waiting process has seen the same holder.
         timeout: seconds after which a holder on another machine counts as dead.
     """
@@ -89,12 +89,12 @@ def dead(holder: Holder | None, machine: str, started: int | None, unchanged: fl
 def hold(
     path: Path, timeout: float = TIMEOUT, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:  # fmt: skip
-    """Holds the lock while the block runs; waits for it first if another process has it.
+    """Holds the lock while the block runs; waits for it first if another process holds it.
 
     Args:
-        path: the lock's file; its folder must exist.
-        timeout: see `dead`.
-        waiting: is called again and again during a wait.
+        path: file of the lock; its folder must exist.
+        timeout: seconds after which a holder on another machine counts as dead.
+        waiting: called between polls while the lock is awaited.
 
     Raises:
         UnavailableError: the file cannot be read now.
@@ -136,9 +136,13 @@ def _take(path: Path, mine: Holder, timeout: float, waiting: Callable[[], None])
 
 
 def _take_away(path: Path, text: str) -> None:
-    """Removes the lock of a dead holder, unless another process has done so; its own holder keeps the lock then.
+    """Removes the lock of a dead holder, unless another process has removed it meanwhile.
 
-    A rename takes whichever file is there by now. A file that turns out to be a living holder's is put back.
+    The file is first renamed, and then read: if it is by then the lock of a new holder, it is put back.
+
+    Args:
+        path: file of the lock.
+        text: content of the file when the holder was found dead.
     """
     if _holder(path) != text:
         return
@@ -164,6 +168,6 @@ def _started(pid: int) -> int | None:
     """Returns when a process started, in clock ticks since the boot; None: it does not exist, or has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # not EMFILE: a process that is not seen may live
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # not EMFILE: then the process may exist
         return None
     return None if fields[0] in "ZX" else int(fields[19])

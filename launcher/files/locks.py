@@ -1,14 +1,14 @@
-"""File locks between processes, on one machine or several. All locking goes through this module.
+"""File locks (flock) between processes, on one machine or several. All code that uses flock is in this module.
 
-All are taken with flock: a lock taken with lockf is invisible to flock, except over NFS. The kernel releases a lock
-when its file is closed, however the process ends. A child that inherits the file keeps the lock.
+No lock is taken with lockf, because flock does not see such locks, except over NFS. The kernel releases a lock when its
+file is closed, also when the process is killed. A child that inherits the file keeps the lock.
 
-| the file | `acquire` and `try_acquire` | `is_locked` |
-|---|---|---|
-| is free | lock it | False |
-| is locked by another process | waits; yields False | True |
-| is on a file system without locks (ENOLCK, ENOTSUP, ...) | behave as if they had locked it | False |
-| cannot be locked now (EIO, ESTALE, ...) | retry, then raise UnavailableError | the same |
+| the file | `acquire` | `try_acquire` | `is_locked` |
+|---|---|---|---|
+| is not locked | locks it | locks it, yields True | False |
+| is locked by another process | waits | yields False | True |
+| is on a file system without locks (ENOLCK, ENOTSUP, ...) | runs the block | yields True | False |
+| cannot be locked now (EIO, ESTALE, ...) | retries, then UnavailableError | same | same |
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _LOCKED = (errno.EWOULDBLOCK, errno.EACCES)
 
 @contextlib.contextmanager
 def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds the lock while the block runs; waits for it first if another process has it.
+    """Holds the lock while the block runs; waits for it first if another process holds it.
 
     Args:
-        path: the file; created if missing.
+        path: file of the lock; created if missing.
         inheritable: whether programs that are started in the block keep the lock until they end.
-        waiting: called before a wait.
+        waiting: called once before a wait.
 
     Raises:
         UnavailableError: the file server does not respond.
@@ -50,7 +50,10 @@ def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None
 
 @contextlib.contextmanager
 def try_acquire(path: Path) -> Iterator[bool]:
-    """Yields True and holds the lock while the block runs, or yields False if another process has it.
+    """Yields True and holds the lock while the block runs; yields False if another process holds it.
+
+    Args:
+        path: file of the lock; created if missing.
 
     Raises:
         UnavailableError: the file server does not respond.
@@ -60,7 +63,7 @@ def try_acquire(path: Path) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock. The check takes a shared lock for a moment.
+    """Returns whether a process holds the lock of this file. The check itself takes a shared lock for a moment.
 
     Raises:
         UnavailableError: the file server does not respond.
@@ -77,7 +80,10 @@ def _open(path: Path) -> IO[str]:
 
 
 def _flock(file: IO[str], path: Path, how: int) -> bool:
-    """Whether the file is locked now, or its file system has no locks; False if another process holds the lock."""
+    """Takes or awaits a lock (`how`: flags of flock); returns False if another process holds it.
+
+    On a file system without locks it returns True.
+    """
 
     def take() -> bool:
         try:

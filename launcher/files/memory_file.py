@@ -1,4 +1,4 @@
-"""An unnamed file in memory, whose descriptor processes of one user pass on to each other."""
+"""An unnamed file in memory, whose descriptor is passed on between processes of one user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make(name: str) -> int:
     from kernels before 3.17.
 
     Args:
-        name: what `is_named` recognises the file by.
+        name: name by which `is_named` recognises the file.
     """
     create = getattr(os, "memfd_create", None)
     if create is not None:
@@ -32,7 +32,7 @@ def make(name: str) -> int:
 
 
 def is_named(descriptor: int, name: str) -> bool:
-    """Whether a descriptor of this process belongs to a file that `make` made under this name.
+    """Returns whether a file descriptor of this process belongs to a file that `make` made with this name.
 
     Raises:
         OSError: there is no such descriptor.

@@ -1,7 +1,7 @@
 """Turns an OSError into a line for the user: which file or program, what the system refused, and what to do.
 
-The only module that does so. An error that only a defect of the launcher can cause (EBADF, EINVAL, ...) gets no such
-line, so that its traceback is shown.
+An error that only a defect of the launcher can cause (EBADF, EINVAL, ...) gets no such line, so that its traceback is
+shown.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ NOT_ON_PATH = (FileNotFoundError, PermissionError)
 
 
 def explain(error: OSError) -> str | None:
-    """Which file, what was refused, and what to do, in one line; None if only a defect of the launcher causes it. Pure.
+    """Returns one line for the user: the file, the system's error, and what to do. Pure.
 
-    | the error | what to do |
+    | the error | advice in the line |
     |---|---|
     | a full disk, a quota | make room, or use another folder |
     | permissions, a read-only disk | have them changed, or use another folder |
-    | a limit of this process or machine | raise it |
-    | a file server or a host that does not respond | try later |
-    | a file that is gone, or is something else; only if the error names it | look at it |
-    | any other | None |
+    | a limit of this process or machine | raise the limit |
+    | a file server or host that does not respond | try later |
+    | a file that is gone or of another type, if the error names it | look at the file |
+    | any other: a defect of the launcher | None: no line |
     """
     number = error.errno
     if number is None:

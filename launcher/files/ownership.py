@@ -1,25 +1,26 @@
-"""Who owns a folder, and who else could replace it: decides whether its contents may be executed, signalled or written.
+"""Decides whether a folder is the user's own, so that programs in it may be executed and processes it names signalled.
 
 A run directory holds programs that a job executes, ids of processes that `cancel` signals, and pages that a browser
-opens. Whoever can write to the directory, or put another one in its place, controls all of these. So a folder counts as
-the user's own only if this holds for the folder and for each of its parents, from `/` down:
+opens. Another user who can write to the directory, or replace it by another one, controls all of these. So a folder
+counts as the user's own only if it and each of its parents, from `/` down, are safe by this table:
 
 | a folder | as a parent | as the last folder |
 |---|---|---|
 | owned by the user, writable by nobody else | safe | safe |
 | owned by root, writable by nobody else | safe | not the user's own |
-| owned by the user or root, writable by others, sticky (`/tmp`) | safe: others rename only theirs | not private |
+| owned by the user or root, writable by others, sticky (`/tmp`) | safe: nobody renames others' entries | not private |
 | owned by the user or root, writable by a group or by all | replaceable | not private |
 | owned by another user | replaceable by that user | another user's |
 | trusted by the user (launcher/files/trusted_folders.py) | safe | as above |
 | below a folder of the user that nobody else may enter | safe in any mode: nobody else reaches it | as above |
 | a symbolic link of the user or root, in a safe folder | safe | not the user's own |
 
-A group that contains only the user and has the user's name counts as nobody else (on systems with umask 002 every home
-directory has one), unless an access control list names others.
-The folders are opened one after the other, each relative to the one before and without following links, so the folders
-that were checked are the folders of the path. A folder found safe cannot be replaced afterwards, so it may be used by
-its path, which is all that jobs on other machines have.
+A group that contains only the user and has the user's name does not count as others (on systems with umask 002 every
+home directory has such a group), unless an access control list names others.
+
+Each folder of a path is opened relative to the one before, without following links, so that no folder can be exchanged
+during the check. Afterwards nobody else can replace a folder that was found safe. So it may be used by its path, as
+jobs on other machines do.
 """
 
 from __future__ import annotations
@@ -39,12 +40,19 @@ from launcher.files.shared_files import retry_read, unwrap
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
-_ANYBODY = Path("/proc/sys/kernel/overflowuid")
+_ANYBODY = Path("/proc/sys/kernel/overflowuid")  # the uid shown for owners that a user namespace does not map
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder: path, owner, group, mode (st_mode), and whether an access control list names others."""
+    """A folder and its permissions.
+
+    Attributes:
+        path: path of the folder.
+        uid, gid: ids of its owner and group.
+        mode: its st_mode.
+        listed: whether it has an access control list.
+    """
 
     path: str
     uid: int
@@ -55,19 +63,19 @@ class Folder:
 
 @dataclass(frozen=True)
 class User:
-    """A user: id, and the id of the group that contains only this user (-1 if there is none)."""
+    """A user: the user id, and the id of the group that contains only this user (-1: there is no such group)."""
 
     uid: int
     private_group: int = -1
 
 
 def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Why the last folder is not the user's own, by the table above; None if it is. Pure.
+    """Returns why the last of these folders is not the user's own, by the module's table; None: it is. Pure.
 
     Args:
-        folders: from `/` on.
-        user: the user who wants to use the folder.
-        trusted: paths of folders whose owners and groups are trusted not to replace their entries.
+        folders: folders of a path, from `/` down.
+        user: the user who wants to use the last folder.
+        trusted: paths of folders whose owners and groups the user trusts not to replace what is in them.
     """
     *way, last = folders
     if last.uid != user.uid:
@@ -78,10 +86,10 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Who could replace one of the folders of a path, in words; None if nobody else can. Pure.
+    """Returns a message saying who else could replace a folder below this path; None: nobody else can. Pure.
 
     Args:
-        way: the folders from `/` on.
+        way: folders of the path, from `/` down.
         user, trusted: as for `problem`.
     """
     for each in way:
@@ -96,13 +104,15 @@ def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def _writers(folder: Folder, user: User) -> str:
-    """Who besides its owner can write to a folder; empty if nobody can."""
+    """Returns who besides its owner can write to a folder, as text (`group physics`); empty: nobody."""
     found = writers.others(folder.mode, folder.gid, user.private_group, folder.listed)
     return f"group {_group(folder.gid)}" if found == writers.GROUP else found or ""
 
 
 def why_not_own(path: Path | str) -> str | None:
-    """Why a folder is not the user's own; None if it is. Links among its parents are followed; a link is not a folder.
+    """Returns why a folder is not this user's own; None: it is.
+
+    Symbolic links among the folder's parents are followed; the folder itself must not be a link.
 
     Raises:
         UnavailableError: the folder cannot be checked now.
@@ -114,7 +124,7 @@ def why_not_own(path: Path | str) -> str | None:
 
 
 def why_replaceable(path: Path | str) -> str | None:
-    """Why others could replace the folder that is, or will be, at a path; None if they cannot.
+    """Returns why others could replace the folder that is or will be at a path; None: they cannot.
 
     Raises:
         UnavailableError: the path cannot be checked now.
@@ -123,7 +133,7 @@ def why_replaceable(path: Path | str) -> str | None:
 
 
 def _unless_trusted(why: Callable[[Sequence[str]], str | None]) -> str | None:
-    """What is wrong in spite of the trusted folders; these are looked up only if something is wrong without them."""
+    """Returns `why(())`, or, if that finds a problem, `why` of the trusted folders, which take time to look up."""
     return why(()) and why(trusted_folders.paths())
 
 
@@ -141,7 +151,7 @@ def _why_replaceable(path: Path | str, trusting: Sequence[str]) -> str | None:
 
 
 def is_own(path: Path | str) -> bool:
-    """Whether a folder is the user's own; False also if it cannot be checked."""
+    """Returns whether a folder is this user's own; False also if it cannot be checked."""
     try:
         return why_not_own(path) is None
     except (OSError, RunError):
@@ -149,11 +159,11 @@ def is_own(path: Path | str) -> bool:
 
 
 def require_own(path: Path, action: str) -> None:
-    """Refuses an action on a run or a sweep that is not the user's own.
+    """Checks that a run or sweep is this user's own before an action on it.
 
     Args:
-        path: the directory of the run or sweep.
-        action: for the message: `resume it`.
+        path: directory of the run or sweep.
+        action: the action in the error message (`resume it`).
 
     Raises:
         UnavailableError: the directory cannot be checked now.
@@ -167,11 +177,11 @@ def require_own(path: Path, action: str) -> None:
 
 
 def require_safe_way(folder: Path, setting: str) -> None:
-    """Refuses a folder for runs that others could replace.
+    """Checks that others cannot replace the folder in which run directories will be made.
 
     Args:
-        folder: in which run directories will be made.
-        setting: what the user set to get there (`runs_dir=/runs`), for the message.
+        folder: the folder; it need not exist.
+        setting: the user's setting that names the folder (`runs_dir=/runs`), for the error message.
 
     Raises:
         ConfigError: others could replace the folder.
@@ -185,7 +195,12 @@ def require_safe_way(folder: Path, setting: str) -> None:
 
 
 def _folders(path: str) -> list[Folder]:
-    """The folders from `/` to a path without links, each opened relative to the one before."""
+    """Returns the folders from `/` down to a path that has no symbolic links.
+
+    Raises:
+        FileNotFoundError: the path does not exist.
+        UnavailableError: a folder cannot be checked now.
+    """
     found = unwrap(retry_read(lambda: _walked(path), path))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -208,7 +223,7 @@ def _walked(path: str) -> list[Folder]:
 
 
 def _links(path: str) -> list[str]:
-    """The symbolic links on a path, each as a path without other links."""
+    """Returns the symbolic links on a path; the parents of each returned path are no links."""
     found: list[str] = []
     here, rest = "/", [part for part in path.split("/") if part]
     while rest and len(found) < _MAX_LINKS:
@@ -233,7 +248,10 @@ def _owner(status: os.stat_result) -> int:
 
 
 def _unmapped() -> int | None:
-    """The uid that represents all owners that a container's user namespace does not map, mostly root; None outside."""
+    """Returns the uid shown for owners that this user namespace (of a container) does not map, mostly root.
+
+    None: this process is in no such namespace.
+    """
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return None
@@ -247,7 +265,7 @@ def _user() -> User:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user; the number, if it has no name on this machine."""
+    """Returns the login name of a user id; `user 1234` if this machine has no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,27 +1,27 @@
-"""The run directory: the only reader and writer of its format, its events, locks and output.
+"""The run directory and the sweep directory: the only code that reads and writes their format, events, locks, output.
 
 It may import spec, failures, files and what is below them.
 
-- `directory`: the run directory: files, names, the record, attempts
-- `sweep_directory`: the same of a sweep: its points, submissions, packing
+- `directory`: layout of a run directory: its files and names, the record, the attempts
+- `sweep_directory`: layout of a sweep directory: manifest, points, submitted arrays, packing
 - `events/`: every kind of event, with its fields
-- `event_json`: events <-> JSON; what a reader makes of unknown ones
-- `event_file`: files of events: appending, reading while they grow, damaged lines
-- `event_writer`: writes the events of a node or a rank; a failed write never fails the work
-- `journal`: the submitter's events about a run, with the record of its process on this machine
-- `history`: the last job and the last attempt of a run, from its record alone
-- `lookup`: a run by its id, a prefix, `latest`, a path
-- `live_index`: the index of runs that may be live, for a fast `status`
-- `output`: finds the output of attempts, and reads it in pieces or by rank
-- `carriage_returns`: progress bars in the output, reduced to their last state
-- `health`: results of preflights and slow ranks, from events
-- `stacks`: equal stacks of many ranks, shown once
-- `bindings`: events about the CPUs of ranks
-- `saves`: progress of a user's program, by the times of its checkpoint files
-- `time_left`: how much of an attempt's time is left, whatever the clocks say
-- `lease`: whether this attempt may still publish
-- `submitter_lock`: one submitter of a run or a sweep at a time
-- `claims`: who runs which point of a packed sweep; heartbeats of slot managers
-- `search_record`: the files of a search
-- `unreadable`: which files and lines of a run are damaged
+- `event_json`: base class of events, and their conversion to and from JSON
+- `event_file`: reads and appends to event files: files that still grow, damaged lines, limits on size
+- `event_writer`: writes the events of an agent or a rank; a failed write never fails the attempt
+- `journal`: reads what the submitter recorded about a run: job ids, and the run's process on this machine
+- `history`: a run's current job and last attempt, from its record alone (no query to the scheduler)
+- `lookup`: finds a run or sweep by its id, a prefix of it, `latest` or a path
+- `live_index`: index of the runs that may be live, so that `status` need not read all runs
+- `output`: finds the output of attempts, and reads it in pieces, by rank or while it grows
+- `carriage_returns`: reduces progress bars in the output to their last state
+- `health`: text of preflight results; finds slow ranks (stragglers) in the reported step times
+- `stacks`: groups equal stacks of many ranks, so that each is shown once
+- `bindings`: makes and reads events about the CPUs that ranks are bound to
+- `saves`: detects progress of a user's program by the times of its checkpoint files
+- `time_left`: seconds left of an attempt's wall time, although clocks of nodes differ
+- `lease`: checks that this attempt still holds the run's lease, before it writes results
+- `submitter_lock`: lock that lets one command at a time submit a run or a sweep
+- `claims`: which slot manager runs which point of a packed sweep; heartbeats of slot managers
+- `search_record`: files of a search: settings, record template, and Optuna's journal read without Optuna
+- `unreadable`: lists the damaged files and lines of a run
 """

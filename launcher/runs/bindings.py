@@ -1,4 +1,4 @@
-"""Makes and reads events about the CPUs that ranks are bound to. Pure."""
+"""Makes and reads the events (`Bound`) about the CPUs that ranks are bound to. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def event_of(
     host: str, node: Node, allowed: Collection[int], found: Sequence[masks.RankBinding], *, first_rank: int = 0,
     round_number: int = 0, unbound: Unbound | None = None,
 ) -> Bound:  # fmt: skip
-    """Returns the event about the ranks of one agent.
+    """Returns the event that records the CPU binding of one agent's ranks.
 
     Args:
-        host: the agent's host.
-        node: the hardware of the host.
-        allowed: the CPUs that the job may use there.
-        found: the bindings of the agent's ranks, in order.
-        first_rank: the number of its first rank.
-        round_number: the round of the ranks.
-        unbound: why the ranks are not bound; None: they are.
+        host: name of the agent's host.
+        node: hardware of the host.
+        allowed: CPUs that the job may use on the host.
+        found: bindings of the agent's ranks, in the order of the ranks.
+        first_rank: number of the agent's first rank in the job.
+        round_number: rendezvous round in which the ranks run.
+        unbound: why the ranks are not bound; None: they are bound.
     """
     numas: dict[str, list[int]] = {}
     for core in node.cores:
@@ -46,10 +46,10 @@ def _rank(rank: int, bound: masks.RankBinding) -> BoundRank:
 
 
 def latest(entries: Iterable[Mapping[str, Any]]) -> list[Bound]:
-    """Returns the bindings of the last round of an attempt, in the order of their ranks.
+    """Returns the `Bound` events of an attempt's last round, one per agent, in the order of their ranks.
 
     Args:
-        entries: the events of the attempt.
+        entries: all events of the attempt, as dicts.
     """
     found = events.every(entries, Bound)
     last = max((each.round for each in found), default=0)
@@ -57,7 +57,7 @@ def latest(entries: Iterable[Mapping[str, Any]]) -> list[Bound]:
 
 
 def differing(bindings: Sequence[Bound]) -> str:
-    """Returns `the nodes differ: ... on node1; ... on node2` if nodes are of different types; else an empty string."""
+    """Returns text such as `the nodes differ: TYPE on a, b; TYPE on c`; empty if all nodes are of the same type."""
     hosts: dict[str, list[str]] = {}
     for each in bindings:
         hosts.setdefault(each.node, []).append(each.host)

@@ -1,14 +1,15 @@
 """Collapses lines that a program overwrites with carriage returns, as progress bars do, to their last state.
 
-Each text in front of a `\\r` is a state of its line, and replaces the state before it. (Where a state is shorter than
-the one before, a terminal still shows the end of the longer one; progress bars pad their lines.)
+A program that writes `10%\\r20%\\r30%\\n` overwrites one line twice. Each text in front of a `\\r` is a state of the
+line, and replaces the state before it. (A terminal would still show the end of a longer earlier state; progress bars
+pad their lines, so that makes no difference.)
 """
 
 from __future__ import annotations
 
 import re
 
-LONGEST_STATE = 1 << 12  # bytes kept of a state; longer than a line of any terminal
+LONGEST_STATE = 1 << 12  # bytes that are kept of a state: more than a line of any terminal has
 END = re.compile(rb"(\r?\n|\r(?!\n))")
 _RANK = re.compile(rb"\[\d+\] ")  # agents' prefix of a rank's lines and states
 
@@ -16,14 +17,15 @@ _RANK = re.compile(rb"\[\d+\] ")  # agents' prefix of a rank's lines and states
 class LineCollapser:
     """Takes output in pieces and returns its completed lines, each reduced to its last state.
 
-    Each rank has a state of its own, so the bars of several ranks do not replace each other.
+    The open line of each rank (known by its prefix `[3] `) is kept apart, so that progress bars of several ranks do not
+    replace each other.
     """
 
     def __init__(self) -> None:
         self._states: dict[bytes, bytes] = {}  # by the rank's prefix: the state of its open line
 
     def add(self, text: bytes) -> bytes:
-        """Returns the lines that `text` completes, and a last line without a line break."""
+        """Returns the lines that `text` completes, and the rest of `text` after its last line break as it is."""
         if not self._states and b"\r" not in text:
             return text
         *parts, rest = END.split(text)
@@ -46,11 +48,11 @@ class LineCollapser:
 
     @property
     def states(self) -> list[bytes]:
-        """The states of the open lines; the one that changed last is at the end."""
+        """The last states of lines that have no line break yet; the most recently changed one is at the end."""
         return list(self._states.values())
 
     def end(self) -> bytes:
-        """Returns the states of the open lines as lines, and forgets them; called at the end of the output."""
+        """Returns `states` as lines, and clears them. Call it at the end of the output."""
         lines = b"".join(state + b"\n" for state in self._states.values())
         self._states.clear()
         return lines
@@ -62,5 +64,5 @@ def _prefix(written: bytes) -> bytes:
 
 
 def last_state(line: str) -> str:
-    """Returns what a terminal shows of a completed line."""
+    """Returns the last state of a completed line that is not empty: what a terminal shows of the line."""
     return next((state for state in reversed(line.split("\r")) if state), "")

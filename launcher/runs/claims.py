@@ -1,15 +1,17 @@
-"""Who runs which point of a packed sweep: a log for each point whose entries are hard links, without any server.
+"""Which slot manager runs which point of a packed sweep: one log per point, made of hard links, without a server.
 
     SWEEP/claims/
-      POINT.K               entry K of a point's log: a hard link to a mark; whoever makes the link has made the entry
-      MANAGER.KIND          the marks of a slot manager, by which it is known who made an entry, and of which kind
+      POINT.K               entry K of a point's log: a hard link to a mark
+      MANAGER.KIND          a mark: the file that a slot manager links to for each of its entries of this kind; marks of
+                            the user's commands are called user.KIND
     SWEEP/managers/
-      MANAGER.jsonl         what a slot manager has done; its time is the manager's heartbeat
+      MANAGER.jsonl         journal of a slot manager; the file's mtime is the manager's heartbeat
 
-link(2) is atomic, on NFS as well: of several processes that want to make entry K one succeeds, and the others see that
-they looked at an older state. Entries are never changed or removed, so a process that was believed dead and wakes up
-can neither end a point that somebody else has taken over, nor take it back. A listing of the folder gives the state of
-all points: an entry has the inode of its mark, so that no file of a point is opened.
+A slot manager claims a point by adding the entry CLAIMED to the point's log. link(2) is atomic, on NFS as well: if
+several processes try to make entry K, one succeeds, and the others get EEXIST and read the log again. Entries are never
+changed or removed. So a process that was taken for dead and wakes up can neither end nor reclaim a point that another
+manager has taken over. One listing of the folder gives the logs of all points, without opening a file: an entry has the
+inode of its mark, and the mark's name says who made the entry and of which kind it is.
 
 Works without torch, hydra and submitit.
 """
@@ -36,23 +38,23 @@ from launcher.runs.events import ManagerBegan
 
 CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager
-LEASE = 90.0  # seconds without a heartbeat until its points are taken over; NFS shows times up to 60 s late
-SEVERAL = 3  # points that fail on a node, one after the other, until the node is left out
+LEASE = 90.0  # seconds without a heartbeat until a manager's points are taken over; NFS shows times up to 60 s late
+SEVERAL = 3  # points that fail on a node, one after the other, until the node gets no more points
 _ENTRY = re.compile(r"(\d+)\.(\d+)")
 
 
 class Kind(Enum):
-    """What an entry of a point's log says."""
+    """Kind of an entry of a point's log: what happened to the point."""
 
     CLAIMED = "claimed"  # a slot manager runs the point
-    RELEASED = "released"  # it was stopped with its pilot, and goes on with whoever claims it next
+    RELEASED = "released"  # it was stopped because its pilot ended; any manager may claim it and resume it
     DONE = "done"
     FAILED = "failed"  # it may be retried
     FATAL = "fatal"  # a retry would fail too
     PRUNED = "pruned"
-    STOPPED = "stopped"  # its owner wanted that (RUN/stop): it goes on when it is started again
+    STOPPED = "stopped"  # the user stopped it (RUN/stop); it is resumed only after AGAIN
     CANCELLED = "cancelled"
-    AGAIN = "again"  # the user wants it started again
+    AGAIN = "again"  # the user has asked to run it again (`sweep rerun`)
 
 
 _MANAGER = r"\d+-\d+-\d+-\d+"
@@ -66,9 +68,9 @@ class Manager:
 
     Attributes:
         pilot: number of the pilot.
-        attempt: number of its attempt.
-        round: number of the round in this attempt.
-        node: node rank.
+        attempt: number of the pilot's attempt.
+        round: number of the rendezvous round in this attempt.
+        node: node rank in this round.
     """
 
     pilot: int
@@ -81,20 +83,20 @@ class Manager:
 
     @classmethod
     def of(cls, text: str) -> Manager:
-        """The inverse of `str`."""
+        """Returns the manager that a text such as `0-1-0-3` (PILOT-ATTEMPT-ROUND-NODE) names; the inverse of `str`."""
         return cls(*map(int, text.split("-")))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a point's log: what, and who made it (None: the user)."""
+    """An entry of a point's log: its kind, and the slot manager that made it (None: a command of the user)."""
 
     kind: Kind
     manager: Manager | None = None
 
 
 class State(Enum):
-    """The state of a point in its log."""
+    """State of a point according to its log; see `fold`."""
 
     FREE = "free"
     HELD = "held"
@@ -111,16 +113,16 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class PointLog:
-    """What the log of a point says.
+    """Summary of a point's log.
 
     Attributes:
-        state: of the point.
-        owner: who runs it, if it is held.
-        next: number of the next entry.
-        failed_on: the managers with which it has failed, since the user started it.
-        begun: whether it was ever claimed.
-        releases: how often it was stopped with its pilot.
-        last: who made the last entry.
+        state: state of the point.
+        owner: slot manager that runs the point; None: the point is not HELD.
+        next: number of the entry to add next.
+        failed_on: slot managers on which the point has failed since the user last started it.
+        begun: whether the log has any entry.
+        releases: number of RELEASED entries since the user last started the point.
+        last: slot manager that made the last entry; None: the user, or there is no entry.
     """
 
     state: State = State.FREE
@@ -139,16 +141,16 @@ _ENDS = {
 
 
 def fold(entries: Sequence[Entry], retries: int) -> PointLog:
-    """What a log says. Pure.
+    """Returns the summary of a point's log, from its entries. Pure.
 
-    | the last entry | the point is |
+    | the last entry | state of the point |
     |---|---|
-    | none, released, again | free |
-    | claimed | held |
-    | failed, and not more often than `retries` since it was started | free |
-    | failed, more often | failed |
-    | fatal | failed |
-    | done, pruned, stopped, cancelled | that |
+    | none, RELEASED, AGAIN | FREE |
+    | CLAIMED | HELD |
+    | FAILED, at most `retries` times since the first start or AGAIN | FREE: it is retried |
+    | FAILED, more often | FAILED |
+    | FATAL | FAILED |
+    | DONE, PRUNED, STOPPED, CANCELLED | the state of that name |
     """
     state, owner, failed, releases = State.FREE, None, [], 0
     for entry in entries:
@@ -170,21 +172,21 @@ def fold(entries: Sequence[Entry], retries: int) -> PointLog:
 
 
 def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: bool = False) -> bool:
-    """Whether a point that this owner holds may be claimed by another manager. Pure.
+    """Returns whether slot manager `mine` may claim a point that `owner` holds. Pure.
 
-    | the owner | |
+    | the owner | may take over |
     |---|---|
-    | is this manager | no: it runs the point |
-    | of an earlier attempt of the same pilot | yes: a pilot's lease lets only one attempt run |
+    | is `mine` itself | no: it runs the point |
+    | belongs to an earlier attempt of the same pilot | yes: a pilot's lease lets only one attempt run |
     | ran on this machine, and its process is gone | yes: the kernel kills a point with its manager |
-    | any other, without a heartbeat for LEASE | yes |
+    | any other, without a heartbeat for LEASE seconds | yes |
     | any other | no |
 
     Args:
-        owner: who holds it.
-        mine: who wants it.
-        silent: whether the owner has shown no heartbeat for LEASE, by the clock of whoever asks.
-        gone: whether its process ran on this machine, and is gone.
+        owner: slot manager that holds the point.
+        mine: slot manager that wants to claim it.
+        silent: whether the owner has had no heartbeat for LEASE seconds, by the clock of this machine.
+        gone: whether the owner's process ran on this machine and has ended.
     """
     if owner == mine:
         return False
@@ -192,19 +194,22 @@ def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: 
 
 
 class Heartbeats:
-    """Which managers are silent, by the changes of their heartbeats, since clocks of machines differ."""
+    """Tells which slot managers are silent: their heartbeat has not changed for `lease` seconds of the local clock.
+
+    Heartbeats are only compared with each other and never with the time, since clocks of machines differ.
+    """
 
     def __init__(self, lease: float = LEASE) -> None:
         self._lease = lease
         self._seen: dict[Manager, tuple[object, float]] = {}
 
     def look(self, manager: Manager, sign: object, now: float) -> bool:
-        """Whether the manager is silent.
+        """Records a manager's present heartbeat; returns whether the manager is silent.
 
         Args:
-            manager: whose heartbeat it is.
-            sign: of its life, which changes with each heartbeat.
-            now: monotonic seconds.
+            manager: the slot manager.
+            sign: value that changes with each of its heartbeats (`Claims.sign`).
+            now: time of this machine's monotonic clock, in seconds.
         """
         before = self._seen.get(manager)
         if before is None or before[0] != sign:
@@ -218,24 +223,24 @@ def next_points(
     hosts: Mapping[Manager, str] | None = None, live: Collection[str] = (),
     taken_over: Collection[int] = (),
 ) -> list[int]:  # fmt: skip
-    """The points that a manager may claim, the first one first. Pure.
+    """Returns the numbers of the points that a slot manager may claim, in the order in which it should try. Pure.
 
-    | the point | |
+    | the point | order |
     |---|---|
-    | was stopped, or its manager is dead | first: others may wait for it, and its checkpoints are of use |
-    | has never begun | then, each manager from a place of its own, so that they seldom want the same |
-    | has failed on other nodes | then |
-    | has failed on this node, and a manager of another node is alive where it has not | not here |
-    | has failed on this node, and there is none | last |
+    | was released or restarted, or its manager is dead | first: other runs may wait for it, and it has checkpoints |
+    | has no entry in its log | second; each manager starts at another point, so that they seldom want the same |
+    | has failed on other nodes | third |
+    | has failed on this node, but not on every live node | not on this node |
+    | has failed on every live node | last |
 
     Args:
-        logs: of the points that have any.
-        count: number of points.
-        mine: the manager.
-        part: its number among the managers, and their number.
-        hosts: the hosts of managers.
-        live: hosts of managers that are alive.
-        taken_over: points that are held, and whose owners are dead.
+        logs: log of each point that has one, by the point's number.
+        count: number of points of the sweep.
+        mine: the slot manager that wants to claim.
+        part: index of `mine` among the live managers, and the number of live managers.
+        hosts: host name of each slot manager.
+        live: host names of the live managers.
+        taken_over: numbers of the points that dead managers hold.
     """
     hosts = hosts or {}
     here = hosts.get(mine, "")
@@ -261,17 +266,17 @@ def next_points(
 
 
 def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
-    """Whether a node is to run no more points. Pure.
+    """Returns whether a node should run no more points, because the node itself seems to be bad. Pure.
 
-    | the last SEVERAL points on this node | points on other nodes | |
+    | the last SEVERAL points on this node | points on other nodes | left out |
     |---|---|---|
-    | different ones, and all failed | one was done | yes: it is the node |
-    | different ones, and all failed | none was done | no: it may be the points |
-    | otherwise | | no |
+    | are different ones, and all failed | at least one is done | yes: the node is the cause |
+    | are different ones, and all failed | none is done | no: the points may be the cause |
+    | otherwise | any | no |
 
     Args:
-        outcomes: points that ended on this node, in order, and how.
-        others_done: whether a point was done on another node.
+        outcomes: number and last entry of each point that ended on this node, in order of time.
+        others_done: whether any point is done on another node.
     """
     last = [each for each in outcomes if each[1] in (Kind.DONE, Kind.FAILED, Kind.FATAL, Kind.PRUNED)][-SEVERAL:]
     failed = {point for point, kind in last if kind is Kind.FAILED}
@@ -279,7 +284,11 @@ def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
 
 
 def process_of(began: ManagerBegan) -> Process | None:
-    """The process of a slot manager; None: it runs on another machine, or in another namespace of process ids."""
+    """Returns the process of a slot manager; None: it runs on another machine or in another PID namespace.
+
+    Args:
+        began: first event in the manager's journal.
+    """
     here = began.namespace and began.namespace == namespace()
     return Process(began.pid, began.start, socket.gethostname()) if here else None
 
@@ -288,27 +297,27 @@ def process_of(began: ManagerBegan) -> Process | None:
 
 
 class Claims:
-    """The logs of a sweep's points."""
+    """Reads and extends the logs of a sweep's points, and the journals of its slot managers."""
 
     def __init__(self, sweep: Path, retries: int) -> None:
         """
         Args:
-            sweep: the sweep's directory.
-            retries: how often a point that has failed is retried.
+            sweep: directory of the sweep.
+            retries: how often a failed point is retried.
         """
         self._folder, self._managers, self._retries = sweep / CLAIMS, sweep / MANAGERS, retries
         self._names: dict[int, Entry] = {}  # by inode
         self._made: set[Path] = set()  # marks that are known to exist
-        self._added: set[Path] = set()  # the entries that this object has made
-        self._full: dict[str, int] = {}  # by the name of a mark, how many of them have all the links that are possible
+        self._added: set[Path] = set()  # entries that this object has made
+        self._full: dict[str, int] = {}  # by the name of a mark: how many marks have as many links as a file may have
 
     @classmethod
     def create(cls, sweep: Path) -> None:
-        """Makes the folders, and tries a hard link.
+        """Makes the folders `claims` and `managers`, and checks that the file system has hard links.
 
         Raises:
             RunError: the file system has no hard links.
-            OSError: nothing can be written there.
+            OSError: the sweep's directory cannot be written to.
         """
         for name in (CLAIMS, MANAGERS):
             (sweep / name).mkdir(mode=0o700, exist_ok=True)
@@ -329,7 +338,7 @@ class Claims:
             two.unlink(missing_ok=True)
 
     def logs(self) -> dict[int, PointLog]:
-        """What the logs say, of all points that have one.
+        """Returns the summary of each point's log, by the point's number; without points that have no log.
 
         Raises:
             UnavailableError: the folder cannot be read now.
@@ -337,7 +346,7 @@ class Claims:
         return {point: fold(entries, self._retries) for point, entries in self.entries().items()}
 
     def log(self, point: int) -> PointLog:
-        """What the log of one point says.
+        """Returns the summary of one point's log. It opens the point's entries instead of listing the folder.
 
         Raises:
             UnavailableError: an entry cannot be read now.
@@ -348,7 +357,13 @@ class Claims:
         return fold(entries, self._retries)
 
     def entries(self) -> dict[int, list[Entry]]:
-        """The logs. One that grows meanwhile may lack its end."""
+        """Returns the entries of each point's log, by the point's number.
+
+        A log that grows while the folder is listed may lack its last entries.
+
+        Raises:
+            UnavailableError: the folder cannot be read now.
+        """
         listed = unwrap(retry_read(lambda: [(e.name, e.inode()) for e in os.scandir(self._folder)], self._folder)) or []
         found: dict[int, dict[int, tuple[str, int]]] = {}
         for name, inode in listed:
@@ -368,14 +383,20 @@ class Claims:
         return logs
 
     def add(self, point: int, number: int, kind: Kind, manager: Manager | None) -> bool:
-        """Makes an entry of a point's log; whether this call made it, rather than an earlier one or somebody else.
+        """Adds entry `number` to a point's log; returns whether this call made it. False: the entry exists already.
+
+        Args:
+            point: number of the point.
+            number: number of the entry (`PointLog.next`).
+            kind: kind of the entry.
+            manager: slot manager that makes the entry; None: a command of the user.
 
         Raises:
-            OSError: the file system refuses.
+            OSError: the entry cannot be made.
         """
         name = f"{'user' if manager is None else manager}.{kind.value}"
         path = self._folder / f"{point}.{number}"
-        if path in self._added:  # on some file systems a listing that is a moment old does not show it
+        if path in self._added:  # on some file systems a listing may still lack an entry that was just made
             return False
         serial = self._full.get(name, 0)
         while True:
@@ -387,7 +408,7 @@ class Claims:
                 self._added.add(path)
                 return True
             except FileExistsError:
-                # Over NFS the answer to a link that succeeded may be lost: then it is this manager's.
+                # NFS repeats a link whose reply was lost, and then fails: the entry is this manager's own.
                 if manager is None or not os.path.samefile(mark, path):
                     return False
                 self._added.add(path)
@@ -399,7 +420,7 @@ class Claims:
             self._full[name] = serial
 
     def _make(self, mark: Path, text: str) -> None:
-        """Makes a mark, unless it is there; never one without its content, see `_by_content`."""
+        """Makes a mark with `text` (MANAGER.KIND) as content, atomically, unless it exists; see `_by_content`."""
         temporary = mark.with_name(run_files.temporary_name(mark.name))
         run_files.write(temporary, text, sync=False)
         try:
@@ -410,34 +431,40 @@ class Claims:
         self._made.add(mark)
 
     def _by_content(self, name: str) -> Entry | None:
-        """The entry in a file, for file systems whose listings show no inodes of links; None: there is none."""
+        """Returns an entry from the content of its file; None: no such file, or it is damaged.
+
+        Needed on file systems whose listings do not report the shared inode of hard links.
+        """
         match = _MARK.fullmatch((unwrap(read_text(self._folder / name)) or "").strip())
         return _entry(match) if match else None
 
     # -- the managers
 
     def journal(self, manager: Manager) -> Path:
-        """The path of a manager's journal."""
+        """Returns the path of a slot manager's journal."""
         return self._managers / f"{manager}.jsonl"
 
     def note(self, manager: Manager, event: Event) -> None:
-        """Appends to a manager's journal, which is a heartbeat as well.
+        """Appends an event to a slot manager's journal, which also counts as a heartbeat.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the journal cannot be written.
         """
         event_file.append(self.journal(manager), event)
 
     def beat(self, manager: Manager) -> None:
-        """A heartbeat.
+        """Makes a heartbeat of a slot manager: sets the mtime of its journal to the present time.
 
         Raises:
-            OSError: the file server does not take it.
+            OSError: the time cannot be set.
         """
         os.utime(self.journal(manager))
 
     def sign(self, manager: Manager) -> tuple[int, int] | None:
-        """What changes with each heartbeat of a manager; None: it cannot be seen now."""
+        """Returns mtime (ns) and size of a slot manager's journal, which change with each heartbeat.
+
+        None: they cannot be read now.
+        """
         try:
             status = self.journal(manager).stat()
         except OSError:
@@ -445,7 +472,11 @@ class Claims:
         return status.st_mtime_ns, status.st_size
 
     def managers(self) -> list[Manager]:
-        """All slot managers that have ever begun, in order."""
+        """Returns all slot managers that ever started in this sweep, sorted.
+
+        Raises:
+            UnavailableError: the folder cannot be read now.
+        """
         names = unwrap(list_names(str(self._managers))) or ()
         return sorted(Manager.of(match[1]) for match in map(_JOURNAL.fullmatch, names) if match)
 

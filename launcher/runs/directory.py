@@ -1,32 +1,32 @@
-"""The run directory: the one place that reads and writes its format.
+"""The run directory: its layout, its record and its attempts. Only this module reads and writes their format.
 
     RUN/                    0700, files 0600
       record.json           plan, config, versions, commit; written once, by the submitter
-      script.sh             the script as it was handed over
-      code/, code-N/        with env.snapshot: the code that it runs (of a sweep's points: in the sweep's directory)
+      script.sh             the job script as it was submitted
+      code/, code-N/        with env.snapshot: the code that the run executes (points: in the sweep's directory)
       lib-VERSION/          the launcher itself, for another Python (env.activate), unless it runs from a checkout
       environment.sh        on PBS: the submitter's environment that the job inherits
       journal.jsonl         what the submitter did: token, job ids, cancellations
-      stop, save            made by the user: save and stop; save and continue
-      cancelled, over       the run must not continue; its chain of jobs must not continue
-      lease                 the job and attempt that run it now
+      stop, save            made by the user: save a checkpoint and stop; save a checkpoint and continue
+      cancelled, over       no further attempt may start; no further job of the chain (resume.how=chain) may start
+      lease                 the job and attempt that hold the run now
       checkpoints/          see launcher/checkpoint/format.py
       record-N.json         the record before resume number N (from 0)
       submitit/             submitit's own files (payload and results)
       output-JOB.log        the job's output, written by the scheduler (PBS: JOB.OU)
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
       attempts/N/logs/      rank-R.out, rank-R.err
-      attempts/N/tasks/     with pbsdsh: its input, and each task's output and exit status
+      attempts/N/tasks/     with pbsdsh: pbsdsh's input, and each task's output and exit status
       attempts/N/pace/      member-I.jsonl: step times of the ranks of agent I
-      attempts/N/preflight/ member-I: written by agent I, so that the others can test the shared folder
-      attempts/N/attach*    requests of commands to its agents, and the replies; see attach/requests.py
+      attempts/N/preflight/ member-I: written by agent I, so that other agents can test the shared file system
+      attempts/N/attach*    requests of commands to the attempt's agents, and the replies; see attach/requests.py
       attempts/N/exit_code  exit code of the attempt's agents
-      result.json           metrics of rank 0, once done
-      tensorboard/, mlflow_run   with `track`: TensorBoard's files, the id of the run in MLflow
-      wandb/, wandb_run     the same for W&B: its files, its run id and the last step
+      result.json           metrics of rank 0, written when the run is done
+      tensorboard/, mlflow_run   with `track`: TensorBoard's files; the id of the run in MLflow
+      wandb/, wandb_run     with `track`: W&B's files; the id of the run in W&B and the last step
 
 `runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere.
-Works without torch, hydra and submitit: both sides use it.
+Works without torch, hydra and submitit, because login nodes and compute nodes both use it.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ from launcher.runs import event_file, live_index
 from launcher.runs.event_json import Event
 from launcher.runs.events import Submitting
 
-FORMAT = 4  # of a run directory; other versions of the launcher have other numbers
-# Fields of a record and their types; the plan's are those of JobPlan.
+FORMAT = 4  # version of the run directory's format; a launcher reads only its own
+# Fields of a record and their types, except for `plan`, whose fields are those of JobPlan.
 _RECORD = {
     "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,
     "hydra": str, "submitit": str, "host": str, "commit": str | None,
 }  # fmt: skip
-_PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of paces: half a day or more
-SECRET = "secret"  # noqa: S105  a file; see `shared_secret`
+_PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of step times: at least half a day's
+SECRET = "secret"  # noqa: S105  name of the secret's file; see `shared_secret`
 _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exist before the record does
-_UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of such names; temporary files too
+_UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of further such names, mostly temporary
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 
 
 def new_id(name: str, now: datetime | None = None) -> str:
-    """Returns a new run id, such as `ddp_mnist-20261121-074601-3f9c`: it sorts by time, and ends with random digits."""
+    """Returns a new run id, such as `ddp_mnist-20261121-074601-3f9c`: name, date, time, random digits."""
     # Lazily: 2 ms, and commands on existing runs do not need it
     from datetime import datetime
 
@@ -89,11 +89,11 @@ def new_id(name: str, now: datetime | None = None) -> str:
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
-TOKEN = "launcher-"  # noqa: S105  prefix of all tokens
+TOKEN = "launcher-"  # noqa: S105  prefix of all job tokens
 
 
 def token_of(folder: str) -> str:
-    """Returns the token by which the scheduler finds the jobs of the run or sweep in this directory."""
+    """Returns the token by which the scheduler's jobs of the run or sweep in this directory are recognised."""
     return TOKEN + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
 
 
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def is_point(self) -> bool:
-        """Whether the run is a point of a sweep, or an element of a run's array: their names are numbers.
+        """Whether the run is a point of a sweep or an element of a run's array; their directories are named by numbers.
 
         Raises:
             UnavailableError: the parent folder cannot be read now.
@@ -114,8 +114,8 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The name of its directory; for a point, behind that of its sweep (`lr-3f9c/7`)."""
-        found = self._in_sweep_or_array(retry_seconds=0)  # without retry: an id is needed in any case
+        """The run's id: the name of its directory; for a point, SWEEP/NUMBER (`lr-3f9c/7`)."""
+        found = self._in_sweep_or_array(retry_seconds=0)  # no retries: messages need an id even if reads fail
         point = found.value if isinstance(found, Ok) else True
         return f"{self.path.parent.name}/{self.path.name}" if point else self.path.name
 
@@ -131,11 +131,11 @@ class Run:
     def submitit_folder(self) -> Path:
         return self.path / "submitit"
 
-    # -- what the submitter writes
+    # -- written by the submitter
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """Makes the directory, or completes one whose submitter was killed before it had written the record.
+        """Makes a run directory, or completes one if its submitter was killed before it wrote the record.
 
         Raises:
             ConfigError: the directory cannot be made (`runs_dir` is not writable, or others could replace it), or
@@ -166,7 +166,7 @@ class Run:
         return cls(path)
 
     def recorded(self) -> bool:
-        """Whether its record exists; nothing is submitted before that.
+        """Whether the run's record exists. Nothing is submitted before the record is written.
 
         Raises:
             UnavailableError: the directory cannot be read now.
@@ -174,7 +174,7 @@ class Run:
         return self.has("record.json")
 
     def has(self, name: str) -> bool:
-        """Whether the directory has a file of this name: the record, or a mark (`stop`, `cancelled`, `over`).
+        """Whether the directory has a file of this name, such as a mark (`stop`, `cancelled`, `over`).
 
         Raises:
             UnavailableError: the directory cannot be read now.
@@ -184,29 +184,32 @@ class Run:
     def write_record(
         self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any], *, sync: bool = True
     ) -> None:
-        """Writes the record: the plan, the resolved config, and facts about the submitting machine.
+        """Writes the run's record.
 
-        Without `sync`, for the points of a sweep, it does not wait for the disk and writes no indentation, which would
-        take ten times as long.
+        Args:
+            plan: plan of the job.
+            config: resolved config.
+            facts: facts about the submitting machine, with the run's token and overrides; see `record_of`.
+            sync: whether to wait until the record is on disk; False (points of a sweep) is ten times as fast.
         """
         text = json.dumps(record_of(plan, config, facts), indent=1 if sync else None)
         run_files.write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
-        """Makes an empty file that marks the run (`cancelled`)."""
+        """Makes an empty file of this name, a mark, in the run directory (`cancelled`, `stop`)."""
         (self.path / name).touch(mode=0o600)
 
     def unmark(self, name: str) -> None:
-        """Removes such a mark."""
+        """Removes a mark made by `mark`, if it is there."""
         (self.path / name).unlink(missing_ok=True)
 
     def clear_for_resume(self) -> None:
-        """Copies the record to record-N.json, and removes what would stop the next attempt; see `clear_marks`."""
+        """Copies the record to record-N.json, and calls `clear_marks`, so that the next attempt can start."""
         self._write(f"record-{self._earlier_records()}.json", (self.path / "record.json").read_text())
         self.clear_marks()
 
     def _earlier_records(self) -> int:
-        """Returns the number of files record-N.json.
+        """Returns the number of records from before earlier resumes: files record-N.json.
 
         Raises:
             UnavailableError: the directory cannot be read now.
@@ -220,7 +223,7 @@ class Run:
             (self.path / name).unlink(missing_ok=True)
 
     def restore_record(self) -> None:
-        """Undoes the change of the record since the last `clear_for_resume`."""
+        """Restores the record that the last `clear_for_resume` copied."""
         kept = self.path / f"record-{self._earlier_records() - 1}.json"
         kept.replace(self.path / "record.json")
 
@@ -228,20 +231,20 @@ class Run:
         return self._write("script.sh", text)
 
     def write_environment(self, text: str) -> None:
-        """Writes the submitter's environment that the job inherits, as shell text."""
+        """Writes `environment.sh`: the submitter's environment that the job inherits, as shell text."""
         self._write("environment.sh", text)
 
     def write_result(self, metrics: Mapping[str, Any]) -> None:
         self._write("result.json", json.dumps(metrics, indent=1))
 
     def journal(self, event: Event, *, sync: bool = True) -> None:
-        """Appends to the submitter's journal and waits until it is on disk."""
+        """Appends an event to the submitter's journal; with `sync`, waits until it is on disk."""
         if isinstance(event, Submitting):
             live_index.add(self.path.parent if self.is_point else self.path)
         event_file.append(self.path / "journal.jsonl", event, sync=sync)
 
     def link(self, index: Path) -> None:
-        """Points `latest` at this run, and adds a link to it to `index`, where commands look for runs by their id."""
+        """Makes the link `latest` in the run's folder and in `index`, and a link by id in `index`; ignores errors."""
         for folder in {self.path.parent, index}:
             with contextlib.suppress(OSError):  # the job is submitted already, and does not need the links
                 run_files.make_folder(folder)
@@ -253,14 +256,17 @@ class Run:
     def _write(self, name: str, text: str) -> Path:
         return run_files.write(self.path / name, text)
 
-    # -- what all commands and the job read
+    # -- read by commands and by the job
 
     def record(self, name: str = "record.json") -> dict[str, Any]:
-        """Returns the record; `record-0.json` is the first one of a run that was resumed.
+        """Returns the run's record as a dict.
+
+        Args:
+            name: file of the record; `record-N.json` is the record before resume number N.
 
         Raises:
             UnavailableError: the record cannot be read now.
-            RunError: there is no record, it is damaged, or another version wrote it.
+            RunError: there is no record, it is damaged, or another version of the launcher wrote it.
         """
         path = f"{self.path}/{name}"
         record = unwrap(read_json(path))
@@ -279,10 +285,10 @@ class Run:
         return record
 
     def plan(self, name: str = "record.json") -> JobPlan:
-        """Returns the plan in the record.
+        """Returns the plan from the record in file `name`.
 
         Raises:
-            RunError: the record cannot be read, or another version wrote it.
+            UnavailableError, RunError: as for `record`.
         """
         # Lazily: the schema takes 8 ms, and `logs` reads no plan
         from launcher.spec.plan import from_dict, plan_misfit
@@ -294,7 +300,7 @@ class Run:
         return from_dict(record["plan"])
 
     def own_plan(self) -> JobPlan:
-        """Returns the plan as `plan` does; for an array's element without a record, it is made of the array's plan."""
+        """Returns the run's plan; for an array element without a record, derives it from the plan of the array."""
         if self.recorded():
             return self.plan()
         whole = Run(self.path.parent).plan()
@@ -302,15 +308,11 @@ class Run:
         return replace(whole, run_dir=str(self.path), checkpoint=replace(whole.checkpoint, dir=folder))
 
     def first_plan(self) -> JobPlan:
-        """Returns the plan of the first submission, before any `resume`.
-
-        Raises:
-            RunError: as for `plan`.
-        """
+        """Returns the plan of the first submission, before any `resume`; raises as `plan` does."""
         return self.plan("record-0.json" if self.has("record-0.json") else "record.json")
 
     def result(self) -> dict[str, Any] | None:
-        """Returns the metrics of rank 0; None: there are none, or the file is damaged.
+        """Returns the final metrics of rank 0 (result.json); None: the run has written none, or the file is damaged.
 
         Raises:
             UnavailableError: the file cannot be read now.
@@ -322,7 +324,7 @@ class Run:
         return metrics if isinstance(metrics, dict) else None
 
     def attempts(self) -> list[Attempt]:
-        """Returns all attempts, in order.
+        """Returns all attempts of the run, oldest first.
 
         Raises:
             UnavailableError: the directory cannot be read now.
@@ -331,40 +333,40 @@ class Run:
         return [Attempt(self, number) for number in sorted(int(name) for name in found if name.isdecimal())]
 
     def lease_age(self) -> float | None:
-        """Returns the seconds since the lease's holder last touched it; None: no lease, or it cannot be read now."""
+        """Returns the seconds since the last heartbeat of the lease; None: no lease, or it cannot be read now."""
         found = retry_read((self.path / "lease").stat, self.path, retry_seconds=0)
         return time.time() - found.value.st_mtime if isinstance(found, Ok) and found.value is not None else None
 
     def outputs(self) -> list[Path]:
-        """Returns the scheduler's output files, oldest first. A point's are links to files in its sweep's `arrays`."""
+        """Returns the jobs' output files, oldest first; a point's links into its sweep's `arrays` are resolved."""
         arrays = os.path.realpath(self.path.parent / "arrays")
         found = []
         for path in (*self.path.glob("output-*.log"), *self.path.glob("*.OU")):
             target = os.path.realpath(path)
             path = Path(target) if target == f"{arrays}/{path.name}" else path
-            with contextlib.suppress(FileNotFoundError):  # it is being moved
+            with contextlib.suppress(FileNotFoundError):  # the scheduler is moving it
                 found.append((path.lstat().st_mtime, path))
         return [path for _, path in sorted(found)]
 
     def secret(self) -> bytes:
-        """Returns the run's secret, which its processes share; the secrets of its attempts are derived from it.
+        """Returns the run's secret, from which the secrets of its attempts are derived; makes it if it is missing.
 
         Raises:
-            RunError: its file is damaged, or others can read it.
-            UnavailableError: its file cannot be read now.
+            RunError: the secret's file is damaged, or others can read it.
+            UnavailableError: the secret's file cannot be read now.
         """
         path = self.path / SECRET
-        secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # made now for runs of old versions
+        secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # old versions made none
         if secret is None:
             raise RunError(f"{path} is gone")
         return secret
 
     def require_private(self) -> None:
-        """Refuses a directory that others can write to: payloads are unpickled from it.
+        """Checks that only the user can write to the run directory, because payloads are unpickled from it.
 
         Raises:
             UnavailableError: the directory cannot be read now.
-            RunError: the directory is incomplete or another user's, or others can write to it.
+            RunError: the directory is incomplete, belongs to another user, or is writable by others.
         """
         for path in (self.path, self.submitit_folder):
             if not unwrap(exists(path)):
@@ -374,7 +376,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a run."""
+    """One attempt of a run, and its folder `attempts/NUMBER`."""
 
     run: Run
     number: int
@@ -390,7 +392,7 @@ class Attempt:
     def write_exit_code(self, code: int) -> None:
         """Writes the attempt's exit code for the job script: of the first failure, or of the first agent at success.
 
-        The scheduler's own code would be that of the process that it killed last, or of a node that came too late.
+        The scheduler's exit status may be that of the last process killed, or of a node that joined too late.
         """
         path = self.path / "exit_code"
 
@@ -405,7 +407,7 @@ class Attempt:
             print(f"launcher: the exit code {code} cannot be written to {path}: {reason}", file=sys.stderr)
 
     def exit_code(self) -> int | None:
-        """Returns the code that `write_exit_code` wrote; None: none, or not all of it.
+        """Returns the exit code that `write_exit_code` wrote; None: it has not been written completely.
 
         Raises:
             UnavailableError: the file cannot be read now.
@@ -414,15 +416,15 @@ class Attempt:
         return int(text) if text.strip().isdecimal() else None
 
     def events_file(self, writer: str) -> Path:
-        """Returns the path of one writer's events; writers are `script`, `node-3`, `rank-0`, ..."""
+        """Returns the path of the event file of one writer: `script`, `node-3`, `rank-0`, ..."""
         return self.path / "events" / f"{writer}.jsonl"
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns the events of all writers, sorted by time, each with its `writer`."""
+        """Returns the events of all writers as dicts, sorted by time; each has the key `writer`."""
         return self._events(whole=True)
 
     def latest_events(self) -> list[dict[str, Any]]:
-        """Returns the events as `events` does, but of rank 0's progress only the first and the last ones."""
+        """Returns the events as `events` does, but of rank 0 only the ends of its file (`event_file.read_ends`)."""
         return self._events(whole=False)
 
     def _events(self, *, whole: bool) -> list[dict[str, Any]]:
@@ -438,7 +440,7 @@ class Attempt:
         return sorted(events, key=itemgetter("time"))
 
     def paces(self) -> list[dict[str, Any]]:
-        """Returns the step times of ranks: the events `pace` of all agents, sorted by time; of long files the last."""
+        """Returns the `pace` events (step times) of all agents, sorted by time; of large files only the latest."""
         events = [
             event
             for path in sorted((self.path / "pace").glob("*.jsonl"))
@@ -448,12 +450,12 @@ class Attempt:
 
 
 def require_private(folder: Path) -> None:
-    """Refuses a folder in which another user could have placed files that are unpickled.
+    """Checks that only the user can write to a folder, because files in it are unpickled.
 
     Raises:
         UnavailableError: the folder cannot be read now.
         FileNotFoundError: the folder does not exist.
-        RunError: the folder is another user's, or others can write to it.
+        RunError: the folder belongs to another user, or is writable by others.
     """
     status = unwrap(retry_read(folder.stat, folder))
     if status is None:
@@ -470,7 +472,7 @@ def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]
     Args:
         plan: the plan.
         config: the resolved config.
-        facts: about the submitting machine, with the run's token and overrides.
+        facts: facts about the submitting machine, with the run's token and overrides.
     """
     # Lazily: the schema takes 8 ms, and `logs` reads no plan
     from launcher.spec.plan import as_dict

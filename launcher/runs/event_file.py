@@ -1,4 +1,4 @@
-"""Reads and writes files of events: JSON lines. Each file has one writer, and is read while it grows."""
+"""Reads and writes event files: one JSON object per line. Each file has one writer, and is read while it grows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from launcher.runs import event_json, events
 from launcher.runs.event_json import Event
 
 _END_BYTES = 1 << 12  # bytes that `read_ends` reads at the beginning and at the end of a file
-LONGEST_LINE = 1 << 20  # bytes of an event
-MOST_LINES = 1 << 18  # of a file; of a longer one half of these at its beginning and half at its end
-_JOINT_PARSE_LIMIT = 1 << 22  # bytes of lines up to which they are parsed as one JSON list
+LONGEST_LINE = 1 << 20  # bytes; a longer line is invalid
+MOST_LINES = 1 << 18  # lines that are read of one piece of a file: half at its beginning and half at its end
+_JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JSON list
 
 
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
-    """Appends one event, in a single write unless the disk is nearly full, so that a reader sees all of it or nothing.
+    """Appends one event to an event file, in a single write, so that readers see the whole line or nothing.
+
+    If the disk is full, the incomplete line is removed again.
 
     Args:
         path: the file.
-        event: the event; without a time it gets the present one.
-        sync: wait until the line is on disk.
+        event: the event; if its time is 0, the present time is written.
+        sync: whether to wait until the line is on disk.
 
     Raises:
         OSError: the line could not be written completely.
@@ -39,7 +41,7 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size if sync else 0
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that a full disk has cut off
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # an earlier line was cut off by a full disk
             line = "\n" + line
         with naming(path):
             left = data = line.encode()
@@ -56,26 +58,26 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
 
 
 def _take_back(descriptor: int, part: bytes) -> None:
-    """Removes the part of a line that a file ends with: the next line would be glued to it, and lost as well."""
+    """Removes `part`, an incomplete line, from the end of a file: the next line would be appended to it and be lost."""
     begin = os.fstat(descriptor).st_size - len(part)
     if part and os.pread(descriptor, len(part) + 1, begin) == part:
         os.ftruncate(descriptor, begin)
 
 
 def entry(event: Event) -> dict[str, Any]:
-    """Returns an event as the dict that `read` yields for it; without a time it gets the present one."""
+    """Returns an event as the dict that is written to its file; if its time is 0, the dict has the present time."""
     return {"time": round(event.time or time.time(), 6), "event": event.event, **event_json.values(event)}
 
 
 def read(path: Path | str, end: int | None = None, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the events of one file, without invalid lines and a last line that is still being written.
+    """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
-    Of a file with more than `run_files.EVENTS_LIMIT` bytes, or MOST_LINES lines, the beginning and the end are read.
+    Of a file with more than `run_files.EVENTS_LIMIT` bytes or MOST_LINES lines, only the beginning and end are read.
 
     Args:
         path: the file, which need not exist.
-        end: read only so many bytes at its end.
-        retry_seconds: see `shared_files.retry_read`.
+        end: number of bytes to read at the file's end; None: the whole file.
+        retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
 
     Raises:
         UnavailableError: the file cannot be read now.
@@ -90,14 +92,14 @@ def read(path: Path | str, end: int | None = None, *, retry_seconds: float | Non
 
 
 def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None) -> tuple[list[dict[str, Any]], int]:
-    """Returns the events in a file from a byte on, and the byte after them, for the next call.
+    """Returns the valid events of a file from an offset on, as dicts, and the offset for the next call.
 
     A last line that is still being written is left for the next call.
 
     Args:
         path: the file, which need not exist.
-        offset: the byte.
-        retry_seconds: see `shared_files.retry_read`.
+        offset: first byte to read.
+        retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
 
     Raises:
         UnavailableError: the file cannot be read now.
@@ -115,14 +117,14 @@ def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None
 
 
 def problems(path: Path | str) -> list[str]:
-    """Returns a text for each line that `read` leaves out, with the reason; not for the last line, which may grow.
+    """Returns a message for each invalid line of a file. The last line is skipped, because it may still grow.
 
     Raises:
         UnavailableError, RunError: as for `read`.
     """
     found = []
     size = unwrap(retry_read(lambda: os.lstat(path).st_size, path)) or 0
-    if size > run_files.EVENTS_LIMIT:  # the numbers of its lines are not known
+    if size > run_files.EVENTS_LIMIT:  # the middle is not read, so line numbers are not known
         return [f"{path} has {long_size(size)}: only its beginning and its end are read"]
     for number, line in enumerate(_lines(path, None, None)[:-1], 1):
         why = None
@@ -136,7 +138,9 @@ def problems(path: Path | str) -> list[str]:
 
 
 def read_ends(path: str) -> list[dict[str, Any]]:
-    """Returns the first and the last event of a file, and its first and last `progress`: enough for a rate.
+    """Returns the first and last event and the first and last `progress` event of a file: enough to compute a rate.
+
+    Only _END_BYTES bytes at each end of the file are searched.
 
     Raises:
         UnavailableError, RunError: as for `read`.
@@ -151,7 +155,7 @@ def read_ends(path: str) -> list[dict[str, Any]]:
 
 
 def first_and_last(path: Path | str) -> list[dict[str, Any]]:
-    """Returns the first and the last event of a file, which may be the same.
+    """Returns the first and last valid event of a file; twice the same one if there is one, and an empty list if none.
 
     Raises:
         UnavailableError, RunError: as for `read`.
@@ -166,7 +170,7 @@ def first_and_last(path: Path | str) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> list[bytes]:
-    """Returns the lines of a file, or of its last `end` bytes; then the first line may be a rest that is not JSON."""
+    """Returns the lines of a file, or of its last `end` bytes; in the latter case the first line may be incomplete."""
     first, last = (run_files.EVENTS_LIMIT // 2,) * 2 if end is None else (0, end)
     parts = unwrap(retry_read(lambda: run_files.read_ends(path, first, last), path, retry_seconds=retry_seconds))
     lines: list[bytes] = []
@@ -179,7 +183,10 @@ def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> li
 
 
 def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Returns the first valid event, the first `progress` (unless it is the same), and the index of that line."""
+    """Returns the first valid event and the first `progress` event, which may be the same one, and the latter's index.
+
+    Without a `progress` event, the index is the number of lines.
+    """
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         if line and (not found or b'"progress"' in line) and _misfit(event := _parsed(line)) is None:

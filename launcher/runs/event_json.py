@@ -17,12 +17,12 @@ else:
         return lambda kind: kind
 
 
-TYPES: dict[str, type[Event]] = {}  # by kind
+TYPES: dict[str, type[Event]] = {}  # class of each kind of event
 E_ = TypeVar("E_", bound="Event")
 
 
 class Open:
-    """Base class of events and of the dataclasses in them: unknown fields, of a newer version, are valid."""
+    """Base class of events and of dataclasses inside events: unknown fields, written by a newer version, are valid."""
 
     OPEN: ClassVar[bool] = True
 
@@ -30,13 +30,14 @@ class Open:
 @dataclass_transform(kw_only_default=True)
 @dataclass(kw_only=True, repr=False, eq=False)
 class Event(Open):
-    """Base class of events. A subclass names its kind in `event`; it becomes a dataclass, and is registered in TYPES.
+    """Base class of events. A subclass sets its kind in `event`; it becomes a dataclass and is registered in TYPES.
 
-    The dataclass gets only its `__init__`: the other methods are shared, since making them for each of some thirty
-    kinds would slow every command by 10 ms.
+    Subclasses share this class's `__eq__`, `__hash__` and `__repr__`, because generating these methods for each of
+    some thirty kinds would slow every command by 10 ms.
 
     Attributes:
-        time: seconds since the epoch; 0 before the event is written.
+        event: kind of the event (`started`), by which it is recognised in a file.
+        time: when the event was written, in seconds since the epoch; 0: it has not been written yet.
     """
 
     event: ClassVar[str] = ""
@@ -57,25 +58,29 @@ class Event(Open):
 
 
 def from_entry(entry: Mapping[str, Any]) -> Event:
-    """Returns the event of a dict that `event_file.read` has checked; KeyError: its kind has no class."""
+    """Returns a dict that `event_file.read` has checked as an event.
+
+    Raises:
+        KeyError: this version has no class for the kind of the event.
+    """
     event: Event = from_json(entry, TYPES[entry["event"]])
     return event
 
 
 def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
-    """Yields the events whose kind has a class."""
+    """Yields dicts that `event_file.read` has checked as events, without those of kinds unknown to this version."""
     return (from_entry(entry) for entry in entries if entry["event"] in TYPES)
 
 
 def from_values(kind: type[E_], values: Mapping[str, Any]) -> E_:
-    """Returns an event of this kind from its fields as JSON types: the inverse of `values`."""
+    """Returns an event of this kind from its fields as JSON types; the inverse of `values`."""
     event = from_entry({**values, "event": kind.event})
     assert isinstance(event, kind)
     return event
 
 
 def values(event: Event) -> dict[str, Any]:
-    """Returns the fields of an event as JSON types, without the time and without fields at their defaults."""
+    """Returns the fields of an event as JSON types, without the time and without fields that have their default."""
     return {
         each.name: as_json(value, defaults=False)
         for each in fields(event)

@@ -1,4 +1,4 @@
-"""Writes the events of a node or a rank to the run directory; a failed write never fails the work."""
+"""Writes the events of an agent or a rank to the run directory; a failed write never fails the attempt."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from launcher.runs.events import Fault
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-UNWRITTEN = 1000  # events that are kept, the newest ones, until they can be written
+UNWRITTEN = 1000  # newest events that are kept in memory until they can be written
 
 
 def current_attempt() -> directory.Attempt | None:
-    """Returns the attempt that this process belongs to, from its environment; None outside of a run."""
+    """Returns the attempt that this process belongs to, from its environment variables; None: it is in no run."""
     run_dir, number = os.environ.get("LAUNCHER_RUN_DIR"), os.environ.get("LAUNCHER_ATTEMPT")
     return directory.Attempt(directory.Run(Path(run_dir)), int(number)) if run_dir and number else None
 
 
 class Events:
-    """Writes the events of one writer of an attempt. Outside of a run it does nothing.
+    """Writes the events of one writer of an attempt (`node-3`, `rank-0`). Without an attempt it does nothing.
 
     An event that cannot be written (full disk, no file descriptor left) is written together with the next one.
     """
@@ -62,13 +62,16 @@ class Events:
 def report_start_failure(
     plan: JobPlan | None, writer: str, error: Exception, what: FaultCode = FaultCode.UNREADABLE
 ) -> int:
-    """Reports why this node's agent cannot start, and returns the exit code: RESUME if a retry may help, else NO_RETRY.
+    """Reports on stderr and as an event `fault` why this node's agent cannot start, and returns its exit code.
 
     Args:
         plan: the run's plan; None: it cannot be read.
-        writer: prefix of the event's writer.
-        error: the cause. Only an error of reading that is transient is worth a retry.
-        what: the code of the failure.
+        writer: first part of the event writer's name; host and process id are appended.
+        error: the cause.
+        what: code of the fault.
+
+    Returns:
+        RESUME if `error` is transient, so that a retry may help, else NO_RETRY.
     """
     code = errors.RESUME if is_transient(error) else errors.NO_RETRY
     host = socket.gethostname()
@@ -76,7 +79,7 @@ def report_start_failure(
     print(f"launcher: {text.of_fault(fault)}", file=sys.stderr, flush=True)
     if attempt := current_attempt():
         Events(attempt, f"{writer}-{host}-{os.getpid()}")(fault)
-        # If all nodes are needed, the other agents are killed while they wait; else they write the exit code later.
+        # If all nodes are needed, the other agents are killed while they wait; otherwise they write the code later.
         if plan is None or plan.min_nodes == plan.nodes:
             attempt.write_exit_code(code)
     return code

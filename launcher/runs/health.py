@@ -1,6 +1,6 @@
-"""Reads preflight results and slow ranks (stragglers) out of events. Pure, and without torch.
+"""Finds slow ranks (stragglers) in events, and describes preflight results. Pure, and without torch.
 
-Agents use it while a run trains; `status` and the report page use it afterwards.
+Agents use it while a run trains; `status` and the report page use it as well.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from launcher.failures.codes import PreflightThen
 from launcher.formatting import plural
 from launcher.runs.events import Pace, Preflighted, every
 
-MIN_DIFFERENCE = 5e-4  # seconds by which a slow rank's step must be longer than the others'
-STALE_AFTER = 300.0  # seconds after which a rank's step time no longer counts
+MIN_DIFFERENCE = 5e-4  # seconds by which a slow rank's step time must exceed that of the others
+STALE_AFTER = 300.0  # seconds after which a reported step time no longer counts
 
 
 def preflight_lines(result: Preflighted) -> list[str]:
-    """Returns a preflight as text: `preflight: 4 nodes fine in 1.2 s`, or a line for each bad node; then warnings."""
+    """Returns a preflight's result as lines of text.
+
+    The lines are `preflight: 4 nodes fine in 1.2 s` if the attempt goes on with all nodes, then one for each bad node
+    and one for each warning.
+    """
     fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"
     lines = [fine] if result.then is PreflightThen.GO else []
     what = " is left out" if result.then is PreflightThen.WITHOUT else ""
@@ -30,7 +34,7 @@ def preflight_lines(result: Preflighted) -> list[str]:
 
 
 def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the lines of all preflights among the events of an attempt."""
+    """Returns the lines (`preflight_lines`) of all preflights among the events of an attempt."""
     return [line for event in every(events, Preflighted) for line in preflight_lines(event)]
 
 
@@ -42,10 +46,11 @@ class Straggler:
     """A rank that was slower than the others for some time.
 
     Attributes:
-        rank, host: the rank and its host.
-        ratio: its step time without waiting, divided by the median of the others'; the median over the slow period.
-        since: begin of the slow period, in seconds since the epoch.
-        until: end of the slow period; None: it was still slow at its last report.
+        rank, host: the rank, and the name of its host.
+        ratio: median over the slow period of: the rank's step time divided by the median step time of the other ranks.
+            Step times do not include waiting for other ranks.
+        since: start of the slow period, in seconds since the epoch.
+        until: end of the slow period, in seconds since the epoch; None: the rank was slow in its last report.
     """
 
     rank: int
@@ -56,7 +61,7 @@ class Straggler:
 
     @property
     def words(self) -> str:
-        """Text such as `rank 3 on node2 needs 1.8 times the others' time (since 12:03)`, in local time."""
+        """Text for the user: `rank 3 on node2 needs 1.8 times the others' time (since 12:03)`, in local time."""
         since = _clock(self.since)
         if self.until is None:
             return f"rank {self.rank} on {self.host} needs {self.ratio:.1f} times the others' time (since {since})"
@@ -67,23 +72,22 @@ class Straggler:
 def stragglers(
     events: Iterable[Mapping[str, Any]], factor: float, min_seconds: float, *, over: bool = False
 ) -> list[Straggler]:
-    """Returns the ranks that needed `factor` times the others' step time for `min_seconds`, sorted by time.
+    """Returns the ranks with at least `factor` times the others' step time for `min_seconds`, sorted by start and rank.
 
     Each report of a rank is compared with the median of the latest reports of all others. Differences of less than
-    MIN_DIFFERENCE seconds and reports older than STALE_AFTER seconds are ignored. The slow period ends when the rank
-    was as fast as the others in two reports in a row: a single one may be an accident.
+    MIN_DIFFERENCE seconds and reports older than STALE_AFTER seconds are ignored. A slow period ends with two reports
+    in a row in which the rank is as fast as the others, because a single one may be an accident.
 
     Args:
-        events: events `pace` of all agents, sorted by time (`Attempt.paces`); other events are ignored. Each has
-            `round`, `host`, `rank` (of the first) and `seconds` (of each rank; None or 0: it reported none).
-        factor: ratio of step times, more than 1.
-        min_seconds: shortest slow period, in seconds.
-        over: whether the ranks have ended.
+        events: `pace` events of all agents as dicts, sorted by time (`Attempt.paces`); other kinds are ignored.
+        factor: ratio of step times from which a rank counts as slow, more than 1.
+        min_seconds: shortest slow period that is returned, in seconds.
+        over: whether the ranks have ended, so that slow periods end with the last slow report.
     """
     found: list[Straggler] = []
     slow: dict[int, _Slow] = {}
     latest: dict[int, tuple[float, float]] = {}  # by rank: its step time, and when it was reported
-    order: list[float] = []  # all these step times, sorted
+    order: list[float] = []  # the step times in `latest`, sorted
     current = -1
     for event in events:
         if event["event"] != Pace.event or event["round"] < current:
@@ -115,7 +119,7 @@ def stragglers(
 
 
 class _Slow:
-    """The slow period of a rank: begin, last slow report, ratios, and the number of fast reports since then."""
+    """A slow period of a rank: its start, last slow report, ratios, and number of fast reports since that report."""
 
     def __init__(self, rank: int, host: str, since: float) -> None:
         self.rank, self.host, self.since, self.last = rank, host, since, since
@@ -123,14 +127,14 @@ class _Slow:
         self.fast = 0
 
     def add(self, now: float, ratio: float, is_slow: bool) -> None:
-        """Adds a report."""
+        """Adds a report of the rank: its time, its ratio to the others' step time, and whether that is slow."""
         self.ratios.append(ratio)
         self.fast = 0 if is_slow else self.fast + 1
         if is_slow:
             self.last = now
 
     def as_stragglers(self, factor: float, min_seconds: float, until: float | None) -> list[Straggler]:
-        """Returns the straggler; an empty list, if the period is too short or its median ratio below `factor`."""
+        """Returns a list of one straggler; empty if the period is too short or its median ratio below `factor`."""
         ratio = statistics.median(self.ratios)
         if self.last - self.since < min_seconds or ratio < factor:
             return []
@@ -138,7 +142,7 @@ class _Slow:
 
 
 def _median_without(order: Sequence[float], value: float) -> float:
-    """Returns the median of sorted values without one of them."""
+    """Returns the median of the sorted values `order`, with one occurrence of `value` left out."""
     place, count = bisect_left(order, value), len(order) - 1
     low, high = ((count - 1) // 2, count // 2)
     return (order[low + (low >= place)] + order[high + (high >= place)]) / 2

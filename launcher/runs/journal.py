@@ -1,4 +1,4 @@
-"""Reads the submitter's journal of a run; for a point of a sweep, the sweep's journal too."""
+"""Reads the submitter's journal of a run (submissions, job ids, cancellations), and for a point the sweep's journal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.runs.sweep_directory import Sweep, element_id, sweep_of
 
 
 def journal_events(run: Run) -> list[dict[str, Any]]:
-    """Returns the events of a run's journal; for a point, also those of the arrays that it was an element of.
+    """Returns the events of a run's journal as dicts, oldest first; for a point, with the submissions of its arrays.
 
     Raises:
         UnavailableError: a journal cannot be read now.
@@ -27,13 +27,16 @@ def journal_events(run: Run) -> list[dict[str, Any]]:
 
 
 def process_of(run: Run) -> Process | None:
-    """Returns the leader of the process group that last ran the run's script on this machine; None: there is none."""
+    """Returns the process (group leader) of the run's script, if it was started without a scheduler; else None.
+
+    The process may have ended, and may belong to another machine.
+    """
     process = last(journal_events(run), ProcessStarted)
     return None if process is None else Process(process.pid, process.start, process.host)
 
 
 def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
-    """Yields the events of the arrays that this run was an element of; none for runs that are no points."""
+    """Yields the submissions of the arrays in which a point was an element, as events; nothing for other runs."""
     sweep = sweep_of(run)
     if sweep is None:
         return
@@ -44,7 +47,10 @@ def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
-    """Returns the events by point. Cached while the journal does not grow: a look at all points reads it once."""
+    """Returns the submissions in a sweep's journal as events, by the number of the point.
+
+    Cached until the journal's inode or size changes, so that reading all points of a sweep parses it once.
+    """
     entries: dict[int, list[dict[str, Any]]] = {}
     for each in sweep.submissions():
         for number, index in enumerate(each.points):

@@ -1,7 +1,8 @@
 """The lease of a run keeps two attempts of it from running at the same time.
 
-The job script takes the lease (templates/parts/lease.sh.j2) and writes its job and attempt into it. An attempt may lose
-it without noticing (its node was cut off, say), so code that publishes anything calls `require` first.
+The job script takes the lease (templates/parts/lease.sh.j2) and writes its job id and attempt into it. An attempt may
+lose the lease without noticing (its node was cut off, say), so code that writes results or checkpoints calls `require`
+first.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from launcher.runs import directory
 from launcher.runs.event_writer import current_attempt
 
 HEARTBEAT = 15  # seconds between two heartbeats of the job that holds a lease
-POLL = 2  # seconds between two checks of a job that waits for it
-TIMEOUT = 90  # seconds without a heartbeat until it is taken over; NFS shows times up to 60 s late
+POLL = 2  # seconds between two checks by a job that waits for a lease
+TIMEOUT = 90  # seconds without a heartbeat until a lease is taken over; NFS shows times up to 60 s late
 
 
 class LeaseLost(directory.RunError):
-    """Another attempt has taken over the run."""
+    """This attempt no longer holds the run's lease."""
 
 
 def require() -> None:
-    """Checks that this attempt holds the run's lease; outside of a run it does nothing.
+    """Checks that this attempt holds the run's lease. In a process outside of a run it does nothing.
 
     | the lease | result |
     |---|---|
     | names this job and attempt | returns |
     | names another attempt, is empty, or does not exist | LeaseLost |
-    | cannot be read (EIO, ESTALE, ...) | retried; after a minute UnavailableError |
+    | cannot be read (EIO, ESTALE, ...) | retried for a minute, then UnavailableError |
 
     Raises:
         LeaseLost: another attempt holds the lease, or none does.

@@ -1,22 +1,24 @@
-"""An index of the runs and sweeps of a folder that may be live, so that `status` need not read all that are over.
+"""An index of the runs and sweeps that may be live, so that `status` need not read those that are over.
 
-    RUNS_DIR/.live/ID       empty; ID was submitted at this file's time, and may be live since
-    RUNS_DIR/.live/.whole   when this was made, everything live had its file
-    SWEEP/.counts.json      for a sweep that is over: the number of its points in each state
+    RUNS_DIR/.live/ID       empty; the run or sweep ID may be live; the file's mtime is the time of its last submission
+    RUNS_DIR/.live/.whole   the index is complete: every live run or sweep of RUNS_DIR has its file
+    SWEEP/.counts.json      in a sweep that is over: the number of its points in each state
 
-A submitter makes the file before it submits; a command that finds the run over for good removes it. A superfluous file
-costs one look at a run that is over. So a file stays whenever there is doubt, and no lock is needed:
+A submitter makes the file before it submits. A command removes the file when it finds that the run is over and no
+submission can follow. A superfluous file only costs reading one run that is over. So a file is kept in case of doubt,
+and no lock is needed:
 
 | what happens | why the index stays right |
 |---|---|
-| a run is resumed while another command sees it over | the file is younger than SETTLED, and stays |
-| a job's script submits the next job of its run | that is a submission, and makes the file |
-| the folder is deleted, or older than this index | there is no `.whole`: all records are read, once |
-| a submitter is killed in between | one superfluous file |
-| nothing can be written here | all records are read, every time |
+| a run is resumed while another command sees it as over | the file is younger than SETTLED, and is kept |
+| a job's script submits the next job of its run | that is a submission, which makes the file |
+| RUNS_DIR/.live is deleted, or an old version made RUNS_DIR | there is no `.whole`, so all records are read, once |
+| a submitter is killed before it submits | one superfluous file |
+| the index cannot be written | all records are read, every time |
 
-A point of a sweep counts as its sweep. An index that is a link, or not the user's own, is not used: a user who can
-write to the folder could otherwise make this user create or remove files elsewhere (launcher/files/ownership.py).
+For a point of a sweep, the index has the sweep. An index that is a symbolic link, or not the user's own, is not used:
+a user who can write to RUNS_DIR could otherwise make this user create or remove files elsewhere
+(launcher/files/ownership.py).
 """
 
 from __future__ import annotations
@@ -33,11 +35,15 @@ from launcher.paths import default_runs_dir
 
 FOLDER, WHOLE = ".live", ".whole"
 COUNTS = ".counts.json"  # in a sweep that is over: the number of its points in each state
-SETTLED = 600.0  # seconds after which a submission has ended, even if the machines' clocks differ
+SETTLED = 600.0  # seconds after which a submission is certain to be complete, even if the machines' clocks differ
 
 
 def add(path: Path) -> None:
-    """Adds the run or sweep in this directory, which is about to be submitted."""
+    """Adds a run or sweep that is about to be submitted to the index of its folder, and of the default folder of runs.
+
+    Args:
+        path: directory of the run or sweep.
+    """
     folders = [path.parent]
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
         (path / COUNTS).unlink(missing_ok=True)
@@ -49,7 +55,10 @@ def add(path: Path) -> None:
 
 
 def add_to(runs_dir: Path, name: str) -> None:
-    """Makes the file of `name`. If that fails, `status` shows the run only while it is one of the newest."""
+    """Adds a run or sweep to the index of `runs_dir`, by its name.
+
+    Errors are ignored; `status` then shows the run only while it is one of the newest.
+    """
     file = runs_dir / FOLDER / name
     for _ in range(3):  # another command may remove it meanwhile
         with contextlib.suppress(OSError):
@@ -62,12 +71,12 @@ def add_to(runs_dir: Path, name: str) -> None:
 
 
 def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
-    """Removes the file of a run that is over for good, unless it may be submitted right now; returns whether it did.
+    """Removes a run or sweep that is over from the index, unless it may be in submission; returns whether it did.
 
     Args:
-        runs_dir: the folder of the runs.
+        runs_dir: folder of the runs.
         name: name of the run or sweep.
-        done: whether the run is done, so that no submission can follow.
+        done: whether it is done, so that no submission can follow. Else an entry younger than SETTLED is kept.
     """
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")
@@ -76,7 +85,7 @@ def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
     try:
         if not done and time.time() - file.stat().st_mtime < SETTLED:
             return False
-        file.rename(aside)  # so that the time is read of the file that is removed
+        file.rename(aside)  # so that the time that is checked is that of the file that is removed
         young = not done and time.time() - aside.stat().st_mtime < SETTLED
         if young:
             file.touch(mode=0o600)
@@ -87,7 +96,7 @@ def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Undoes `add` for a run that was not submitted."""
+    """Removes a run that was not submitted after all from the index of its folder; undoes `add`."""
     folder = path.parent / FOLDER
     if not ownership.is_own(folder):
         return
@@ -97,13 +106,13 @@ def discard(path: Path) -> None:
 
 
 def write_counts(sweep: Path, number: Mapping[str, int]) -> None:
-    """Writes the number of points in each state, for a sweep that is over for good."""
+    """Writes the number of points in each state to the directory of a sweep that is over. Errors are ignored."""
     with contextlib.suppress(OSError):
         run_files.write(sweep / COUNTS, json.dumps(number), sync=False)
 
 
 def read_counts(sweep: Path) -> dict[str, int] | None:
-    """Returns what `write_counts` wrote, unless the sweep was submitted since; None: nothing valid."""
+    """Returns what `write_counts` wrote; None: nothing, or the sweep was submitted again since, or it is damaged."""
     try:
         number = run_files.parse_json(run_files.read_whole(sweep / COUNTS))
     except (OSError, ValueError):
@@ -113,7 +122,7 @@ def read_counts(sweep: Path) -> dict[str, int] | None:
 
 
 def possibly_live(runs_dir: Path) -> set[str] | None:
-    """Returns the names of what may be live; None: the index is not complete, so anything may be live."""
+    """Returns the names of the runs and sweeps that may be live; None: the index is incomplete, so any may be live."""
     if not ownership.is_own(runs_dir / FOLDER):
         return None
     try:
@@ -124,12 +133,12 @@ def possibly_live(runs_dir: Path) -> set[str] | None:
 
 
 def rebuild(runs_dir: Path, live: Iterable[str], done: Collection[str]) -> None:
-    """Completes the index after all runs of the folder were read.
+    """Completes the index, after a command has read all runs of the folder. Errors are ignored.
 
     Args:
-        runs_dir: the folder of the runs.
-        live: names of what may be live.
-        done: names of what is done. All other files stay.
+        runs_dir: folder of the runs.
+        live: names of the runs and sweeps that may be live, which are added.
+        done: names of the runs and sweeps that are done, which are removed. All other entries are kept.
     """
     with contextlib.suppress(OSError):
         folder = runs_dir / FOLDER

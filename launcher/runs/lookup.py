@@ -1,6 +1,6 @@
-"""Finds runs and sweeps by an id, a unique prefix of one, `latest`, a path, or SWEEP/POINT.
+"""Finds runs and sweeps by an id, a unique prefix of an id, `latest`, a path, or SWEEP/POINT.
 
-A runs_dir may have thousands of folders: only those whose names match are opened.
+A runs_dir may have thousands of folders, so only those with a matching name are opened.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, re
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, require_known
 
-RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file by which a folder of each kind is known
+RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file that makes a folder a run or a sweep
 
 
 def all_runs(runs_dir: Path) -> list[Run]:
-    """Returns all runs, newest first, without the points of sweeps."""
+    """Returns all runs in `runs_dir`, newest first, without the points of sweeps."""
     return [Run(path) for path in folders_with(runs_dir, RECORDS["run"])]
 
 
 def all_sweeps(runs_dir: Path) -> list[Sweep]:
-    """Returns all sweeps, newest first."""
+    """Returns all sweeps in `runs_dir`, newest first."""
     return [Sweep(path) for path in folders_with(runs_dir, RECORDS["sweep"])]
 
 
 def folders_with(folder: Path, name: str) -> list[Path]:
-    """Returns the folders in `folder`, links included, that have a file of this name; newest first.
+    """Returns the folders in `folder`, and links to folders, that have a file called `name`; newest first.
 
-    Folders that cannot be read now are included: opening them reports the error.
+    Folders that cannot be read now are included, so that the caller opens them and reports the error.
     """
     return [Path(path) for path in newest(folder) if may_have(path, name)]
 
 
 def may_have(folder: str, name: str) -> bool:
-    """Whether a folder has a file of this name, or cannot be read now. False for one without permission to read it."""
+    """Returns whether a folder has a file called `name`, or cannot be read now. False: the user may not read it."""
     found = exists(f"{folder}/{name}")
     return found.is_transient if isinstance(found, Unavailable) else unwrap(found)
 
 
 def newest(folder: Path) -> list[str]:
-    """Returns the paths of the folders in `folder`, links included, newest change first; none is opened."""
+    """Returns the real paths of the folders in `folder`, and of links to folders, last changed first; opens none."""
     found = []
     base = os.path.realpath(folder)
     for name, entry in _folders(folder):
@@ -50,23 +50,23 @@ def newest(folder: Path) -> list[str]:
             path = os.path.realpath(entry.path) if entry.is_symlink() else f"{base}/{name}"
             found.append((entry.stat().st_ctime, path))
         except OSError as error:
-            if error.errno not in ABSENT | NO_FILE:  # those: it was just removed, or is a circular link
+            if error.errno not in ABSENT | NO_FILE:  # ABSENT: it was just removed; NO_FILE: it is a circular link
                 found.append((float("inf"), entry.path))
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def names(folder: Path) -> list[str]:
-    """Returns the names of the folders in `folder`, links included; none is opened."""
+    """Returns the names of the folders in `folder`, and of links to folders; opens none."""
     return [name for name, _ in _folders(folder)]
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether `folder` has neither a folder nor a link to one."""
+    """Returns whether `folder` contains neither a folder nor a link to one; hidden ones and `latest` do not count."""
     return next(_folders(folder), None) is None
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yields the names and entries of the folders in `folder`, links included; hidden ones and `latest` are left out.
+    """Yields name and entry of the folders in `folder`, and of links to folders, without hidden ones and `latest`.
 
     Raises:
         UnavailableError: the folder cannot be read now.
@@ -77,15 +77,20 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
         try:
             is_folder = entry.is_dir()
         except OSError as error:
-            is_folder = error.errno not in ABSENT | NO_FILE  # those: it was just removed, or is a circular link
+            is_folder = error.errno not in ABSENT | NO_FILE  # ABSENT: just removed; NO_FILE: a circular link
         if is_folder:
             yield entry.name, entry
 
 
 def find(name: str, runs_dir: Path) -> Run:
-    """Returns the run with this id, unique prefix of an id, `latest`, path of a directory, or SWEEP/POINT.
+    """Returns the run that a user names.
+
+    Args:
+        name: id, unique prefix of an id, `latest`, path of a run directory, or SWEEP/POINT (`lr-3f9c/7`).
+        runs_dir: folder in which ids are looked up.
 
     Raises:
+        UnavailableError: a folder cannot be read now.
         RunError: no run matches, or several do.
     """
     sweep, slash, point = name.rpartition("/")
@@ -97,16 +102,21 @@ def find(name: str, runs_dir: Path) -> Run:
 
 
 def find_sweep(name: str, runs_dir: Path) -> Sweep:
-    """Returns the sweep with this id, unique prefix of an id, `latest`, or path of a directory.
+    """Returns the sweep that a user names.
+
+    Args:
+        name: id, unique prefix of an id, `latest`, or path of a sweep's directory.
+        runs_dir: folder in which ids are looked up.
 
     Raises:
+        UnavailableError: a folder cannot be read now.
         RunError: no sweep matches, or several do.
     """
     return Sweep(find_folder(name, runs_dir, "sweep"))
 
 
 def find_folder(name: str, runs_dir: Path, what: str) -> Path:
-    """Returns the folder of a `run` or a `sweep`; see `find`."""
+    """Returns the directory of the run (`what` is `run`) or sweep (`sweep`) that a user names; see `find`."""
     record = RECORDS[what]
     if "/" in name:
         path = Path(name).expanduser().resolve()

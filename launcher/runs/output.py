@@ -1,9 +1,9 @@
-"""Finds the output of a run's attempts, and reads it in pieces.
+"""Finds the output of a run's attempts, and reads it in pieces, by rank, or while it grows.
 
-Agents prefix the lines of rank 3 with `[3] ` and copy them to their own output; the scheduler writes the output of all
-agents to one file for each job. So that file is sorted by time, to a tenth of a second: the agents read their ranks'
-files that often. Attempts of one job share its file; the field `output` of the script's event `started` is the offset
-in bytes at which an attempt begins.
+An agent copies the output of its ranks to its own stdout, and prefixes the lines of rank 3 with `[3] `. The scheduler
+writes the stdout of all agents to one file per job. The lines in this file are in order of time, to within 0.1 s, the
+interval at which agents read the output of their ranks. Attempts of one job share its file; the field `output` of the
+script's event `started` is the offset in bytes at which the output of an attempt begins.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 @dataclass(frozen=True)
 class Part:
-    """The output of one attempt: a range of a file.
+    """The output of one attempt, or of a job that started no attempt: a range of bytes in a file.
 
     Attributes:
-        path: the file, which may grow.
-        begin, end: the range in bytes; without an end, up to the end of the file.
-        attempt: number of the attempt; None: output of a job without one.
-        job: id of the job.
-        began: when the attempt began, in seconds since the epoch.
+        path: the file, which may still grow.
+        begin, end: offsets in bytes; an end of None is the end of the file.
+        attempt: number of the attempt; None: the job started no attempt.
+        job: id of the job; None: unknown.
+        began: when the attempt started, in seconds since the epoch; without an attempt, the mtime of the file.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Part:
 
     @property
     def heading(self) -> str:
-        """The line above the output: `--- attempt 1, job 17, 12:03 ---`, in local time."""
+        """The line that `logs` prints above this output: `--- attempt 1, job 17, 12:03 ---`, in local time."""
         job = "" if self.job is None or self.job.startswith("local-") else f"job {self.job.partition('.')[0]}"
         same_day = time.localtime(self.began)[:3] == time.localtime()[:3]
         moment = time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.began))
@@ -62,13 +62,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Start:
-    """Where the output of an attempt begins.
+    """Where and when the output of an attempt begins.
 
     Attributes:
         number: number of the attempt.
-        job: id of its job.
-        time: when the attempt began, in seconds since the epoch.
-        offset: bytes that the job's output had then; None: unknown.
+        job: id of the attempt's job.
+        time: when the attempt started, in seconds since the epoch.
+        offset: offset in the job's output file, in bytes; None: unknown.
     """
 
     number: int
@@ -78,29 +78,29 @@ class Start:
 
 
 def start_of(attempt: Attempt) -> Start | None:
-    """Returns where the output of an attempt begins; None: its script has not written `started` yet."""
+    """Returns where the output of an attempt begins; None: its script has not written the event `started` yet."""
     started = first(event_file.read(attempt.events_file("script")), Started)
     return None if started is None else Start(attempt.number, started.job, started.time, started.output)
 
 
 def file_names(job: str | None) -> list[str]:
-    """Returns the possible names of a job's output file: of Slurm and local, of PBS, of a PBS array's element. Pure."""
+    """Returns the names that a job's output file may have: Slurm's and local, PBS's, a PBS array element's. Pure."""
     element = re.sub(r"^(\d+)(.*)_(\d+)$", r"\1[\3]\2", job or "")
     return [f"output-{job}.log", f"{job}.OU", f"{element}.OU"]
 
 
 def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:
-    """Returns the parts of a run's output, oldest first. Pure.
+    """Divides a run's output files into the output of each attempt, oldest first. Pure.
 
     Args:
         starts: where the output of each attempt begins.
-        files: the output files, each with the time of its last change, in seconds since the epoch.
+        files: output files, each with its mtime in seconds since the epoch.
     """
     of_file: dict[Path, list[Part]] = {path: [] for path, _ in files}
     names = {path.name: path for path, _ in files}
     for start in sorted(starts, key=lambda start: start.number):
         path = next((names[name] for name in file_names(start.job) if name in names), None)
-        if path is None or (of_file[path] and start.offset is None):  # its part cannot be separated
+        if path is None or (of_file[path] and start.offset is None):  # its output cannot be told from the previous one
             continue
         before = of_file[path]
         begin = (start.offset or 0) if before else 0  # output before the first attempt belongs to it
@@ -115,7 +115,10 @@ def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> li
 
 
 def lines_of(ranks: Iterable[int]) -> re.Pattern[bytes]:
-    """Returns a pattern for the lines of these ranks in the agents' output, states of lines (`\\r`) included. Pure."""
+    """Returns a pattern that matches the lines of these ranks in the agents' output, by their prefixes `[3] `. Pure.
+
+    States of progress bars, which end with `\\r`, match as well.
+    """
     numbers = "|".join(map(str, ranks))
     return re.compile(rb"(?:\A|(?<=[\r\n]))\[(?:" + numbers.encode() + rb")\] [^\r\n]*(?:\r?\n|\r|\Z)")
 
@@ -125,8 +128,8 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
 
     Args:
         path: the file; one that cannot be read now yields nothing.
-        begin, end: the range in bytes; without an end, up to the end of the file.
-        last: the file does not grow any more, so an incomplete last line is yielded too.
+        begin, end: offsets in bytes; an end of None is the end of the file.
+        last: whether the file no longer grows, so that an incomplete last line is yielded too.
 
     Raises:
         RunError: the path is not a regular file.
@@ -164,13 +167,17 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
 def start_of_last(
     path: Path, begin: int, end: int | None, count: int, wanted: re.Pattern[bytes] = EVERY_LINE
 ) -> tuple[int, int]:
-    """Returns the offset of the last `count` lines of a range, and how many were found; it reads from the end.
+    """Finds the last `count` lines of a range of a file, reading backwards from its end.
 
     Args:
         path: the file.
-        begin, end: the range in bytes; without an end, up to the end of the file.
+        begin, end: offsets in bytes; an end of None is the end of the file.
         count: number of lines, at least 1.
-        wanted: pattern of the lines that count.
+        wanted: pattern of the lines to count.
+
+    Returns:
+        The offset at which the first of these lines begins, and how many were found; `begin` and 0 if there are none
+        or the file cannot be read.
     """
     found, first = 0, begin
     try:
@@ -199,30 +206,30 @@ def start_of_last(
 
 
 class Stream:
-    """Reads the output of a run while it grows: attempt after attempt, with a heading between two of them."""
+    """Reads the output of a run while it grows: attempt after attempt, with a heading between them."""
 
     def __init__(self, run: Run, *, attempt: int | None = None, ranks: Sequence[int] = ()) -> None:
         """
         Args:
             run: the run.
-            attempt: number of the only attempt to read; None: all.
-            ranks: the only ranks whose lines are read; empty: all lines.
+            attempt: number of the only attempt to read; None: all attempts.
+            ranks: ranks whose lines are read; empty: the lines of all ranks and agents.
         """
         self._run, self._attempt = run, attempt
         self._wanted = lines_of(ranks) if ranks else None
         self._read: dict[Path, int] = {}
         self._starts: dict[int, Start] = {}
-        self._headed: set[int | None] = set()  # attempts that need no heading any more
-        self._shown: Part | None = None  # part of the last line
+        self._headed: set[int | None] = set()  # attempts whose heading was yielded or is not needed
+        self._shown: Part | None = None  # where the last yielded line came from
         self._lines = LineCollapser()
 
     @property
     def states(self) -> list[bytes]:
-        """The states of progress bars with an open line; the one that changed last is at the end."""
+        """The last states of progress bars whose line is not complete; the most recently changed one is at the end."""
         return self._lines.states
 
     def parts(self) -> list[Part]:
-        """Returns the parts that exist now, oldest first."""
+        """Returns the output of each attempt that has any now, oldest first."""
         for attempt in self._run.attempts():
             if attempt.number not in self._starts and (start := start_of(attempt)):
                 self._starts[attempt.number] = start
@@ -231,14 +238,14 @@ class Stream:
         return [part for part in found if self._attempt is None or part.attempt == self._attempt]
 
     def skip(self) -> None:
-        """Skips the output that exists now."""
+        """Skips all output that exists now."""
         for part in self.parts():
             self._read[part.path] = part.path.stat().st_size
             self._headed.add(part.attempt)
             self._shown = part
 
     def skip_to_last(self, count: int) -> None:
-        """Skips the output that exists now, except its last `count` lines."""
+        """Skips the output that exists now, except for its last `count` lines."""
         begin: dict[Path, int] = {}
         parts = self.parts()
         for part in reversed(parts):
@@ -253,9 +260,12 @@ class Stream:
         self._read.update(begin)
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """Yields the lines that were written since the last call, each reduced to its last state.
+        """Yields the output that was written since the last call, in pieces of complete lines.
 
-        With `last`, an incomplete last line and the open lines in `states` are yielded too.
+        A line that was overwritten with carriage returns is reduced to its last state.
+
+        Args:
+            last: whether the output no longer grows, so that an incomplete last line and `states` are yielded too.
         """
         parts = self.parts()
         for part in parts:

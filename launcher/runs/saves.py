@@ -1,11 +1,12 @@
-"""Detects progress of the user's own program or function by the times of its checkpoint files, which are not read.
+"""Detects progress of the user's own program or function by the mtimes of its checkpoint files, without reading them.
 
-Besides the steps that it reports with `launcher.progress`, these files count:
+Besides the steps that the program reports with `launcher.progress`, a newer file counts as progress. Considered are all
+files below LAUNCHER_CHECKPOINT_DIR, and:
 
-| `workload.checkpoint` | files |
+| `workload.checkpoint` | further files |
 |---|---|
-| empty | all below LAUNCHER_CHECKPOINT_DIR; those in the job's working folder with a name of ENDINGS |
-| a file, a folder, a pattern (`out/*.pt`) | all below LAUNCHER_CHECKPOINT_DIR; that file, or all below that folder |
+| empty | files in the job's working folder with an extension in ENDINGS |
+| a path or a pattern (`out/*.pt`) | each matching file, and all files below a matching folder |
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from pathlib import Path
 from launcher.files.shared_files import is_transient
 from launcher.spec.plan import JobPlan
 
-SCAN_TIMEOUT = 3.0  # seconds; less than launch.heartbeat, after which a silent agent counts as lost
+SCAN_TIMEOUT = 3.0  # seconds for one scan; less than launch.heartbeat, after which a silent agent counts as lost
 ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
 def newest(plan: JobPlan) -> int:
-    """Returns when the newest of these files was written, in nanoseconds since the epoch; -1: there is none.
+    """Returns the mtime of the newest checkpoint file of a program, in nanoseconds since the epoch; -1: no file.
 
-    After SCAN_TIMEOUT seconds the remaining files are ignored.
+    Files that are not reached within SCAN_TIMEOUT seconds are ignored.
 
     Raises:
-        OSError: a file cannot be read now, so something may have been saved.
+        OSError: a file or folder cannot be read now, so it is unknown whether something was saved.
     """
     give_up, found = time.monotonic() + SCAN_TIMEOUT, -1
     for path in _files(plan):
@@ -41,7 +42,7 @@ def newest(plan: JobPlan) -> int:
 
 
 def describe_locations(plan: JobPlan) -> str:
-    """Returns a text that says where these files are expected."""
+    """Returns the places where checkpoint files are looked for, as text for messages."""
     named = plan.workload.params.get("checkpoint")
     where = named or f"{'*' + ', *'.join(ENDINGS)} in {plan.workdir}"
     return f"{plan.checkpoint.dir}, {where}"

@@ -1,13 +1,13 @@
-"""The files of a search in a sweep's directory: the one place that knows their format.
+"""The files of a search in a sweep's directory. Reads the settings, the template, and Optuna's journal without Optuna.
 
     SWEEP/search/           0700, files 0600
-      settings.json         what is searched and how; written by the submitter
-      template.json         how the record of a point is made (launcher/search/points.py)
-      journal.jsonl         Optuna's journal of all trials; asked and written by the jobs (launcher/search)
-      lock                  held while the journal is written
+      settings.json         what is searched, and how; written by the submitter
+      template.json         from which the record of each point is made (launcher/search/template.py)
+      journal.jsonl         Optuna's journal of all trials; written by the jobs (launcher/search/journal.py)
+      lock                  held during each operation on the journal (launcher/search/journal.py)
 
-Trial N is point N of the sweep. The journal is read here without Optuna, which takes 0.2 s to import. Its operations
-and their numbers are Optuna's format on disk, which it keeps between versions.
+Trial N of Optuna is point N of the sweep. Importing Optuna takes 0.2 s, so the journal is parsed here. The numbers of
+its operations are Optuna's format on disk, which does not change between versions.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from launcher.files.shared_files import exists, read_json, retry_read, unwrap
 
 FOLDER = "search"
 FORMAT = 1
-JOURNAL_LIMIT = 1 << 28  # bytes of the journal: those of 100,000 trials
-# User attributes of a trial, and of the study.
+JOURNAL_LIMIT = 1 << 28  # bytes that are read of the journal: enough for 100,000 trials
+# Names of Optuna's user attributes: of a trial (first line), and of the study (second line).
 OVERRIDES, SECONDS, STEPS, PRUNED_AT, CAUSE = "overrides", "seconds", "steps", "pruned_at", "cause"
 MIN_STEPS, STOPPED = "min_steps", "stopped"
-RUNG = "completed_rung_"  # system attributes of Optuna's successive halving
+RUNG = "completed_rung_"  # prefix of the system attributes in which Optuna's successive halving keeps rungs
 
 
 class TrialState(Enum):
-    """State of a trial, with Optuna's numbers."""
+    """State of a trial; the values are Optuna's numbers."""
 
     RUNNING = 0
     COMPLETE = 1
@@ -52,21 +52,22 @@ class TrialState(Enum):
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What is searched, and how.
+    """Settings of a search: what is searched, and how.
 
     Attributes:
         method: how points are chosen and pruned.
-        objective: the metric that is compared.
-        goal: which of its values are good.
-        space: the keys that are searched, with their values.
-        fixed: overrides that all points have.
-        points: most points; None: no limit.
-        gpu_hours: most GPU-hours (without GPUs: node-hours) of all points; None: no limit.
-        seed: seed of the choice of points.
-        devices: GPUs of one point; without GPUs its nodes.
-        devices_are_gpus: which of them.
-        min_steps: steps before which no point is pruned; None: a part of all steps, see `min_steps_of`.
-        reduction_factor: one of so many points continues at each rung.
+        objective: name of the metric by which points are compared.
+        goal: whether the objective is minimized or maximized.
+        space: the keys that are searched, each with its possible values.
+        fixed: overrides that all points have in common.
+        points: maximum number of points; None: no limit.
+        gpu_hours: budget of all points in GPU-hours (without GPUs: node-hours); None: no limit.
+        seed: random seed for the choice of points.
+        devices: number of GPUs of one point; without GPUs, number of its nodes.
+        devices_are_gpus: whether `devices` and `gpu_hours` count GPUs; False: nodes.
+        min_steps: number of steps before which no point is pruned; None: derived from the steps that points report, see
+            `launcher.search.budget.min_steps_of`.
+        reduction_factor: at each rung, the best 1/reduction_factor of the points continues.
     """
 
     method: Method
@@ -85,20 +86,20 @@ class SearchSettings:
 
 @dataclass
 class Trial:
-    """One trial of the journal: a point that was chosen.
+    """One trial in Optuna's journal: a point that the search has chosen.
 
     Attributes:
-        number: its number, which is that of its point.
-        overrides: the overrides of its point.
-        state: its state.
-        value: the objective; None: it has none yet, or failed.
-        reports: the objective after some of its steps.
-        rungs: the objective at each rung that it has reached.
-        seconds: how long its point has run; None: unknown.
-        steps: steps that it has done; None: unknown.
-        pruned_at: the step at which it was decided to prune it; None: it was not.
-        cause: why it failed.
-        began, ended: in seconds since the epoch; 0: unknown, or not yet.
+        number: number of the trial and of its point.
+        overrides: overrides of the point.
+        state: state of the trial.
+        value: final value of the objective; None: none yet, or the trial failed.
+        reports: reported values of the objective, by the number of steps done.
+        rungs: value of the objective at each rung that the point has reached, by the rung's number from 0.
+        seconds: how long the point has run, in seconds; None: unknown.
+        steps: number of steps that the point has done; None: unknown.
+        pruned_at: number of steps done when the search decided to prune the point; None: it did not.
+        cause: why the point failed, for the user; None: it did not, or unknown.
+        began, ended: start and end of the trial, in seconds since the epoch; 0: unknown, or not yet.
     """
 
     number: int
@@ -117,12 +118,12 @@ class Trial:
 
 @dataclass
 class Journal:
-    """What a search's journal says.
+    """Content of a search's journal.
 
     Attributes:
-        trials: all trials, by their numbers.
-        min_steps: steps of the first rung; None: unknown yet, or nothing is pruned.
-        stopped: why the search has ended before its budget was spent; None: it has not.
+        trials: all trials; trial N has index N.
+        min_steps: number of steps at the first rung; None: not known yet, or the search does not prune.
+        stopped: why the search ended before its budget was spent, for the user; None: it did not.
     """
 
     trials: list[Trial] = field(default_factory=list)
@@ -131,7 +132,7 @@ class Journal:
 
 
 class SearchRecord:
-    """The files of a sweep's search."""
+    """The files of a sweep's search; `sweep` is the sweep's directory."""
 
     def __init__(self, sweep: Path) -> None:
         self.folder = sweep / FOLDER
@@ -139,7 +140,7 @@ class SearchRecord:
         self.lock_file = self.folder / "lock"
 
     def exists(self) -> bool:
-        """Returns whether the sweep is a search.
+        """Returns whether the sweep is a search: whether the settings exist.
 
         Raises:
             UnavailableError: the directory cannot be read now.
@@ -147,10 +148,14 @@ class SearchRecord:
         return unwrap(exists(self.folder / "settings.json"))
 
     def create(self, settings: SearchSettings, template: Mapping[str, Any]) -> None:
-        """Writes the settings, and the template of points. Settings that are there are replaced, trials are not.
+        """Writes the settings and the template, replacing earlier ones. The journal of trials is kept.
+
+        Args:
+            settings: settings of the search.
+            template: template for the records of points; see `launcher.search.template.template_of`.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: a file cannot be written.
         """
         run_files.make_folder(self.folder)
         run_files.write(self.folder / "template.json", json.dumps(template))
@@ -158,11 +163,11 @@ class SearchRecord:
         run_files.write(self.folder / "settings.json", json.dumps(values, indent=1))
 
     def settings(self) -> SearchSettings:
-        """Returns the settings.
+        """Returns the settings of the search.
 
         Raises:
-            UnavailableError: they cannot be read now.
-            RunError: there are none, they are damaged, or another version wrote them.
+            UnavailableError: the settings cannot be read now.
+            RunError: there are no settings, they are damaged, or another version of the launcher wrote them.
         """
         path = self.folder / "settings.json"
         found = unwrap(read_json(path))
@@ -174,20 +179,20 @@ class SearchRecord:
         return settings
 
     def template(self) -> Any:
-        """Returns the template of points.
+        """Returns the template for the records of points (`launcher.search.template`), as JSON types; None: no file.
 
         Raises:
-            UnavailableError: it cannot be read now.
-            RunError: it is damaged.
+            UnavailableError: the template cannot be read now.
+            RunError: the template is damaged.
         """
         return unwrap(read_json(self.folder / "template.json"))
 
     def journal(self) -> Journal:
-        """Returns what the journal says now; an empty one if there is none yet.
+        """Returns the present content of the journal; empty if there is no file yet.
 
         Raises:
-            UnavailableError: it cannot be read now.
-            RunError: it is damaged.
+            UnavailableError: the journal cannot be read now.
+            RunError: the journal is damaged.
         """
         found = Journal()
         for entry in entries(unwrap(retry_read(self._journal_bytes, self.journal_file)) or b""):
@@ -203,8 +208,10 @@ class SearchRecord:
 
 
 def entries(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yields the operations in a journal's bytes; lines that are no JSON object, and an incomplete last one, are left
-    out. Pure."""
+    """Yields the records in the bytes of an Optuna journal, as dicts. Pure.
+
+    Lines that are not a JSON object with an `op_code`, and an incomplete last line, are left out.
+    """
     for line in data.split(b"\n")[:-1]:
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(entry := json.loads(line), dict) and isinstance(entry.get("op_code"), int):
@@ -212,8 +219,17 @@ def entries(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _apply(journal: Journal, entry: Mapping[str, Any]) -> None:
-    """Applies one of Optuna's operations: 2 and 3 set an attribute of the study, 4 makes a trial, 5 sets a parameter, 6
-    a state, 7 a report, 8 and 9 an attribute of the trial."""
+    """Applies one record of Optuna's journal to `journal`; see JournalOperation in Optuna for the codes.
+
+    | op_code | sets |
+    |---|---|
+    | 2 | a user attribute of the study |
+    | 4 | a new trial |
+    | 6 | state and value of a trial |
+    | 7 | a reported value of a trial |
+    | 8, 9 | a user attribute, a system attribute of a trial |
+    | others | ignored |
+    """
     code = entry["op_code"]
     if code == 2:
         attributes = entry.get("user_attr", {})

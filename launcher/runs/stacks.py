@@ -1,4 +1,4 @@
-"""Groups the stacks of many ranks: equal stacks are shown once, as a traceback. Pure, but for the source lines."""
+"""Groups equal stacks of many ranks, so that each is shown once, as a traceback. Pure, except that it reads sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ STATES = {"D": "waits for a device or a file server (state D)", "T": "is stopped
 
 @dataclass(frozen=True)
 class Frame:
-    """One call: file, line and function."""
+    """One call in a stack.
+
+    Attributes:
+        path: source file.
+        line: line in the file; 0: unknown.
+        name: name of the function.
+    """
 
     path: str
     line: int
@@ -33,9 +39,9 @@ class Group:
     """Ranks whose main threads have the same stack.
 
     Attributes:
-        ranks: reports of these ranks; see `RequestHandler._stacks` in attach/request_handler.py.
-        frames: frames of the main thread, the newest last; empty: the ranks wrote no stack.
-        threads: number of other threads of each rank.
+        ranks: stack report of each of these ranks; see `RequestHandler._stacks` in attach/request_handler.py.
+        frames: frames of the main thread, innermost call last; empty: the ranks wrote no stack.
+        threads: for each of these ranks, the number of its threads besides the main thread.
     """
 
     ranks: tuple[Mapping[str, Any], ...]
@@ -44,10 +50,14 @@ class Group:
 
 
 def parse(text: str) -> tuple[tuple[Frame, ...], int]:
-    """Returns the frames of the main thread from the workload on, the newest last, and the number of other threads.
+    """Parses the stacks of a process.
 
     Args:
-        text: output of faulthandler, which writes the newest frame first and the main thread last.
+        text: output of faulthandler, which writes the innermost frame first, and the main thread last.
+
+    Returns:
+        The frames of the main thread, innermost last, without the launcher's frames that call the user's code and with
+        one DEBUGGER frame for those of pdb; and the number of other threads. No frames and 0 for an empty text.
     """
     threads = [thread for thread in re.split(r"\n\s*\n", text.strip()) if thread]
     if not threads:
@@ -64,12 +74,12 @@ def parse(text: str) -> tuple[tuple[Frame, ...], int]:
 
 
 def _is_launcher_frame(frame: Frame) -> bool:
-    """Whether the frame belongs to the launcher, which calls the user's code."""
+    """Returns whether a frame is one of the launcher's or runpy's that call the user's code."""
     return frame.name == _WORKLOAD_CALLER or frame.path.endswith(_PROGRAM_RUNNERS)
 
 
 def group(reports: Iterable[Mapping[str, Any]]) -> list[Group]:
-    """Groups ranks with equal stacks, the smallest groups first: they are the likely culprits."""
+    """Groups the stack reports of ranks by equal stacks. The smallest groups come first: they probably cause a hang."""
     ranks: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], int]]] = {}
     for report in sorted(reports, key=lambda each: int(each["rank"])):
         frames, threads = parse(report["stack"])
@@ -82,7 +92,7 @@ def group(reports: Iterable[Mapping[str, Any]]) -> list[Group]:
 
 
 def lines(group: Group) -> list[str]:
-    """Returns the text of a group, as lines."""
+    """Returns the text of a group for the user, as lines: ranks, host, process, step, then the stack."""
     ranks = group.ranks
     hosts = ", ".join(dict.fromkeys(str(each["host"]) for each in ranks))
     where = f"on {hosts}"

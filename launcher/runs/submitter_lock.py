@@ -1,4 +1,4 @@
-"""The lock of a run's or sweep's directory, which its submitter holds: nobody else submits it meanwhile."""
+"""The submitter's lock of a run or sweep: only the process that holds it submits the run or sweep."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from pathlib import Path
 
 from launcher.files import locks
 
-SUBMITTING = ".submitting"  # lock file of the submitter in a folder
-_LOCKED: set[Path] = set()  # folders whose lock this process has
+SUBMITTING = ".submitting"  # name of the lock file in the directory of a run or sweep
+_LOCKED: set[Path] = set()  # directories of which this process holds the lock
 
 
 @contextlib.contextmanager
 def only_submitter(folder: Path) -> Iterator[None]:
-    """Holds the submitter's lock of a run or sweep, so that no other process submits it meanwhile.
+    """Holds the submitter's lock of a run or sweep while the block runs; waits for it first. Reentrant in a process.
 
-    sbatch or qsub inherits the lock (`command.run_submission`). If a submitter is killed, the next waits until that
-    command has ended too, and then knows whether there is a job. On a file system without locks the job is still found
-    by its token. The lock is reentrant within a process.
+    sbatch or qsub inherits the lock (`command.run_submission`). So if a submitter is killed, the next one waits until
+    sbatch has ended too, and then can tell whether there is a job. On a file system without locks nothing is locked; a
+    job that was submitted before is still found by its token.
+
+    Args:
+        folder: directory of the run or sweep.
+
+    Raises:
+        UnavailableError: the file server does not respond.
     """
     if folder in _LOCKED:
         yield
@@ -37,5 +43,9 @@ def only_submitter(folder: Path) -> Iterator[None]:
 
 
 def is_being_submitted(folder: Path) -> bool:
-    """Whether a process has the submitter's lock of this folder."""
+    """Returns whether any process holds the submitter's lock of this run or sweep directory.
+
+    Raises:
+        UnavailableError: the file server does not respond.
+    """
     return locks.is_locked(folder / SUBMITTING)

@@ -1,12 +1,12 @@
-"""The directory of a sweep: the one place that reads and writes its format.
+"""The sweep directory: manifest, points and submitted arrays. Only this module reads and writes their format.
 
     SWEEP/                  0700, files 0600
-      sweep.json            its points, each with its overrides; written by the submitter
+      sweep.json            the manifest: all points with their overrides; written by the submitter
       journal.jsonl         which points were submitted in which array
       arrays/TOKEN          the points of an array, one per line: element N is line N + 1
-      arrays/TOKEN.sh       the array's script; outputs of its elements are beside it, and points link to them
+      arrays/TOKEN.sh       the array's job script; the output files of its elements are beside it, points link to them
       environment.sh        on PBS: the submitter's environment that the jobs inherit
-      code/                 with env.snapshot: the code that its points run
+      code/                 with env.snapshot: the code that the points execute
       points                requests to run points on this machine (launcher/sweeps/local_points.py)
       claims/, managers/    of a packed sweep: which pilot runs which point (launcher/runs/claims.py)
       cancelled             points that have not started must not start
@@ -38,10 +38,10 @@ from launcher.runs.events import Refused, Submitted, Submitting, every
 from launcher.runs.search_record import SearchRecord
 from launcher.units import parse_ranges
 
-FORMAT = 1
+FORMAT = 1  # version of the manifest's format
 RECORD = "sweep.json"
 MOST_POINTS = 1_000_000
-# Keys that belong to a single command: they do not make another sweep or another point.
+# Keys of a single command: a change of them makes neither a new sweep nor a new point.
 COMMAND_KEYS = (
     "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
     "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra.sweeper.max_failure_rate",  # may change in a search
@@ -50,17 +50,17 @@ COMMAND_KEYS = (
 
 @dataclass(frozen=True)
 class Packing:
-    """How points of a packed sweep share pilots.
+    """How the points of a packed sweep share pilots. A pilot is a job in which slot managers run points.
 
     Attributes:
-        pilots: number of pilots, each with a job of its own.
-        nodes: nodes of each pilot.
-        slots: points that run at once on each node, or on each group of nodes.
-        gpus: GPUs of each node, which the slots share.
-        gpus_per_point, cpus_per_point: what a point asks for on its node.
-        retries: how often a point that has failed is retried.
-        lease: seconds without a heartbeat after which the points of a slot manager are taken over.
-        nodes_per_point: nodes that a point needs: a pilot has groups of so many.
+        pilots: number of pilots; each is one job.
+        nodes: number of nodes of each pilot.
+        slots: number of points that run at once on each node or, if a point needs several nodes, on each group of them.
+        gpus: number of GPUs of each node, which its slots share.
+        gpus_per_point, cpus_per_point: GPUs and CPUs of a point on each of its nodes.
+        retries: how often a failed point is retried.
+        lease: seconds without a heartbeat after which a slot manager's points are taken over.
+        nodes_per_point: nodes that a point needs; a pilot's nodes are divided into groups of this size.
     """
 
     pilots: int
@@ -75,7 +75,7 @@ class Packing:
 
     @property
     def at_once(self) -> int:
-        """Points that run at once in all pilots."""
+        """Number of points that run at once in all pilots."""
         return self.pilots * (self.nodes // self.nodes_per_point) * self.slots
 
 
@@ -84,14 +84,14 @@ class Manifest:
     """The content of sweep.json.
 
     Attributes:
-        name: name of the runs.
+        name: name of the runs (config key `name`).
         command: overrides of the command that made the sweep.
-        points: overrides of each point, in the order of their numbers.
-        objective: metrics by which points are compared.
-        best_is: which value of the first metric is the best: max or min.
-        parallelism: number of points that may run at once; None: as many as the site lets.
-        search: whether its points are chosen while it runs: `points` are those so far, which the search's journal has.
+        points: overrides of each point; point N has index N. In a search, the points that were chosen so far.
+        objective: names of the metrics by which points are compared.
+        best_is: which value of the first metric is best: max or min.
+        parallelism: number of points that may run at once; None: no limit but the site's.
         packing: how points share pilots; None: each point has a job of its own.
+        search: whether points are chosen while the sweep runs; they are then in the search's journal, not in this file.
     """
 
     name: str
@@ -105,13 +105,20 @@ class Manifest:
 
 
 def element_id(array_id: str, index: int) -> str:
-    """Returns submitit's id of an array's element: 150_5 for Slurm's 150, 150.pbs-srv_5 for PBS's 150[].pbs-srv."""
+    """Returns submitit's id of a job array's element: 150_5 for Slurm's 150, 150.pbs-srv_5 for PBS's 150[].pbs-srv."""
     return f"{array_id.replace('[]', '')}_{index}"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """The points of one array; `job` is the array's id, None while it is unknown."""
+    """The submission of points as one job array.
+
+    Attributes:
+        token: token by which the scheduler finds the array.
+        points: numbers of the points; element N of the array is `points[N]`.
+        time: time of the submission, in seconds since the epoch.
+        job: id of the array's job; None: not known yet.
+    """
 
     token: str
     points: tuple[int, ...]
@@ -119,7 +126,7 @@ class Submission:
     job: str | None = None
 
     def job_of(self, point: int) -> str | None:
-        """Returns the job id of a point; None: the array's is unknown."""
+        """Returns the job id of a point, by the point's number; None: the array's job id is not known yet."""
         if self.job is None:
             return None
         return element_id(self.job, self.points.index(point))
@@ -127,7 +134,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of a sweep's overrides, with its run, whose directory may not exist yet."""
+    """One combination of a sweep's overrides, and its run; the run's directory may not exist yet."""
 
     index: int
     overrides: tuple[str, ...]
@@ -146,10 +153,10 @@ class Sweep:
 
     @classmethod
     def create(cls, path: Path) -> Sweep:
-        """Makes the directory, unless it exists.
+        """Makes a sweep directory, unless it exists.
 
         Raises:
-            ConfigError: the directory cannot be made, or is a run's.
+            ConfigError: the directory cannot be made, or is the directory of a run.
             RunError: others can write to the directory.
         """
         if unwrap(exists(path / "record.json")):
@@ -167,7 +174,7 @@ class Sweep:
         return cls(path)
 
     def recorded(self) -> bool:
-        """Whether its manifest exists.
+        """Returns whether the sweep's manifest exists.
 
         Raises:
             UnavailableError: the directory cannot be read now.
@@ -175,16 +182,16 @@ class Sweep:
         return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
-        """Writes the manifest atomically; of a search without the points."""
+        """Writes the manifest atomically; without the points if the sweep is a search."""
         manifest = replace(manifest, points=()) if manifest.search else manifest
         run_files.write(self.path / RECORD, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1))
 
     def manifest(self) -> Manifest:
-        """Returns the manifest.
+        """Returns the manifest; for a search, with the points that were chosen so far.
 
         Raises:
             UnavailableError: the manifest cannot be read now.
-            RunError: there is no manifest, it is damaged, or another version wrote it.
+            RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
         found = unwrap(read_json(self.path / RECORD))
         if found is None and not self.recorded():
@@ -210,33 +217,43 @@ class Sweep:
         return Run(self.path / str(index))
 
     def pilot(self, number: int) -> Run:
-        """Returns the run of a pilot, which is beside the sweep."""
+        """Returns the run of a pilot; its directory SWEEP-pilot-NUMBER is next to the sweep's."""
         return Run(self.path.with_name(f"{self.id}-pilot-{number}"))
 
     def journal(self, event: Event) -> None:
-        """Appends to the submitter's journal and waits until it is on disk."""
+        """Appends an event to the submitter's journal, and waits until it is on disk."""
         if isinstance(event, Submitting):
             live_index.add(self.path)
         event_file.append(self.path / "journal.jsonl", event, sync=True)
 
     def submitting(self, token: str, points: Sequence[int]) -> None:
-        """Writes to the journal that points are about to be submitted as an array."""
+        """Records in the journal that points are about to be submitted as one array with this token."""
         self.journal(Submitting(token=token, points=ranges(points)))
 
     def submitted(self, token: str, job: str) -> None:
-        """Writes the job id of an array to the journal."""
+        """Records in the journal the job id of the array with this token."""
         self.journal(Submitted(token=token, job=job))
 
     def refused(self, token: str, error: str | None = None) -> None:
-        """Writes to the journal that an array was refused, with the scheduler's message."""
+        """Records in the journal that the array with this token has no job.
+
+        Args:
+            token: token of the array.
+            error: the scheduler's message; None: the submitter was killed before the scheduler accepted the array.
+        """
         self.journal(Refused(token=token, error=error))
 
     def tokens(self) -> set[str]:
-        """Returns the tokens of all arrays whose submission was ever begun."""
+        """Returns the tokens of all arrays whose submission was ever started."""
         return {event.token for event in every(event_file.read(self.path / "journal.jsonl"), Submitting)}
 
     def submissions(self) -> list[Submission]:
-        """Returns the arrays that were submitted, in order, with those whose job is not known yet."""
+        """Returns the arrays that were submitted, oldest first; those with an unconfirmed submission have no job id.
+
+        Raises:
+            UnavailableError: the journal cannot be read now.
+            RunError: the journal is damaged.
+        """
         found: dict[str, Submission] = {}
         for event in event_json.known(event_file.read(self.path / "journal.jsonl")):
             if isinstance(event, Submitting):
@@ -251,16 +268,23 @@ class Sweep:
         return list(found.values())
 
     def request_local(self, points: Sequence[int], *, restart: bool) -> None:
-        """Adds a request to run points on this machine; with `restart`, also points that have run before."""
+        """Adds a request to run points on this machine.
+
+        Args:
+            points: numbers of the points.
+            restart: whether points that have run before are run again.
+        """
         live_index.add(self.path)
         since = time.time() if restart else 0.0
         with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
             file.write(f"{since} {ranges(points)}\n")
 
     def local_requests(self) -> dict[int, float]:
-        """Returns the points to run on this machine, in order, each with the time before which its starts do not count.
+        """Returns the points that were requested to run on this machine, in the order of the requests.
 
-        Times are in seconds since the epoch.
+        Returns:
+            For each point's number a time in seconds since the epoch: the point is to be started unless it has been
+            started since.
 
         Raises:
             UnavailableError: the file cannot be read now.
@@ -273,7 +297,7 @@ class Sweep:
         return requested
 
     def cancelled(self) -> bool:
-        """Whether points that have not started must not start.
+        """Returns whether the sweep is marked as cancelled: points that have not started must not start.
 
         Raises:
             UnavailableError: the directory cannot be read now.
@@ -281,7 +305,7 @@ class Sweep:
         return unwrap(exists(self.path / "cancelled"))
 
     def mark_cancelled(self, cancelled: bool) -> None:
-        """Makes or removes the mark `cancelled`: points that have not started must not start."""
+        """Makes (True) or removes (False) the sweep's mark `cancelled`; see `cancelled`."""
         if cancelled:
             (self.path / "cancelled").touch(mode=0o600)
         else:
@@ -289,9 +313,10 @@ class Sweep:
 
 
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
-    """Returns the overrides that identify a point: without those of the command, sorted by key. Pure.
+    """Returns the overrides that identify a point, sorted by key: without COMMAND_KEYS and keys of the sweep. Pure.
 
-    Overrides of the same key keep their order, because the last one wins; if whole sections are set, all keep it.
+    Overrides of the same key keep their order, because the last one wins. If an override sets a whole section
+    (`train={...}`), all overrides keep their order.
     """
     kept = [
         each
@@ -303,7 +328,11 @@ def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 def differing(points: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the keys in which points differ, in the order of their first appearance. Pure."""
+    """Returns the keys in which points differ, in the order in which they first appear. Pure.
+
+    Args:
+        points: overrides of each point.
+    """
     values: dict[str, set[str | None]] = {}
     for overrides in points:
         for each in overrides:
@@ -316,13 +345,16 @@ def differing(points: Sequence[Sequence[str]]) -> list[str]:
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """Returns a point's values of these keys as the user wrote them; keys that it does not set are left out. Pure."""
+    """Returns the values that a point's overrides set for these keys, as the user wrote them. Pure.
+
+    Keys that the overrides do not set are left out.
+    """
     own = {key_of(each): each.partition("=")[2] for each in overrides}
     return {key: own[key] for key in keys if key in own}
 
 
 def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
-    """Returns a point's values of these keys as text, such as `lr=0.1 seed=3`. Pure."""
+    """Returns the values that a point's overrides set for these keys as text, such as `lr=0.1 seed=3`. Pure."""
     shown: Mapping[str, str] = values_of(overrides, keys)
     return " ".join(f"{key.removeprefix('workload.')}={value}" for key, value in shown.items())
 
@@ -332,10 +364,15 @@ def _parse_points(text: str) -> tuple[int, ...]:
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
-    """Checks the numbers of points of a sweep that has `count` points.
+    """Checks that a sweep has points with these numbers.
+
+    Args:
+        points: the numbers.
+        sweep: the sweep, for the message.
+        count: how many points the sweep has.
 
     Raises:
-        RunError: the sweep has no such point.
+        RunError: a number is not between 0 and `count - 1`.
     """
     for index in points:
         if not 0 <= index < count:
@@ -343,7 +380,7 @@ def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
 
 
 def sweep_of(run: Run) -> Sweep | None:
-    """Returns the sweep that this run is a point of; None: it is no point.
+    """Returns the sweep of which a run is a point; None: the run is not a point.
 
     Raises:
         UnavailableError: the parent folder cannot be read now.

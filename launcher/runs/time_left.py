@@ -1,19 +1,19 @@
-"""Computes how much of an attempt's time is left, although the clocks of nodes may differ.
+"""Computes how much of an attempt's wall time is left, although the clocks of nodes may differ.
 
-The job's script finds the time left when it begins (templates/parts/shared.sh.j2, `ends_in`), and exports:
+The job script computes the time left when it starts (templates/parts/shared.sh.j2, `ends_in`), and exports:
 
     LAUNCHER_DEADLINE         the deadline, in seconds since the epoch, by the clock of the script's machine
-    LAUNCHER_TIME_LEFT        seconds left when the script began
+    LAUNCHER_TIME_LEFT        seconds left when the script started
     LAUNCHER_DEADLINE_UPTIME  boot id of the script's machine, and its uptime in seconds at the deadline
 
-| this process | time left | |
+| this process | computes the time left from | the result is |
 |---|---|---|
-| runs on the script's machine | by the uptime, which nobody sets | sure |
-| runs on another machine | by its own clock, but not more than the script had | a guess |
-| has LAUNCHER_DEADLINE only (a template of the user's own) | by its own clock | sure: there is no better source |
+| runs on the script's machine | the uptime, which does not depend on the clock's setting | sure |
+| runs on another machine | its own clock; at most LAUNCHER_TIME_LEFT | not sure |
+| has LAUNCHER_DEADLINE only (custom template) | its own clock | sure: there is no better source |
 
-A process with a guess does not end the attempt while others are sure: a node whose clock is minutes ahead would end
-every attempt at once. If no process is sure (the script's node was left out), one guess is enough.
+A process that is not sure does not end the attempt while other processes are sure, because a node whose clock is
+minutes ahead would end every attempt at once. If no process is sure (the script's node was left out), one is enough.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ BOOT_ID, UPTIME = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/uptime")
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """Seconds until the scheduler ends the attempt; `sure` is False for a guess."""
+    """Seconds until the scheduler ends the attempt, and whether they are sure by the module's table."""
 
     seconds: float
     sure: bool
 
 
 def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | None) -> TimeLeft | None:
-    """Returns the time left, by the table above; None: the attempt has no deadline. Pure.
+    """Returns the time left of this process's attempt, by the module's table; None: it has no deadline. Pure.
 
     Args:
-        environ: environment of this process.
+        environ: environment variables of this process.
         now: seconds since the epoch, by this machine's clock.
         machine: boot id and uptime (in seconds) of this machine; None: unknown.
     """
@@ -56,7 +56,11 @@ def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | N
 
 
 def time_left(environ: Mapping[str, str]) -> TimeLeft | None:
-    """Returns the time left of the attempt that a process with this environment belongs to; None: no deadline."""
+    """Returns the time left of the attempt to which this process belongs; None: the attempt has no deadline.
+
+    Args:
+        environ: environment variables of this process.
+    """
     machine: tuple[str, float] | None = None
     with contextlib.suppress(OSError, ValueError, IndexError):
         machine = BOOT_ID.read_text().strip(), float(UPTIME.read_text().split()[0])

@@ -1,4 +1,4 @@
-"""Lists the files of a run that are damaged, and invalid lines in them, for commands that show a single run."""
+"""Lists the damaged files of a run, and the invalid lines of its event files, for commands that show a single run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from launcher.files.shared_files import Outcome, Unavailable, Wrong, list_names,
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 
-MAX_LINES = 20  # of the result; of further ones only the number is shown
+MAX_LINES = 20  # messages that are returned; further ones are only counted
 
 
 def problems(run: Run) -> list[str]:
-    """Returns a text for each damaged file of a run, and for each invalid line of its events.
+    """Returns a message for each damaged file of a run, and for each invalid line of its event files.
+
+    After MAX_LINES messages, one message tells how many more there are.
 
     Raises:
         UnavailableError: a file cannot be read now.

@@ -1,15 +1,15 @@
-"""The kinds of events, one dataclass each. Files are written from these classes, and checked against them when read.
+"""The kinds of events, one dataclass each. Event files are written from these classes, and checked against them.
 
 An event is invalid if a required field is missing or has another type (`event_file.problems`). Unknown fields, codes
-and kinds, of a newer version, are valid. Code that reads many events uses the dicts (`progress`, `pace`); code that
-acts on a single one uses its class (`every`, `first`, `last`). A file is read with the kinds of all modules, so this
-package imports them all:
+and kinds, which a newer version may have written, are valid. Events are read as dicts; `every`, `first` and `last`
+convert those of one kind to its class, and code that reads many events (`progress`, `pace`) uses the dicts. This
+package imports all its modules, because any file may contain any kind:
 
 - `journal`: submissions and cancellations, in the journals of runs and sweeps
-- `attempts`: what the script, the agents and the ranks of an attempt report
-- `failures`: faults, stops, and how the run continues
-- `slot_managers`: points that run in pilots
-- `reading`: the first, the last or all events of a kind
+- `attempts`: events of an attempt's script, agents and ranks: rendezvous, preflight, progress, checkpoints, binding
+- `failures`: faults, restarts and stops of an attempt, and how the run continues
+- `slot_managers`: events of slot managers, which run points in pilots
+- `reading`: finds the first, the last or all events of a kind
 """
 
 from __future__ import annotations

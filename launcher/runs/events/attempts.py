@@ -1,4 +1,4 @@
-"""Events of an attempt: its script, its agents and its ranks."""
+"""Events that the script, the agents and the ranks of an attempt write, except for failures and stops."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.runs.event_json import Event, Open
 
 
 class Started(Event):
-    """The job's script begins an attempt.
+    """The job script starts an attempt.
 
     Attributes:
         job: id of the job.
-        host: where the script runs.
-        output: bytes that earlier attempts of this job have printed.
+        host: name of the host on which the script runs.
+        output: size of the job's output file in bytes, written by earlier attempts of this job.
     """
 
     event: ClassVar[str] = "started"
@@ -27,7 +27,7 @@ class Started(Event):
 
 
 class Ended(Event):
-    """The job's script has ended an attempt.
+    """The job script has ended an attempt.
 
     Attributes:
         code: exit code of the attempt.
@@ -39,12 +39,12 @@ class Ended(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Awaited(Open):
-    """A run or sweep that another run has waited for.
+    """A run or sweep that another run waited for (config key `after`).
 
     Attributes:
         id: id of the run or sweep.
-        condition: ok, failed or any.
-        state: its state when the condition was met.
+        condition: required end: `ok`, `failed` or `any`.
+        state: state of the run or sweep when the condition was met.
     """
 
     id: str
@@ -53,7 +53,11 @@ class Awaited(Open):
 
 
 class ConditionsMet(Event):
-    """The conditions of the key `after` are met, and the run starts."""
+    """The conditions of the config key `after` are met, and the run starts.
+
+    Attributes:
+        others: runs and sweeps that the run waited for.
+    """
 
     event: ClassVar[str] = "after"
     others: tuple[Awaited, ...]
@@ -67,9 +71,9 @@ class Place(Open):
     """Where an agent runs.
 
     Attributes:
-        host: name of its host.
-        node: number of its node in the job.
-        task: rank of its task with launch.mode=tasks; else None.
+        host: name of the agent's host.
+        node: number of the host in the job, from 0.
+        task: rank of the agent's task with launch.mode=tasks; else None.
     """
 
     host: str
@@ -81,12 +85,12 @@ class Met(Event):
     """The rendezvous of a round is complete; each agent writes this event.
 
     Attributes:
-        ranks, members: number of ranks and agents in the round.
+        ranks, members: number of ranks and of agents in the round.
         round: number of the round.
-        host: host of the agent.
-        port: port of the ranks' store.
-        interface: network interface by which the agent reaches the others.
-        source: variables from which the agent derived its rank.
+        host: name of the agent's host.
+        port: TCP port of the store (MASTER_PORT) that the ranks use.
+        interface: network interface by which the agent reaches the other agents.
+        source: environment variables from which the agent derived its rank.
         torch: version of torch.
     """
 
@@ -102,14 +106,14 @@ class Met(Event):
 
 
 class Resized(Event):
-    """A round begins with other agents than the one before, or continues without some that were lost.
+    """A round starts with other agents than the previous one, or continues after it has lost agents.
 
     Attributes:
         round: number of the round.
-        members, world_size: number of agents and ranks that take part.
-        size: number of agents that the job was started with.
+        members, world_size: number of agents and of ranks that take part.
+        size: number of agents with which the job was started.
         without: agents that no longer take part.
-        back: agents that take part now, and did not in the round before.
+        back: agents that did not take part in the previous round, and do now.
     """
 
     event: ClassVar[str] = "resized"
@@ -122,14 +126,14 @@ class Resized(Event):
 
 
 class Finished(Event):
-    """The ranks of an agent have done their work."""
+    """All ranks of an agent have ended successfully."""
 
     event: ClassVar[str] = "finished"
 
 
 @dataclass(frozen=True)
 class CheckEnded(Open):
-    """A check of a preflight on one node; see `launcher.preflight.checks.Check`."""
+    """The result of one check of a preflight on one node; see `launcher.preflight.checks.Check`."""
 
     name: str
     level: str
@@ -138,14 +142,14 @@ class CheckEnded(Open):
 
 
 class NodeChecked(Event):
-    """The result of the preflight on one node; each agent writes that of its node.
+    """The result of a preflight on one node, written by the node's agent.
 
     Attributes:
-        round: round of the preflight.
+        round: round before which the preflight ran.
         host, node: name and number of the node.
-        fine: whether the node takes part.
+        fine: whether the node takes part in the round.
         seconds: duration of the preflight.
-        checks: all checks that ran.
+        checks: results of all checks that ran.
     """
 
     event: ClassVar[str] = "preflight"
@@ -162,10 +166,11 @@ class Finding(Open):
     """A problem that a preflight has found on a node.
 
     Attributes:
-        name: the node's name in messages.
-        host: its host name.
-        check: the check that failed (`device`, `reach`); `silent`: no result in time; `leader`: the leader was lost.
-        words: the problem and the fix, for people.
+        name: name of the node in messages.
+        host: host name of the node.
+        check: the check that failed (`device`, `reach`); `silent`: no result in time; `leader`: the leading agent was
+            lost.
+        words: the problem and how to fix it, as text for the user.
     """
 
     name: str
@@ -178,11 +183,11 @@ class Preflighted(Event):
     """The result of a preflight on all nodes.
 
     Attributes:
-        round: round of the preflight.
+        round: round before which the preflight ran.
         then: what the attempt does next.
-        nodes: number of nodes that took part.
-        seconds: duration.
-        bad: bad nodes.
+        nodes: number of nodes that took part in the preflight.
+        seconds: duration of the preflight.
+        bad: problem of each bad node.
         warnings: problems that do not exclude a node.
     """
 
@@ -196,13 +201,13 @@ class Preflighted(Event):
 
 
 class Pace(Event):
-    """Step times of an agent's ranks since its previous event of this kind.
+    """Step times of an agent's ranks since its previous `pace` event.
 
     Attributes:
         round: number of the round.
-        rank: the agent's first rank; `seconds` begins with it.
-        host: the agent's host.
-        seconds: median seconds per step of each rank, without the time it waited for other ranks; None: none reported.
+        rank: the agent's first rank, to which `seconds[0]` belongs.
+        host: name of the agent's host.
+        seconds: for each rank, median seconds per step without waiting for other ranks; None: the rank reported none.
     """
 
     event: ClassVar[str] = "pace"
@@ -213,7 +218,7 @@ class Pace(Event):
 
 
 class SlowRank(Event):
-    """A rank has become slower than the others; see `launcher.runs.health.Straggler`."""
+    """A rank has become slower than the others; for the fields see `launcher.runs.health.Straggler`."""
 
     event: ClassVar[str] = "straggler"
     round: int
@@ -224,12 +229,12 @@ class SlowRank(Event):
 
 
 class AttachRequest(Event):
-    """A request of a command to the agents; see `launcher.attach.requests`.
+    """A request of a user's command (`attach`) to the agents of a run; see `launcher.attach.requests`.
 
     Attributes:
-        id: id of the request, and name of the folder with the replies.
+        id: id of the request, and name of the folder for the replies.
         what: kind of the request.
-        rank: rank that it concerns; None: all.
+        rank: rank that the request is about; None: all ranks.
     """
 
     event: ClassVar[str] = "attach_request"
@@ -242,11 +247,11 @@ class AttachRequest(Event):
 
 
 class Progress(Event):
-    """Progress of the run.
+    """Progress of the run, reported by rank 0.
 
     Attributes:
-        step, total: steps that are done, and steps in all (0: unknown).
-        values: metrics of the workload.
+        step, total: number of steps done, and total number of steps (0: unknown).
+        values: metrics reported by the workload; None: it reported none.
     """
 
     event: ClassVar[str] = "progress"
@@ -259,8 +264,8 @@ class Evaluated(Event):
     """The result of an evaluation.
 
     Attributes:
-        step: step after which it ran.
-        values: metrics of the workload.
+        step: number of steps done when the evaluation ran.
+        values: metrics reported by the workload; None: it reported none.
     """
 
     event: ClassVar[str] = "evaluated"
@@ -269,14 +274,14 @@ class Evaluated(Event):
 
 
 class Saved(Event):
-    """A checkpoint is complete.
+    """A checkpoint has been written completely.
 
     Attributes:
-        step: its step.
-        bytes: its size.
+        step: number of steps done in the checkpoint.
+        bytes: size of the checkpoint.
         seconds: duration of the save; None: not measured.
-        blocked: seconds for which the ranks waited; None: not measured.
-        checkpoint: its path.
+        blocked: seconds for which the save blocked the ranks; None: not measured.
+        checkpoint: path of the checkpoint.
     """
 
     event: ClassVar[str] = "saved"
@@ -288,13 +293,13 @@ class Saved(Event):
 
 
 class SaveFailed(Event):
-    """A save failed; the training continues.
+    """Saving a checkpoint failed; the training continues.
 
     Attributes:
-        step: step of the checkpoint.
-        exception: type of the exception.
+        step: number of steps done in the checkpoint.
+        exception: name of the exception's type.
         error: message of the exception.
-        final: whether no save of this training can succeed.
+        final: whether later saves of this training cannot succeed either.
     """
 
     event: ClassVar[str] = "save_failed"
@@ -305,12 +310,12 @@ class SaveFailed(Event):
 
 
 class PassedOver(Event):
-    """A checkpoint is damaged or does not fit, and was quarantined.
+    """A checkpoint is damaged or does not match the training, and was renamed so that it is not read again.
 
     Attributes:
-        checkpoint: its name.
-        step: its step.
-        problems: messages of the ranks that read it.
+        checkpoint: name of the checkpoint.
+        step: number of steps done in the checkpoint; None: unknown.
+        problems: error messages of the ranks that read the checkpoint.
     """
 
     event: ClassVar[str] = "passed_over"
@@ -323,10 +328,13 @@ class Breakpoint(Event):
     """A rank waits in the debugger.
 
     Attributes:
-        rank, host, pid, job: the rank's process.
-        where: file, line and function where it stopped.
+        rank: the rank.
+        host: name of the rank's host.
+        where: file, line and function where the rank stopped.
         socket: path of the debugger's socket on the host.
-        post_mortem: whether it stopped after an uncaught exception.
+        pid: process id of the rank.
+        job: id of the job.
+        post_mortem: whether the rank stopped after an uncaught exception.
     """
 
     event: ClassVar[str] = "breakpoint"
@@ -340,7 +348,7 @@ class Breakpoint(Event):
 
 
 class Continued(Event):
-    """A rank leaves the debugger's prompt."""
+    """A rank has left the debugger's prompt and continues."""
 
     event: ClassVar[str] = "continued"
     rank: int
@@ -351,16 +359,16 @@ class Continued(Event):
 
 @dataclass(frozen=True)
 class BoundRank(Open):
-    """One rank of `Bound`.
+    """The CPU binding of one rank; part of `Bound`.
 
     Attributes:
-        rank: its number in the job.
-        cpus: CPUs that it may run on (`0-7,64-71`).
-        cores: number of cores of these.
-        numa: NUMA nodes of these (`3`).
-        gpu: PCI address of its accelerator; None: it has none, or its accelerator is unknown.
-        gpu_numa: NUMA node nearest to the accelerator.
-        nic: network device that is paired with the accelerator, or nearest to it.
+        rank: number of the rank in the job.
+        cpus: CPUs on which the rank may run (`0-7,64-71`).
+        cores: number of cores to which these CPUs belong.
+        numa: NUMA nodes to which these CPUs belong (`3`).
+        gpu: PCI address of the rank's accelerator; None: the rank has none, or it is unknown.
+        gpu_numa: NUMA node nearest to the accelerator; None: unknown.
+        nic: network device that is paired with the accelerator or nearest to it; None: unknown.
     """
 
     rank: int
@@ -376,13 +384,13 @@ class Bound(Event):
     """The CPU binding of the ranks of an agent.
 
     Attributes:
-        host: host of the agent.
-        ranks: its ranks, in order.
+        host: name of the agent's host.
+        ranks: bindings of the agent's ranks, in order.
         round: number of the round.
-        node: description of the node's type.
-        allowed: CPUs of the job on this node.
-        numas: CPUs of each NUMA node that has any, by its number.
-        unbound: why the ranks are not bound; None: they are.
+        node: description of the host's hardware type.
+        allowed: CPUs that the job may use on the host (`0-63`).
+        numas: CPUs of each NUMA node that has any, by the NUMA node's number.
+        unbound: why the ranks are not bound; None: they are bound.
     """
 
     event: ClassVar[str] = "bound"

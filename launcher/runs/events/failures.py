@@ -1,4 +1,4 @@
-"""Events of failures and stops, and of what follows them."""
+"""Events of faults, restarts and stops, and of how the run continues after them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from launcher.runs.events.attempts import Finding, Place
 
 @dataclass(frozen=True)
 class Accused(Open):
-    """The node, or one of its ranks, that probably caused a fault.
+    """A node or rank that probably caused a fault.
 
     Attributes:
         host: name of the host; empty: unknown.
         rank: the rank; None: the whole node.
-        node: number of the node in the job, if known.
+        node: number of the node in the job; None: unknown.
     """
 
     host: str
@@ -37,7 +37,7 @@ class Accused(Open):
 
 @dataclass(frozen=True)
 class HostSignal(Open):
-    """A signal that the agent on a host got."""
+    """A signal that the agent on a host received."""
 
     host: str
     signal: str
@@ -45,15 +45,15 @@ class HostSignal(Open):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockedCollective(Open):
-    """A collective that ranks block, as NCCL's flight recorder shows it.
+    """A collective in which ranks wait for the accused ranks, according to NCCL's flight recorder.
 
     Attributes:
-        sign: what these ranks have not done.
-        operation: the collective that the other ranks have called (`all_reduce`).
-        number: its number in the process group, from 1.
+        sign: what the accused ranks have not done.
+        operation: the collective that the waiting ranks have called (`all_reduce`).
+        number: sequence number of the collective in the process group, from 1.
         group: name of the process group.
-        waiting: ranks that wait in it (`0-3,7`).
-        called: for OTHER_CALLED, the operation that these ranks have called.
+        waiting: ranks that wait in the collective (`0-3,7`).
+        called: for OTHER_CALLED, the operation that the accused ranks have called instead.
     """
 
     sign: CollectiveSign
@@ -66,13 +66,13 @@ class BlockedCollective(Open):
 
 @dataclass(frozen=True, kw_only=True)
 class Hang(Open):
-    """What is known of a hang.
+    """Details of a hang.
 
     Attributes:
-        sign: by what the accused ranks were found.
-        collective: for HangSign.RECORDER, the collective that they block.
-        slowest: steps that the slowest of them has done; -1: none.
-        stacks: folder with the stacks of all ranks.
+        sign: how the accused ranks were identified.
+        collective: for HangSign.RECORDER, the collective that the accused ranks block; else None.
+        slowest: number of steps that the slowest accused rank has done; -1: it reported none; None: unknown.
+        stacks: folder with the stacks of all ranks; empty: there is none.
     """
 
     sign: HangSign = HangSign.UNKNOWN
@@ -86,8 +86,8 @@ class StartLimit(Open):
     """Why the system did not start a process.
 
     Attributes:
-        errno: the error number.
-        maximum: the limit (`ulimit`) that was exceeded; -1: unlimited; None: it is none of the user's limits.
+        errno: error number of fork or exec.
+        maximum: the `ulimit` of the user that this error is about; -1: unlimited; None: it is about no such limit.
     """
 
     errno: int
@@ -96,7 +96,7 @@ class StartLimit(Open):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentCount(Open):
-    """Number of agents that took part in a rendezvous, and number that was needed."""
+    """Number of agents that arrived at a rendezvous, and the number that was expected."""
 
     arrived: int
     expected: int
@@ -108,9 +108,9 @@ class PreflightFailure(Open):
 
     Attributes:
         reason: code of the reason.
-        nodes: number of nodes that took part.
-        failed: number of these that failed a check.
-        findings: the first problems.
+        nodes: number of nodes that took part in the preflight.
+        failed: number of these nodes that failed a check.
+        findings: the first problems that were found.
         exclude: override with which the run can be resumed without the bad nodes; empty: the scheduler has none.
     """
 
@@ -122,29 +122,34 @@ class PreflightFailure(Open):
 
 
 class Fault(Event):
-    """Ranks failed, or could not be started. `launcher.failures.text.of_fault` describes it to people.
+    """Ranks failed, or could not be started. `launcher.failures.text.of_fault` turns it into text for the user.
+
+    Fields that do not apply to the code, or are not known, have their defaults.
 
     Attributes:
         code: kind of the fault.
-        host, node: where it happened; if that is unknown, where it was reported.
+        host, node: name and number of the node where the fault happened or, if that is unknown, was reported.
         rank: rank that failed first.
-        exit_code: exit code of its process.
-        signal: signal that ended it, or that asked it to stop (`SIGKILL`).
-        exception: type of its exception.
+        exit_code: exit code of the rank's process.
+        signal: signal that ended the process, or that asked it to stop (`SIGKILL`).
+        exception: name of the type of the rank's exception.
         error: message of Python, the system or a library.
-        accused: probable culprits, if known; these need not be the ranks that reported the fault.
-        limit: the key of the timeout that expired.
-        seconds: that timeout.
-        step: steps of the run that were done; -1: none.
-        hang, start, agents, preflight: details, for HANG, NOT_STARTED, RENDEZVOUS_TIMEOUT and TOO_FEW, PREFLIGHT.
-        during: what the agent was doing.
-        then: signal that an agent got after the fault, and that may be a consequence of it.
+        accused: nodes or ranks that probably caused the fault; they need not be those that reported it.
+        limit: config key of the timeout that expired.
+        seconds: value of this timeout.
+        step: number of steps that the run had done; -1: none.
+        hang: details of a HANG.
+        start: details of NOT_STARTED.
+        agents: details of RENDEZVOUS_TIMEOUT and TOO_FEW.
+        preflight: details of PREFLIGHT.
+        during: what the agent was doing when the fault happened.
+        then: signal that an agent received after the fault, perhaps because of it.
         back: for NODE_RETURNED, the agents that came back.
-        restarts, max_restarts: for a fault that ends the attempt, number of restarts in a row without progress before
-            it, and launch.max_restarts.
+        restarts: for a fault that ends the attempt, number of previous restarts in a row without progress.
+        max_restarts: for a fault that ends the attempt, the value of launch.max_restarts.
         traceback: traceback of the rank.
-        memory: bytes used, bytes allowed and the count of kills; see `launcher.agent.memory`.
-        ends_with: exit code of the attempt, if the fault ends it.
+        memory: bytes used, bytes allowed and number of kills; see `launcher.agent.memory`.
+        ends_with: exit code of the attempt; None: the fault does not end it.
     """
 
     event: ClassVar[str] = "fault"
@@ -175,11 +180,11 @@ class Fault(Event):
 
 
 class Restart(Fault):
-    """The ranks are restarted in place after a fault.
+    """The ranks are restarted inside the attempt, after the fault that the inherited fields describe.
 
     Attributes:
         round: number of the new round.
-        world_size: world size of the round before.
+        world_size: world size of the previous round.
     """
 
     event: ClassVar[str] = "restart"
@@ -188,15 +193,15 @@ class Restart(Fault):
 
 
 class SetupFailed(Event):
-    """A set-up line failed.
+    """A shell line that sets up the job's environment (modules, virtual environment, user's own lines) failed.
 
     Attributes:
         line: number of the line among all set-up lines, from 1.
-        host: where it ran.
-        of: part of the set-up that it belongs to.
+        host: name of the host on which the line ran.
+        of: part of the set-up to which the line belongs.
         number: number of the line within that part, from 1.
-        name: module, environment or folder that the line is about.
-        code: exit code of the line.
+        name: module, environment or folder that the line sets up.
+        code: exit code of the line; None: unknown.
     """
 
     event: ClassVar[str] = "setup_failed"
@@ -209,17 +214,20 @@ class SetupFailed(Event):
 
 
 class Stop(Event):
-    """An attempt ends early, and can be resumed. `launcher.failures.text.of_stop` describes it to people.
+    """An attempt ends early, and can be resumed. `launcher.failures.text.of_stop` turns it into text for the user.
+
+    Fields that do not apply to the reason, or are not known, have their defaults.
 
     Attributes:
         reason: code of the reason.
-        host, rank: where the stop was noticed first, if known.
-        ranks: ranks that exited with 75, or did not stop in time.
+        host, rank: host and rank where the reason was noticed first.
+        ranks: ranks that exited with code 75, or did not stop in time.
         signal: signal that asked the attempt to stop.
         exit_code: exit code of agents that were killed.
-        step: steps of the run that are done.
-        error: message of the error that ends it.
-        killed_on, grace: host of ranks that did not exit in time, and the seconds that they had; they were killed.
+        step: number of steps that the run has done.
+        error: message of the error that ends the attempt.
+        killed_on: name of a host on which ranks were killed because they did not exit in time.
+        grace: seconds that these ranks had to exit.
     """
 
     event: ClassVar[str] = "stop"
@@ -236,7 +244,12 @@ class Stop(Event):
 
 
 class StopRequested(Event):
-    """The process that waits for the tasks of a job received this signal."""
+    """The process that waits for the tasks of a job received a signal to stop the attempt.
+
+    Attributes:
+        signal: name of the signal (`SIGTERM`).
+        host: name of the host on which the process runs.
+    """
 
     event: ClassVar[str] = "stop_requested"
     signal: str
@@ -244,12 +257,12 @@ class StopRequested(Event):
 
 
 class Stopped(Event):
-    """The saved state of a run after an attempt that stopped early.
+    """What a run has saved, recorded after an attempt that stopped early, to see whether attempts make progress.
 
     Attributes:
-        step: steps that a checkpoint contains; -1: none; None: unknown.
-        saved: for programs, when the newest file was written (ns since the epoch); -1: not looked for.
-        preempted: whether the scheduler had begun to preempt the job.
+        step: number of steps done in the newest checkpoint; -1: no checkpoint; None: unknown.
+        saved: for a user's program, mtime of its newest checkpoint file (ns since the epoch); -1: not looked for.
+        preempted: whether the scheduler was preempting the job.
     """
 
     event: ClassVar[str] = "stopped"
@@ -259,12 +272,12 @@ class Stopped(Event):
 
 
 class Continues(Event):
-    """The run continues with another attempt. `launcher.failures.text.of_next` describes it to people.
+    """The run continues with another attempt. `launcher.failures.text.of_next` turns it into text for the user.
 
     Attributes:
-        what: here (in this job) or elsewhere.
-        reason: code of the way it continues.
-        job: id of the job in which it continues, if known.
+        what: `here` (in this job) or `elsewhere` (in another job).
+        reason: code of the way in which the run continues.
+        job: id of the job in which the run continues; None: unknown.
     """
 
     event: ClassVar[str] = "continues"
@@ -274,17 +287,18 @@ class Continues(Event):
 
 
 class Stays(Event):
-    """The run stays stopped, or is given up. `launcher.failures.text.of_next` describes it to people.
+    """The run does not continue by itself. `launcher.failures.text.of_next` turns it into text for the user.
 
     Attributes:
-        what: stays, or given_up.
+        what: `stays` (it stopped as wanted, or cannot continue now) or `given_up` (no progress, or too many attempts).
         reason: code of the reason.
-        step: the most steps that any attempt reached.
+        step: highest number of steps that any attempt reached.
         attempts: number of attempts so far.
-        scheduler, state: name of the scheduler, and the state that it shows for the job.
-        limit: for NO_PROGRESS, the key `time` in seconds.
-        saves_in: for NO_PROGRESS of a program, where its saves were looked for.
-        error: message of the error because of which it does not continue.
+        scheduler: name of the scheduler.
+        state: state of the job according to the scheduler.
+        limit: for NO_PROGRESS, the job's wall time (config key `time`) in seconds.
+        saves_in: for NO_PROGRESS of a user's program, where its checkpoint files were looked for.
+        error: message of the error that prevents another attempt.
     """
 
     event: ClassVar[str] = "stays"

@@ -11,8 +11,8 @@ class Submitting(Event):
     """A job is about to be submitted.
 
     Attributes:
-        token: by which the scheduler can find the job.
-        points: the points of a sweep that are the elements of this array (`0-3,7`).
+        token: token by which the scheduler can find the job.
+        points: for an array, the points of the sweep that are its elements (`0-3,7`); None: a single job.
     """
 
     event: ClassVar[str] = "submitting"
@@ -25,8 +25,8 @@ class Submitted(Event):
 
     Attributes:
         job: id of the job.
-        chain: ids of the jobs that follow it.
-        token: token of the array; None for single jobs.
+        chain: with resume.how=chain, ids of the jobs that follow it.
+        token: token of the array; None: a single job.
     """
 
     event: ClassVar[str] = "submitted"
@@ -36,11 +36,11 @@ class Submitted(Event):
 
 
 class Refused(Event):
-    """The scheduler has refused an array.
+    """The submission of an array has led to no job.
 
     Attributes:
         token: token of the array.
-        error: the scheduler's message; None: the submitter was killed, and there is no job.
+        error: message with which the scheduler refused the array; None: the submitter was killed before.
     """
 
     event: ClassVar[str] = "refused"
@@ -49,7 +49,7 @@ class Refused(Event):
 
 
 class ProcessStarted(Event):
-    """The run's script was started on this machine; see `launcher.processes.groups.Process`."""
+    """The run's script was started without a scheduler; for the fields see `launcher.processes.groups.Process`."""
 
     event: ClassVar[str] = "process"
     pid: int
@@ -58,11 +58,11 @@ class ProcessStarted(Event):
 
 
 class Cancelled(Event):
-    """The run was cancelled: its job is to end, and no other one may continue it.
+    """The user cancelled the run: its job should end, and no other job may continue the run.
 
     Attributes:
-        by: the user.
-        host: where the command ran.
+        by: name of the user.
+        host: name of the host on which the user's command ran.
     """
 
     event: ClassVar[str] = "cancelled"
@@ -71,7 +71,7 @@ class Cancelled(Event):
 
 
 class CancelFailed(Event):
-    """The scheduler did not end the job, so the run is not cancelled.
+    """A cancellation failed: the scheduler did not end the job, so the run is not cancelled.
 
     Attributes:
         error: the scheduler's message.
@@ -82,10 +82,10 @@ class CancelFailed(Event):
 
 
 class Pruned(Event):
-    """The search of the point's sweep has decided to end it: others are ahead.
+    """The search of the sweep has decided to end this point early, because other points have a better objective.
 
     Attributes:
-        step: steps that it had done; None: unknown.
+        step: number of steps that the point had done; None: unknown.
     """
 
     event: ClassVar[str] = "pruned"

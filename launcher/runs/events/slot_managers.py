@@ -1,4 +1,7 @@
-"""Events in the journal of a slot manager, which runs points in a pilot. For statistics: claims are the truth."""
+"""Events in the journal of a slot manager, which runs points in a pilot.
+
+They serve statistics and messages. The state of a point is decided by the claims alone (launcher/runs/claims.py).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from launcher.runs.event_json import Event
 
 
 class ManagerBegan(Event):
-    """A slot manager begins.
+    """A slot manager has started.
 
     Attributes:
-        host: its node.
-        job: id of its pilot's job.
-        slots: points that it runs at once; 0: its node follows the first one of its group.
-        pid, start, namespace: its process, see `launcher.processes.groups.Process`, and the namespace of its id.
+        host: name of the slot manager's node.
+        job: id of the pilot's job.
+        slots: number of points that it runs at once; 0: it takes no points itself, but runs the parts of points of
+            another node, the first of its group.
+        pid, start: process id and start time, see `launcher.processes.groups.Process`.
+        namespace: machine and PID namespace of the process, see `launcher.processes.groups.namespace`.
     """
 
     event: ClassVar[str] = "manager_began"
@@ -30,9 +35,9 @@ class PointBegan(Event):
     """A slot manager has claimed a point, and starts it.
 
     Attributes:
-        point: its number.
-        slot: the slot that it runs in.
-        attempt: number of the attempt; None: written by an old version, which ran each point on one node only.
+        point: number of the point.
+        slot: number of the slot in which it runs.
+        attempt: number of the point's attempt; None: an old version, without points on several nodes, wrote the event.
     """
 
     event: ClassVar[str] = "point_began"
@@ -45,10 +50,10 @@ class PointEnded(Event):
     """A point's process has ended, or could not be started.
 
     Attributes:
-        point: its number.
-        slot: the slot that it ran in.
-        code: its exit code; negative: the signal that killed it.
-        kind: outcome of the point, a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released` ...).
+        point: number of the point.
+        slot: number of the slot in which it ran.
+        code: exit code of the process; a negative number -N: signal N killed it.
+        kind: outcome of the point, a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released`, ...).
     """
 
     event: ClassVar[str] = "point_ended"
@@ -59,11 +64,11 @@ class PointEnded(Event):
 
 
 class PartEnded(Event):
-    """The part of a point that ran on another node than the first of its group has ended.
+    """A point runs on a group of nodes: its process on this node, which is not the group's first one, has ended.
 
     Attributes:
-        point, attempt: their numbers.
-        code: its exit code; negative: the signal that killed it.
+        point, attempt: number of the point, and of its attempt.
+        code: exit code of the process; a negative number -N: signal N killed it.
     """
 
     event: ClassVar[str] = "part_ended"
@@ -73,10 +78,10 @@ class PartEnded(Event):
 
 
 class GroupBroken(Event):
-    """A slot manager takes no more points, since other nodes that they need are lost.
+    """A slot manager claims no more points, because other nodes of its group are lost.
 
     Attributes:
-        lost: the hosts.
+        lost: host names of the lost nodes.
     """
 
     event: ClassVar[str] = "group_broken"
@@ -84,10 +89,10 @@ class GroupBroken(Event):
 
 
 class NodeLeftOut(Event):
-    """A slot manager takes no more points, since several have failed on its node.
+    """A slot manager claims no more points, because several points have failed on its node.
 
     Attributes:
-        points: those.
+        points: numbers of the failed points.
     """
 
     event: ClassVar[str] = "node_left_out"
@@ -95,12 +100,12 @@ class NodeLeftOut(Event):
 
 
 class ManagerIdle(Event):
-    """A slot manager has found no point, and ends unless one was freed in this moment."""
+    """A slot manager has found no point to claim. It will end, unless a point becomes free at the same moment."""
 
     event: ClassVar[str] = "manager_idle"
 
 
 class ManagerEnded(Event):
-    """A slot manager has ended, and will write nothing more."""
+    """A slot manager has ended; the last event of its journal."""
 
     event: ClassVar[str] = "manager_ended"
