@@ -1,40 +1,51 @@
 """The workloads that ranks run: point-to-point transfers, collectives and training, each a `main(config, env)`.
 
-- `collective`: `workload=collective`: collectives over many sizes, and what is reported of them
-- `operations`: each collective operation: buffers, call, result by definition
-- `sweep`: one operation over all sizes: what fits, what the backend has, how many iterations
-- `timing`: the runs of one size: warm-up, timing by the slowest rank, verification
-- `redops`: inputs and exact results of reductions
-- `formulas`: algbw and busbw
-- `tables`: the table that is printed of a sweep over sizes
-- `p2p`: `workload=p2p`: transfers in several patterns
-- `patterns`: checks of its config
-- `pairs`: transfers between two ranks: latency, bandwidth, both directions
-- `exchanges`: transfers in which all ranks take part: ring, fan-out, ...
-- `transfers`: times and verifies one pattern at one size
-- `matrix`: the matrix of all links: measures them, repeats slow ones, compares with an earlier run
-- `links`: in which order links are measured, which are slow, and which nodes explain that
-- `matrix_text`: the matrix in words: slow pairs, suspects, how to exclude them
-- `heat`: the matrix as a heat map for a terminal
-- `ddp`: `workload=ddp_mnist`: the network and its training loop
-- `datasets`: its data sets: where they are, finding, verifying, downloading
-- `data`: images of such a data set as tensors
+Collectives:
+
+- `collective`: `workload=collective`: runs the chosen operations; output, metrics, comparison with a baseline
+- `operations`: each collective operation: its buffers, its torch call, its expected result
+- `sweep`: one operation over all sizes: whether it fits into memory and the backend has it; the rows of results.json
+- `timing`: the runs of one size: warm-up, number of iterations, timing, verification
+- `redops`: input of each rank and exact result of reductions
+- `formulas`: algbw, busbw, and the spread of times
+- `tables`: the lines of the printed table
+
+Point-to-point transfers:
+
+- `p2p`: `workload=p2p`: runs the chosen patterns; output, metrics, comparison with a baseline
+- `patterns`: checks of the workload's config
+- `pairs`: the patterns of two ranks: pingpong, bandwidth, bidirectional
+- `exchanges`: the patterns of all ranks: send, isend, batched, ring, fanout
+- `transfers`: times and verifies one pattern at one size; the rows of results.json
+- `matrix`: measures the link between each two nodes, again if it is slow; comparison with a baseline
+- `links`: decides in which order links are measured, which ones are slow, and which nodes are suspects
+- `matrix_text`: the printed lines about the matrix: slow links, suspects, how to exclude them
+- `heat`: the heat map of the matrix for a terminal
+
+Training:
+
+- `ddp`: `workload=ddp_mnist`: its model and its training loop
+- `datasets`: the image data sets of ddp_mnist: finds, verifies and downloads their files
+- `data`: loads such a data set as tensors
 - `fsdp`: `workload=fsdp_lm`: its training loop
-- `gpt`: its model, sharded by FSDP2
-- `texts`: its texts: finding, reading as bytes, whether settings fit
-- `text`: a text as tokens, and windows of it
-- `training`: what trainings share: learning rate, losses, evaluation, seeds
-- `resumable`: makes any training loop resumable: loads, saves when due, stops with all ranks
-- `buckets`: gradients averaged by hand
-- `invariant`: `train.invariant`: the same weights at any number of ranks
+- `gpt`: the model of fsdp_lm, sharded by FSDP2
+- `texts`: the text files of fsdp_lm: finds and reads them, and checks the settings against their length
+- `text`: loads such a text as tokens, and cuts it into windows
+- `training`: parts that both trainings share: learning rate, losses, evaluation, seeds, threads
+- `resumable`: checkpoints of any training loop: loads, saves when due, stops all ranks at the same step
+- `buckets`: averages gradients in buckets, without DistributedDataParallel
+- `invariant`: `train.invariant`: sums gradients so that weights are bitwise the same at any number of ranks
 - `function`: `workload=function`: calls the user's function in every rank
-- `bench`: what p2p and collective share: test values, comparison, timing
-- `ranks`: collective helpers of all workloads: an error on one rank is raised on all
-- `names`: names of operations, patterns, groups and types in a config
-- `sizes`: parsing of sizes and of times for each
-- `groups`: parsing of groups of ranks
-- `roof`: the upper limit for a benchmark: a plain TCP stream, a copy in memory
+
+Shared:
+
+- `bench`: test values, comparison, timing and tables of both benchmarks
+- `ranks`: helpers of all workloads: gather, print, raise an error of one rank on all ranks
+- `names`: names of operations, patterns, groups, types in a config; which backends have an operation
+- `sizes`: parses sizes of messages, and time budgets
+- `groups`: parses groups of ranks
+- `roof`: measures the hardware's speed without a communication library: a TCP stream, a copy in memory
 - `memory`: how much memory a rank can still allocate
-- `results`: results.json and results.csv; comparison with an earlier run
-- `baselines`: reads the results of an earlier run
+- `results`: writes and reads results.json and results.csv; compares two of them
+- `baselines`: reads the results of an earlier run on rank 0, for all ranks
 """

@@ -1,4 +1,4 @@
-"""Reads the results of an earlier run, with which a benchmark is compared."""
+"""Reads the results of an earlier run, with which a benchmark is compared, on all ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def read(path: str | None, env: Env) -> results.Results | None:
-    """The results in a file, on all ranks; None if there is no baseline. Only rank 0 reads the file.
+    """Returns the results of an earlier run on all ranks. Only rank 0 reads the file. All ranks must call it.
+
+    Args:
+        path: results.json or the run directory; None: there is no baseline, and the result is None.
+        env: this rank.
 
     Raises:
-        WorkloadError: the file cannot be read.
+        WorkloadError: the file does not exist, cannot be read, or has another format.
     """
     if path is None:
         return None

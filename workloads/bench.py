@@ -1,4 +1,4 @@
-"""Shared by the communication workloads: test values, comparisons, timing by the slowest rank, tables."""
+"""Shared by p2p and collective: test values, comparisons, timing by the slowest rank, tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# The largest whole number up to which all whole numbers are exact in a type.
+# For each type, the largest whole number up to which it represents all whole numbers exactly; at most 2**31 - 1.
 _EXACT = {
     torch.float64: 2**31 - 1,
     torch.float32: 2**24,
@@ -31,11 +31,11 @@ _EXACT = {
     torch.int32: 2**31 - 1,
     torch.int8: 2**7 - 1,
 }
-_PERIOD = 2**30 - 1  # the values of a key repeat after this many
+_PERIOD = 2**30 - 1  # mask of a value's number: the values of a key repeat after 2**30
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch type of a config's `dtype`.
+    """Returns the torch type that `workload.dtype` names.
 
     Raises:
         ValueError: there is no such type.
@@ -48,6 +48,11 @@ class Values:
     """Makes test data of whole numbers, different for every key (source, destination, iteration, ...).
 
     Every rank can make the data of any other rank, and so knows what it should receive.
+
+    Attributes:
+        dtype: type of the data.
+        device: device of the data.
+        seed: seed of the data, equal on all ranks.
     """
 
     dtype: torch.dtype
@@ -55,8 +60,10 @@ class Values:
     seed: int
 
     def make(self, count: int, *key: object, start: int = 0, most: int | None = None) -> Tensor:
-        """The values of a key from number `start` on, [count]: whole numbers from 0 to `most`, or to the next lower
-        number that is one less than a power of two. Without `most`, as far as the type is exact."""
+        """Returns the values number `start` to `start + count - 1` of a key, [count].
+
+        They are whole numbers from 0 to the largest 2^k - 1 that is at most `most`; None: at most `limit`.
+        """
         mask = (1 << ((self.limit if most is None else most) + 1).bit_length() - 1) - 1
         mark = zlib.crc32(repr((self.seed, *key)).encode()) & _PERIOD
         # In place, with 32-bit arithmetic that wraps around: this takes most of the time of verifying large buffers.
@@ -68,21 +75,21 @@ class Values:
 
     @property
     def limit(self) -> int:
-        """The largest whole number up to which all whole numbers are exact in the type."""
+        """The largest whole number up to which the type represents all whole numbers exactly."""
         return _EXACT[self.dtype]
 
     def poison(self, count: int) -> Tensor:
-        """A buffer to receive into, [count], filled with a value that `make` never returns."""
+        """Returns a buffer to receive into, [count], filled with -1, which `make` never returns."""
         return torch.full((count,), -1, dtype=self.dtype, device=self.device)
 
 
 def count_wrong(got: Tensor, expected: Tensor) -> int:
-    """How many elements differ; NaN is always wrong."""
+    """Returns the number of elements that differ. NaN always differs."""
     return int((got != expected).sum())
 
 
 def timed(device: torch.device, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
-    """Seconds that a call takes on this rank, until the work that it started on the device is done."""
+    """Returns the seconds that a call takes on this rank, with the work that it has queued on the device."""
     accelerator.synchronize(device)
     started = time.perf_counter()
     function(*args, **kwargs)
@@ -91,10 +98,10 @@ def timed(device: torch.device, function: Callable[P, object], *args: P.args, **
 
 
 def time_calls(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of `count` calls by this process's clock, each started after `meet` (a barrier) returns.
+    """Calls `call` `count` times, each time after `meet` (a barrier); returns the seconds of each call.
 
-    For operations that are done when the call returns. The loop does nothing else: benchmarks/fabric.py compares it
-    with a hand-written one.
+    It uses this process's clock, so the operation must be done when the call returns. The loop does nothing else:
+    benchmarks/fabric.py compares it with a hand-written one.
     """
     clock = time.perf_counter
     seconds = []
@@ -110,10 +117,9 @@ def time_calls(call: Callable[[], object], meet: Callable[[], object], count: in
 def time_on_device(
     call: Callable[[], object], meet: Callable[[], object], count: int, device: torch.device
 ) -> list[float]:
-    """Seconds of each of `count` calls by events on the current stream of this process's device, after one barrier.
+    """Calls `call` `count` times after one `meet` (a barrier); returns the seconds of each operation.
 
-    For operations that are done when the stream is: the calls are queued one after the other, and the GPU's clock
-    is used.
+    It uses events on the device's current stream, so the operations must run on that stream. The calls only queue them.
     """
     event_of = accelerator.module(device).Event
     events = [event_of(enable_timing=True) for _ in range(count + 1)]
@@ -128,17 +134,21 @@ def time_on_device(
 
 
 def slowest(seconds: Sequence[float], env: Env) -> list[float]:
-    """The time of each iteration on the rank where it took longest, in seconds. All ranks must call it, with equally
-    many."""
+    """Returns the time of each iteration on the rank where it took longest, in seconds.
+
+    All ranks must call it, with the same number of iterations.
+    """
     times = torch.tensor(seconds, dtype=torch.float64, device=env.device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return [float(each) for each in times.tolist()]
 
 
 class Table:
-    """A table with fixed columns, formatted line by line, so that lines can be printed as they come.
+    """A table with columns of fixed width, formatted line by line, so that each line can be printed at once.
 
-    `columns` are (title, width); a negative width aligns to the left. A text longer than its column is not cut.
+    Args:
+        columns: title and width in characters of each column; a negative width aligns to the left. A longer text is
+            not cut.
     """
 
     def __init__(self, *columns: tuple[str, int]) -> None:
@@ -155,5 +165,5 @@ class Table:
 
 
 def microseconds(seconds: float) -> str:
-    """`1234.5`, the form in which benchmarks of communication print times."""
+    """Returns a time in microseconds with one decimal, such as `1234.5`."""
     return f"{seconds * 1e6:.1f}"

@@ -1,4 +1,4 @@
-"""Averages gradients over ranks by hand, like DistributedDataParallel but without overlapping the backward pass."""
+"""Averages gradients over ranks in buckets, like DistributedDataParallel but after the backward pass, not during it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from torch import Tensor, nn
 
 
 class GradientBuckets:
-    """Averages the gradients of some parameters over all ranks, with one all_reduce per bucket.
+    """Averages the gradients of parameters over all ranks, with one all_reduce per bucket.
 
-    Parameters are taken from the last to the first, as the backward pass finishes them, and grouped by type and device
-    until a bucket holds `bucket_mb` MiB. Each gradient is multiplied by 1 / world size before it is summed, like in
-    DistributedDataParallel, so that two ranks get bitwise the same weights either way. With more ranks the order of the
+    Buckets are filled from the last parameter to the first, as the backward pass finishes them. A bucket has neighbours
+    of one type and device. Each gradient is multiplied by 1 / world size before it is summed, as in
+    DistributedDataParallel, so that two ranks get bitwise the same weights with both. With more ranks the order of the
     sums may differ.
+
+    Args:
+        parameters: parameters of the model; those without requires_grad are ignored.
+        bucket_mb: largest size of a bucket in MiB, unless it has a single parameter.
+
+    Raises:
+        ValueError: bucket_mb is not above 0.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_mb: float) -> None:
@@ -25,7 +32,7 @@ class GradientBuckets:
         self.buckets = [_Bucket(group) for group in _groups(wanted[::-1], bucket_mb * 2**20)]
 
     def average(self) -> None:
-        """Replace every gradient by its mean over all ranks. All ranks must call it."""
+        """Replaces every gradient with its mean over all ranks. All ranks must call it."""
         world_size = dist.get_world_size()
         for bucket in self.buckets:
             bucket.fill(1 / world_size)
@@ -34,7 +41,7 @@ class GradientBuckets:
 
 
 class _Bucket:
-    """Some parameters of one type and device, and a flat tensor for all their gradients."""
+    """Parameters of one type and device, and a flat tensor for all their gradients."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -60,7 +67,7 @@ class _Bucket:
 
 
 def _groups(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
-    """Neighbours of one type and device, as many as fit into `limit` bytes, but at least one."""
+    """Groups neighbouring parameters of one type and device, as many as fit into `limit` bytes, but at least one."""
     groups: list[list[nn.Parameter]] = []
     filled = 0
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Measure collective operations over many sizes, on all ranks or on groups of them, and verify every one: the workload
+"""Measures and verifies collective operations over many sizes, on all ranks or on groups of ranks: the workload
 `collective`."""
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import Collective
 
-WIDTH = 76  # columns: those of a terminal of 80 without the rank's prefix
-FAULTS = 10  # most faults in an error; the table has all of them
+WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
+FAULTS = 10  # most wrong results that an error lists; the table has all of them
 
 
 class Report:
-    """Rank 0's output, on the terminal and in files."""
+    """The benchmark's output on the terminal and in files, which only rank 0 writes."""
 
     def __init__(self, config: Collective, settings: Settings, env: Env) -> None:
         self.settings, self.env = settings, env
@@ -42,11 +42,12 @@ class Report:
                 say(line)
 
     def say_wrapped(self, text: str) -> None:
-        """Prints a sentence, wrapped."""
+        """Prints a text on rank 0, wrapped to WIDTH characters."""
         self.say(*textwrap.wrap(text, WIDTH, subsequent_indent="    "))
 
     def begin(self, sweep: Sweep) -> None:
-        """Prints the title of a table, and its head if it differs from the last one's."""
+        """Prints the column heads and the title of one operation's table. If there is only one size, the column heads
+        are printed for the first table only."""
         settings, row = self.settings, sweep.identity(0, "")
         if len(settings.sizes) > 1 or not self.headed:
             self.say(*[""] * self.headed, *tables.head())
@@ -55,20 +56,25 @@ class Report:
         self.say(tables.title(row["op"], row["group"], row["ranks"], *of))
 
     def add(self, rows: tuple[Row, ...]) -> None:
-        """Adds the rows of one size."""
+        """Prints the rows of one size, and adds them to the results."""
         self.table += rows
         self.results.add(*rows)
         where = {row["place"]: row for row in rows}
         self.say(tables.line(where.get("out"), where.get("in")))
 
     def end(self, groups: Groups) -> None:
-        """Prints the last line of a table."""
+        """Prints the last line of a table: the average busbw, compared with the hardware's speed."""
         if text := tables.summary(self.table, *self._roof_of(groups)):
             self.say(text)
 
     def _roof_of(self, groups: Groups) -> tuple[float | None, str]:
-        """The hardware's speed below a group, in bytes/s, and what that is the speed of. Within a node NCCL and oneCCL
-        use no sockets, and the measured socket joins two nodes."""
+        """Returns the hardware speed with which a group's busbw is compared, in bytes/s, and its name.
+
+        | the group | speed |
+        |---|---|
+        | spans nodes, or the run has one node and uses gloo or mpi | "socket" |
+        | else: within a node NCCL and oneCCL use no sockets, and the measured socket connects two nodes | "memory" |
+        """
         env = self.env
         nodes = max(len({env.node_of(rank) for rank in ranks}) for ranks in groups.members)
         if nodes > 1 or (env.backend not in accelerator.ON_STREAM and env.nnodes == 1):
@@ -76,16 +82,18 @@ class Report:
         return self.roof.memory, "memory"
 
     def stop(self, reason: str) -> None:
-        """Records why something cannot be measured."""
+        """Prints and records why some sizes are not measured."""
         self.results.reason = "; ".join(filter(None, [self.results.reason, reason]))
         self.results.write()
         self.say_wrapped(reason)
 
 
 def main(config: Collective, env: Env) -> dict[str, float | int | str]:
-    """Measures and verifies the chosen operations. The metrics are, for each operation on each kind of group,
-    `OP/GROUP/busbw` (the best, in 10^9 bytes/s) and `OP/GROUP/us` (the smallest size's median), and
-    `operations`, `checked` (elements compared) and `wrong`.
+    """Measures and verifies the chosen operations, and returns the metrics of the run. All ranks must call it.
+
+    The metrics are, for each operation on each kind of group, `OP/GROUP/busbw` (the best, in 10^9 bytes/s) and
+    `OP/GROUP/us` (median time of the first size, in microseconds); and `operations`, `checked` (number of elements
+    compared) and `wrong` (number of wrong ones).
 
     Raises:
         WorkloadError: a result was wrong or slower than the baseline allows (raised after measuring everything), the
@@ -118,13 +126,20 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
 
 
 def own_network(rank: int) -> nccl_report.Fabric | None:
-    """What this rank's NCCL uses; None: its log is the user's own, or is not there."""
+    """Returns the network that NCCL uses on this rank, from its log; None: the launcher has no log of it.
+
+    The log is missing, or the user has set NCCL_DEBUG_FILE to another file.
+    """
     log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
     return nccl_report.read(log) if log.name == nccl_report.log_name(rank) else None
 
 
 def networks(fabrics: Sequence[nccl_report.Fabric | None]) -> list[str]:
-    """What the ranks' NCCL uses, a line for each answer: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`. Pure."""
+    """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`. Pure.
+
+    Args:
+        fabrics: the network of each rank; None: unknown.
+    """
     ranks: dict[str, list[int]] = {}
     for rank, fabric in enumerate(fabrics):
         if fabric is not None:
@@ -135,7 +150,8 @@ def networks(fabrics: Sequence[nccl_report.Fabric | None]) -> list[str]:
 
 
 def run(sweep: Sweep, report: Report) -> list[str]:
-    """Measures all sizes of one operation on one kind of group; returns the faults. All ranks must call it.
+    """Measures all sizes of one operation on one kind of group; returns texts about wrong results. All ranks must call
+    it.
 
     Raises:
         WorkloadError: the backend lacks an operation that was chosen by name, or the first size does not fit.
@@ -168,10 +184,14 @@ _NOTHING: Row = {
 
 
 def raise_rank_0s(error: str | None, env: Env) -> None:
-    """Raises rank 0's error, if any, on every rank.
+    """Raises the error of rank 0, if it has one, on every rank. All ranks must call it.
+
+    Args:
+        error: text of this rank's error; None: it has none.
+        env: this rank.
 
     Raises:
-        WorkloadError: with that error.
+        WorkloadError: rank 0 has an error.
     """
     if found := gather(error, env)[0]:
         raise WorkloadError(found)
@@ -183,7 +203,7 @@ def conclude(
     """Writes the results, compares them with the baseline, and returns the metrics. All ranks must call it.
 
     Raises:
-        WorkloadError: something was wrong, or slower than the baseline allows.
+        WorkloadError: a result was wrong (see `faults`), or slower than the baseline allows.
     """
     env, written = report.env, report.results
     written.complete = not written.reason

@@ -15,7 +15,12 @@ from workloads.datasets import DatasetError, Found, read_header
 
 @dataclass(frozen=True)
 class Split:
-    """Images as uint8 [N, height, width] and their labels as int64 [N], on one device."""
+    """The training or test samples of a data set, on one device.
+
+    Attributes:
+        images: uint8 [n, height, width].
+        labels: int64 [n].
+    """
 
     images: Tensor
     labels: Tensor
@@ -26,7 +31,16 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set on one device. `mean` and `std` are those of the training pixels (0 to 255)."""
+    """A data set on one device.
+
+    Attributes:
+        name: name of the data set.
+        classes: number of different labels.
+        train: training samples.
+        test: test samples.
+        mean: mean of all pixels (0 to 255) of the training images.
+        std: standard deviation of these pixels.
+    """
 
     name: str
     classes: int
@@ -41,10 +55,14 @@ class Data:
         return self.train.images.shape[1]
 
     def batch(self, split: Split, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The chosen samples: normalised float32 images [n, 1, height, width] and int64 labels [n].
+        """Returns normalised float32 images [n, 1, height, width] and int64 labels [n] of some samples.
 
-        The images are stored as bytes: a quarter of the memory, and converting a batch to floats takes less than a
+        Images are stored as bytes, which takes a quarter of the memory of floats. Converting them takes less than a
         microsecond per image.
+
+        Args:
+            split: training or test samples.
+            chosen: indices of the samples, int64 [n], or a slice of them.
         """
         if isinstance(chosen, slice):
             images, labels = split.images[chosen], split.labels[chosen]
@@ -57,7 +75,7 @@ def read_idx(path: Path) -> Tensor:
     """Reads an IDX file of bytes, plain or gzipped (`.gz`), as a uint8 tensor of 1 or 3 dimensions.
 
     Raises:
-        DatasetError: it cannot be read, is not an IDX file, or its length does not match its header.
+        DatasetError: the file cannot be read, is not an IDX file, or its length does not match its header.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
@@ -101,7 +119,7 @@ def load(found: Found, device: torch.device | str = "cpu") -> Data:
 
 
 def _moments(images: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of the pixels; from integer counts, so the same on every machine."""
+    """Returns mean and standard deviation of the pixels, computed from integer counts to be equal on every machine."""
     counts = torch.bincount(images.flatten().cpu(), minlength=256)
     values = torch.arange(256)
     number = int(counts.sum())

@@ -1,4 +1,4 @@
-"""The data sets that ddp_mnist can train on: a table of them, and functions to find, verify and download them.
+"""Finds, verifies and downloads the data sets that ddp_mnist can train on; KNOWN is the table of them.
 
 A data set is four IDX files (training and test images and labels), each either gzipped as published or unpacked.
 Gzipped files are verified by their SHA-256, unpacked ones by header, length and range of labels. Nothing here
@@ -25,8 +25,8 @@ from launcher.own_module import program
 
 AUTO = "auto"
 BUNDLED = "part of the launcher"
-TIMEOUT = 30  # seconds without data after which a mirror is given up
-ROUNDS = 2  # how often every mirror is tried
+TIMEOUT = 30  # seconds without data after which a download from a mirror fails
+ROUNDS = 2  # tries of each mirror
 PAUSE = 1  # seconds between two rounds
 _BLOCK = 1 << 18
 
@@ -41,8 +41,11 @@ class DatasetError(ConfigError):
 class IdxFile:
     """One of a data set's four files.
 
-    `name` is without `.gz`; `sha256` are the sums of the gzipped file as its publishers pack it, the original first;
-    `size` is the original's in bytes; `shape` is (samples, rows, columns) for images and (samples,) for labels.
+    Attributes:
+        name: file name without `.gz`.
+        sha256: accepted SHA-256 sums of the gzipped file: that of the original, and those of other publishers.
+        size: bytes of the original gzipped file.
+        shape: (samples, rows, columns) of images, (samples,) of labels.
     """
 
     name: str
@@ -52,7 +55,7 @@ class IdxFile:
 
     @property
     def length(self) -> int:
-        """Bytes of the unpacked file: the header, and one byte per value."""
+        """Size of the unpacked file in bytes: the header, and one byte per value."""
         values = 1
         for size in self.shape:
             values *= size
@@ -63,22 +66,34 @@ class IdxFile:
 class Dataset:
     """A known data set.
 
-    `accuracy` is the test accuracy (0 to 1) that training reaches with the default settings in `epochs` passes.
-    `folders` are where system packages install it, each with the package's name.
+    Attributes:
+        name: name of the data set in a config.
+        title: description for users.
+        files: training images, training labels, test images and test labels.
+        mirrors: base URLs of the files; none if the data set is bundled.
+        accuracy: test accuracy (0 to 1) that training with the default settings reaches in `epochs` epochs.
+        epochs: default number of epochs.
+        classes: number of different labels.
+        folders: directories into which system packages (or the launcher itself) install it, each with the package's
+            name.
+        subfolders: directories below a data directory in which other programs keep it.
     """
 
     name: str
     title: str
-    files: tuple[IdxFile, ...]  # training images, training labels, test images, test labels
+    files: tuple[IdxFile, ...]
     mirrors: tuple[str, ...]
     accuracy: float
     epochs: int
     classes: int = 10
     folders: tuple[tuple[str, str], ...] = ()
-    subfolders: tuple[str, ...] = ()  # where other programs keep it below a data folder
+    subfolders: tuple[str, ...] = ()
 
     def find(self, data_dir: Path | None) -> Found | None:
-        """Finds the data set on this machine and verifies it; None if it is not there.
+        """Finds the data set on this machine and verifies it; None: none of its files is there.
+
+        Args:
+            data_dir: data directory; None: the default one.
 
         Raises:
             DatasetError: one of its files is missing or damaged.
@@ -86,13 +101,20 @@ class Dataset:
         return _find(self, data_dir, named=True)
 
     def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Found:
-        """See `fetch`."""
+        """Downloads the missing files of this data set; see the function `fetch`."""
         return fetch(self.name, data_dir, mirrors, progress)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A verified data set on this machine: name, folder, how it was found, and its files in the order of Dataset."""
+    """A verified data set on this machine.
+
+    Attributes:
+        name: name of the data set.
+        dir: directory with its files.
+        how: where it was found, as text.
+        files: paths of the files, in the order of `Dataset.files`.
+    """
 
     name: str
     dir: Path
@@ -101,7 +123,7 @@ class Found:
 
     @property
     def dataset(self) -> Dataset:
-        """The table's entry for this data set."""
+        """The data set's entry in KNOWN."""
         return KNOWN[self.name]
 
 
@@ -139,7 +161,7 @@ MNIST = Dataset(
 FASHION = Dataset(
     name="fashion-mnist",
     title="Fashion-MNIST: 70,000 articles of clothing, 28 x 28",
-    # The second sums are Debian's: the same data, packed again without file names in the gzip headers.
+    # The second sums are of Debian's files: the same data, packed again without file names in the gzip headers.
     files=_four(28, 60_000, 10_000, (
         (26_421_880, ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
                       "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7")),
@@ -174,12 +196,15 @@ DIGITS = Dataset(
     folders=((str(Path(__file__).resolve().parent / "digits"), BUNDLED),),
 )
 # fmt: on
-KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # in the order of `auto`
+KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # `auto` takes the first
 NAMES = (AUTO, *KNOWN)
 
 
 def default_data_dir() -> Path:
-    """`datasets` in the platform's per-user data folder; each data set is in a subfolder with its name."""
+    """Returns the default data directory: `datasets` in the platform's per-user data directory.
+
+    Each data set is in a subdirectory with its name.
+    """
     # Lazily: 5 ms, and only the default folder needs it
     import platformdirs
 
@@ -187,11 +212,14 @@ def default_data_dir() -> Path:
 
 
 def find(name: str, data_dir: str | Path | None = None) -> Found:
-    """Finds and verifies the data set `name`; `auto` takes the first of mnist, fashion-mnist and digits that exists.
+    """Finds and verifies a data set on this machine.
 
-    Looks below `data_dir` (default: the per-user data folder), in `data_dir` itself if the data set is named, and
-    where system packages install. A damaged data set is an error, for `auto` as well: training on another one than the
-    user has put there would be a surprise.
+    It searches below `data_dir`, in `data_dir` itself unless the name is `auto`, and where system packages install. A
+    damaged data set is an error even with `auto`: the user does not expect training on another one.
+
+    Args:
+        name: name of the data set; `auto`: the first of mnist, fashion-mnist and digits that exists.
+        data_dir: data directory; None: the default one.
 
     Raises:
         DatasetError: the name is unknown, the data set does not exist, or one of its files is missing or damaged.
@@ -214,10 +242,16 @@ def fetch(
     mirrors: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Found:
-    """Downloads the missing files of a data set into `data_dir`/`name` and returns it, verified.
+    """Downloads the missing files of a data set into `data_dir`/`name`, and returns the verified data set.
 
-    `mirrors` are base URLs (`http`, `https` or `file`), tried in turn; default: the table's. Every file is written to
-    a temporary name, verified and renamed, so an interrupted or a second simultaneous fetch does no harm.
+    Each file is written under a temporary name, verified and renamed, so an interrupted or a simultaneous second
+    download does no harm. A bundled data set is only found.
+
+    Args:
+        name: name of the data set.
+        data_dir: data directory; None: the default one.
+        mirrors: base URLs (`http`, `https` or `file`), tried in turn; None: those of the data set.
+        progress: called during a download with the file's name, the bytes so far and the bytes in all.
 
     Raises:
         DatasetError: the name is unknown, no mirror had a valid file (the text has each mirror's error), or the folder
@@ -239,10 +273,14 @@ def fetch(
 
 
 def read_header(head: bytes, path: Path) -> tuple[int, ...]:
-    """The shape in the header of an IDX file of bytes: (samples, rows, columns) or (samples,).
+    """Returns the shape in the header of an IDX file of bytes: (samples, rows, columns) or (samples,).
+
+    Args:
+        head: first 16 bytes of the file, or the whole of a shorter file.
+        path: path of the file, for errors.
 
     Raises:
-        DatasetError: it is not such a file.
+        DatasetError: these are not the first bytes of an IDX file of bytes, or they end within the header.
     """
     if len(head) < 4 or head[:3] != b"\x00\x00\x08" or head[3] not in (1, 3):
         raise DatasetError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex() or 'nothing'}")
@@ -276,7 +314,13 @@ def _present(file: IdxFile, folder: Path) -> Path | None:
 
 
 def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple[Path, str] | None:
-    """The first folder that contains at least one of the files, and how it was found."""
+    """Returns the first directory with at least one of the data set's files, and text on where it is; None: none.
+
+    Args:
+        dataset: the data set.
+        data_dir: data directory; None: the default one.
+        named: whether the user chose the data set by name, so that `data_dir` itself may have the files.
+    """
     base = _base(data_dir)
     below = [(base / sub, "in the data folder") for sub in (dataset.name, *dataset.subfolders)]
     # The files of mnist and fashion-mnist have the same names, so `base` itself counts only for a named data set.
@@ -341,7 +385,7 @@ def _plain_fault(file: IdxFile, path: Path, dataset: Dataset) -> str:
 
 
 class _UselessError(Exception):
-    """This mirror would fail at a second try as well."""
+    """A mirror failed in a way that a second try would not change."""
 
 
 def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Progress | None) -> None:
@@ -402,7 +446,8 @@ def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | N
 
 @contextmanager
 def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file next to `target`; removed at the end unless it was renamed."""
+    """Yields the path and stream of a new file in the directory of `target`; deletes it at the end unless it was
+    renamed."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with temporary.open("xb") as stream:

@@ -1,4 +1,4 @@
-"""Train a small CNN on images of digits or clothes with data parallelism: the workload `ddp_mnist`."""
+"""Trains a small CNN on images of digits or clothes with data parallelism: the workload `ddp_mnist`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import DDPMnist
 
-CHANNELS = 12
+CHANNELS = 12  # outputs of the convolution
 
 
 class Net(nn.Module):
@@ -47,7 +47,13 @@ class Net(nn.Module):
 
 
 class Trainer:
-    """One training run on this rank. `run` is the outline; the other methods are its parts."""
+    """One training run on this rank. `run` is the training loop, and calls the other methods.
+
+    Args:
+        config: the workload's config.
+        env: this rank.
+        run: settings of the run; None: those of the run that this process belongs to.
+    """
 
     def __init__(self, config: DDPMnist, env: Env, run: Settings | None = None) -> None:
         self.config, self.env = config, env
@@ -61,10 +67,10 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[datasets.Found, Data]:
-        """Finds and loads the data set, the same one on every rank.
+        """Finds and loads the data set, and checks that it is the same on every rank.
 
         Raises:
-            WorkloadError: it is missing or damaged on some rank, or `auto` finds different ones.
+            WorkloadError: the data set is missing or damaged on some rank, or ranks have found different ones.
         """
         found, data, error = None, None, None
         try:
@@ -79,7 +85,7 @@ class Trainer:
         return found, data
 
     def build(self) -> None:
-        """Makes the sampler, the model, the optimizer, what averages gradients, and the Resumable."""
+        """Creates the sampler, the model, the optimizer, the averaging of gradients, and the Resumable."""
         config, env = self.config, self.env
         leaves = self.settings.train.micro_batches if self.settings.train.invariant else None
         try:
@@ -91,7 +97,7 @@ class Trainer:
         self.total_steps = self.epochs * self.sampler.steps_per_epoch
         self.check_memory()
         self.model = Net(self.data.side, self.data.classes).to(env.device)
-        # Before DDP, which would overwrite other ranks' weights with rank 0's, and hide a difference.
+        # Before DDP, which would overwrite the weights of other ranks with those of rank 0 and so hide a difference.
         same_everywhere("the initial weights", training.weights_sha256(self.model), env)
         self.parallel: nn.Module = self.model
         self.buckets: GradientBuckets | None = None
@@ -142,10 +148,11 @@ class Trainer:
             )
 
     def settle_buckets(self) -> None:
-        """Runs two passes whose gradients are discarded, since DistributedDataParallel rebuilds its buckets after one.
+        """Runs two forward and backward passes, and discards their gradients.
 
-        Otherwise it would do so after each resume, sum in another order in one step, and so, with three ranks or more,
-        get other weights than a run that was never stopped.
+        DistributedDataParallel rebuilds its buckets after the first pass, which changes the order of sums. Without this
+        method it would do so after each resume, so one step would have another order than in a run that was never
+        stopped, and with three ranks or more other weights.
         """
         before = generators(self.env.device)
         for _ in range(2):
@@ -155,16 +162,17 @@ class Trainer:
         restore_generators(before, self.env.device)
 
     def state(self) -> dict[str, Any]:
-        """The tensors for a checkpoint. The learning rate is a function of the step, and needs none."""
+        """Returns the tensors for a checkpoint. The learning rate depends on the step only, so it is not saved."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}
 
     def position(self) -> dict[str, Any]:
-        """The position of the training besides the number of steps. All ranks must call it."""
+        """Returns the position of the training without the number of steps, for a checkpoint. All ranks must call
+        it."""
         scores = None if self.scores is None else dataclasses.asdict(self.scores)
         return {"finished": self.finished, "losses": self.losses.state(), "scores": scores}
 
     def identity(self) -> dict[str, Any]:
-        """Facts that identify this training: a checkpoint with others is refused."""
+        """Returns facts that identify this training. A checkpoint with other values is refused."""
         config = self.config
         return {
             "model": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
@@ -181,7 +189,7 @@ class Trainer:
         }
 
     def unlike(self) -> dict[str, Any]:
-        """Settings that may change the order of sums, and so their last bits."""
+        """Returns the settings that may change the order of sums, and so the last bits of the weights."""
         if self.settings.train.invariant:
             return {}
         config = self.config
@@ -192,7 +200,7 @@ class Trainer:
         }
 
     def resume(self) -> None:
-        """Continues from the newest checkpoint, if there is one."""
+        """Loads the newest checkpoint, if there is one."""
         if (loaded := self.resumable.load(self.optimizer)) is not None:
             position = loaded.extra["position"]
             self.steps, self.finished = loaded.step, position["finished"]
@@ -200,11 +208,16 @@ class Trainer:
             self.losses.restore(position["losses"])
 
     def precision(self) -> AbstractContextManager[object]:
-        """The context manager for the arithmetic of the forward pass."""
+        """Returns the context manager of the forward pass: autocast to the type of workload.precision, or none."""
         return torch.autocast(self.env.device.type, self.dtype) if self.dtype else nullcontext()
 
     def step(self, step: int, chosen: Tensor) -> None:
-        """Does one optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
+        """Does one optimizer step on this rank's share of the global batch.
+
+        Args:
+            step: number of the step, counted from 0 at the start of the run.
+            chosen: indices of this rank's samples, int64 [n].
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.total_steps, self.config.lr)
         sums = self.average(chosen) if self.leaves is None else self.add_up(self.leaves, step, chosen)
@@ -213,7 +226,8 @@ class Trainer:
         self.steps = step + 1
 
     def average(self, chosen: Tensor) -> list[Tensor]:
-        """Computes the gradients of the global batch as the mean over ranks; returns the sum of this rank's losses."""
+        """Computes the mean gradients of the global batch over all ranks; returns a list with the sum of this rank's
+        losses."""
         most = self.config.micro_batch_size
         pieces = (chosen,) if most is None else chosen.tensor_split(-(-len(chosen) // most))
         self.optimizer.zero_grad()
@@ -228,8 +242,16 @@ class Trainer:
         return [sums[0] if len(sums) == 1 else torch.stack(sums).sum()]
 
     def add_up(self, leaves: InvariantGradients, step: int, chosen: Tensor) -> list[Tensor]:
-        """Computes the gradients of the global batch, bitwise the same at any world size; returns the losses' sums,
-        one for each micro-batch."""
+        """Computes the gradients of the global batch, bitwise the same at any world size (`train.invariant`).
+
+        Args:
+            leaves: sums the gradients of the micro-batches.
+            step: number of the step.
+            chosen: indices of this rank's samples, int64 [n].
+
+        Returns:
+            The sum of the losses of each of this rank's micro-batches.
+        """
         sums = []
         leaves.begin()
         for number, piece in enumerate(chosen.split(self.sampler.sizes), leaves.first):
@@ -240,7 +262,8 @@ class Trainer:
         return sums
 
     def backward(self, chosen: Tensor) -> Tensor:
-        """Adds the gradients of some samples to the existing ones; returns the sum of their losses."""
+        """Runs a forward and a backward pass of some samples, which adds to the gradients; returns the sum of the
+        losses."""
         images, labels = self.data.batch(self.data.train, chosen)
         with self.precision():
             scores = self.parallel(images)
@@ -249,7 +272,7 @@ class Trainer:
         return summed.detach()
 
     def log(self, step: int, epoch: int) -> tuple[float, float]:
-        """Returns (loss, images/s) since the last call; rank 0 prints them. All ranks must call it.
+        """Returns the mean loss and images/s since the last call; rank 0 prints them. All ranks must call it.
 
         Raises:
             WorkloadError: the loss of a step was not finite.
@@ -275,7 +298,7 @@ class Trainer:
         return scores
 
     def train(self, epoch: int) -> None:
-        """Does the remaining steps of an epoch."""
+        """Runs the remaining steps of an epoch."""
         done = self.steps - epoch * self.sampler.steps_per_epoch
         if done == 0:
             self.losses.begin_epoch()
@@ -288,7 +311,7 @@ class Trainer:
             self.resumable.boundary(step + 1)
 
     def run(self) -> dict[str, float | int | str]:
-        """Trains for all remaining epochs; returns the metrics of the run."""
+        """Trains for all remaining epochs; returns the metrics of the run (see `main`)."""
         started = time.perf_counter()
         training_time = 0.0
         self.announce()
@@ -319,7 +342,7 @@ class Trainer:
         }
 
     def announce(self) -> None:
-        """Prints what is trained on what; the lines of all ranks come first."""
+        """Prints a line about each rank; then, on rank 0, the data set and the most important settings."""
         introduce(self.env)
         gather(None, self.env)
         if self.env.rank == 0:
@@ -337,7 +360,7 @@ class Trainer:
             )
 
     def conclude(self, accuracy: float) -> None:
-        """Prints, on rank 0, the accuracy and the one to expect."""
+        """Prints on rank 0 the accuracy, and the one that is expected with the default settings."""
         known = self.found.dataset
         if self.env.rank == 0:
             verdict = "reached" if accuracy >= known.accuracy else "not reached"
@@ -348,8 +371,9 @@ class Trainer:
 
 
 def main(config: DDPMnist, env: Env) -> dict[str, float | int | str]:
-    """Trains; returns accuracy, loss, images_per_s, epochs, steps, dataset, seconds, weights_sha256 and test_loss.
+    """Trains the model, and returns the metrics of the run.
 
-    images_per_s and seconds are of the last attempt, all others of the run.
+    They are accuracy (0 to 1) and test_loss on the test set, loss (mean of the last epoch), images_per_s, epochs,
+    steps, dataset, seconds and weights_sha256. images_per_s and seconds are those of the last attempt.
     """
     return Trainer(config, env).run()

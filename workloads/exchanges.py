@@ -1,4 +1,4 @@
-"""Transfer patterns in which all ranks take part: who sends what to whom, and what should arrive."""
+"""The transfer patterns of all ranks: which rank sends what to which rank, and what it should receive."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from torch import Tensor
 
 from workloads import bench
 
-AT_ONCE = 8  # most peers of one rank at the same time, which limits its buffers
+AT_ONCE = 8  # most peers of one rank at the same time; limits the size of its buffers
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """A buffer to receive into from a peer, and its expected content."""
+    """A message that this rank receives.
+
+    Attributes:
+        peer: the rank that sends it.
+        buffer: buffer to receive it into, [count].
+        expected: expected content of the buffer, [count].
+    """
 
     peer: int
     buffer: Tensor
@@ -24,19 +30,32 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The transfers of one rank that run at the same time: `run` sends and receives, then the receipts are compared.
+    """The transfers of one rank that run at the same time.
 
     A pattern yields the same number of exchanges on all ranks, so that they can start each one together.
+
+    Attributes:
+        run: sends and receives.
+        sends: for each message that this rank sends, the receiving rank and the data.
+        receipts: the messages that this rank receives; they are compared after `run`.
     """
 
     run: Callable[[Exchange], object]
-    sends: list[tuple[int, Tensor]] = field(default_factory=list)  # (peer, data)
+    sends: list[tuple[int, Tensor]] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a pattern on this rank, with messages of `count` elements that depend on sender, receiver and run."""
+    """One run of a pattern on this rank. The data of a message depends on sender, receiver and run.
+
+    Attributes:
+        rank: this rank.
+        world_size: number of ranks.
+        count: elements of a message.
+        values: makes the data.
+        iteration: number of the run.
+    """
 
     rank: int
     world_size: int
@@ -45,7 +64,7 @@ class Case:
     iteration: int
 
     def message(self, source: int, destination: int) -> Tensor:
-        """The data that `source` sends to `destination`, [count]."""
+        """Returns the data that rank `source` sends to rank `destination`, [count]."""
         return self.values.make(self.count, source, destination, self.iteration)
 
     def receipt(self, source: int, expected: Tensor | None = None) -> Receipt:
@@ -54,7 +73,7 @@ class Case:
 
 
 def send(case: Case) -> Iterator[Exchange]:
-    """Rank 0 to every other rank and back, one after the other, by blocking send and recv."""
+    """Yields the exchanges of `send`: rank 0 with one other rank after the other, to it and back, by send and recv."""
     for peer in range(1, case.world_size):
         if case.rank == 0:
             yield Exchange(_blocking_first, [(peer, case.message(0, peer))], [case.receipt(peer)])
@@ -65,7 +84,8 @@ def send(case: Case) -> Iterator[Exchange]:
 
 
 def isend(case: Case) -> Iterator[Exchange]:
-    """Rank 0 to several other ranks at once and back, by isend and irecv."""
+    """Yields the exchanges of `isend`: rank 0 with AT_ONCE other ranks at a time, to them and back, by isend and
+    irecv."""
     for first in range(1, case.world_size, AT_ONCE):
         together = range(first, min(first + AT_ONCE, case.world_size))
         if case.rank == 0:
@@ -78,7 +98,8 @@ def isend(case: Case) -> Iterator[Exchange]:
 
 
 def fanout(case: Case) -> Iterator[Exchange]:
-    """Rank 0 to several other ranks at once, by isend and irecv; nothing comes back."""
+    """Yields the exchanges of `fanout`: rank 0 to AT_ONCE other ranks at a time, by isend and irecv, and nothing
+    back."""
     for first in range(1, case.world_size, AT_ONCE):
         together = range(first, min(first + AT_ONCE, case.world_size))
         if case.rank == 0:
@@ -90,7 +111,8 @@ def fanout(case: Case) -> Iterator[Exchange]:
 
 
 def batched(case: Case) -> Iterator[Exchange]:
-    """Every rank to every other rank by batch_isend_irecv, several peers at once."""
+    """Yields the exchanges of `batched`: every rank to every other rank, AT_ONCE peers at a time, by
+    batch_isend_irecv."""
     for first in range(1, case.world_size, AT_ONCE):
         shifts = range(first, min(first + AT_ONCE, case.world_size))
         to = [(case.rank + shift) % case.world_size for shift in shifts]
@@ -101,7 +123,8 @@ def batched(case: Case) -> Iterator[Exchange]:
 
 
 def ring(case: Case) -> Iterator[Exchange]:
-    """Each rank to the next, all at once; what arrives is passed on until it is back at its origin."""
+    """Yields the exchanges of `ring`: each rank to the next, all at once. In each exchange a rank sends what it
+    received in the one before, until every message is back at its first sender."""
     after, before = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
     carried = case.message(case.rank, case.rank)
     for hop in range(1, case.world_size + 1):
@@ -112,7 +135,7 @@ def ring(case: Case) -> Iterator[Exchange]:
 
 
 def _idle(exchange: Exchange) -> None:
-    """This rank does not take part."""
+    """Does nothing: this rank does not take part in the exchange."""
 
 
 def _blocking_first(exchange: Exchange) -> None:

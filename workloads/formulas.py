@@ -1,7 +1,7 @@
-"""The bandwidths of collective operations, as nccl-tests defines them. Pure.
+"""The bandwidths of collective operations, as nccl-tests defines them, and the spread of times. Pure.
 
 algbw is the size of an operation divided by its time. busbw is algbw times a factor that depends on the operation and
-on the number of ranks n, so that it can be compared with the speed of the hardware whatever n is. Source: nccl-tests,
+on the number of ranks n, so that it can be compared with the speed of the hardware at any n. Source: nccl-tests,
 doc/PERFORMANCE.md.
 
 | operation | size | factor |
@@ -10,9 +10,9 @@ doc/PERFORMANCE.md.
 | reduce, broadcast, send_recv | bytes of one rank's buffer | 1 |
 | all_gather, reduce_scatter, all_to_all, gather, scatter | n times the block of a rank | (n-1)/n |
 | all_to_all_v | bytes that a rank sends, and as many as it receives | (n-1)/n |
-| barrier | none | time only |
+| barrier | none | none: it has only a time |
 
-In all_to_all_v ranks keep different parts of their buffers, an n-th on average.
+In all_to_all_v, ranks keep parts of different sizes for themselves: an n-th of the buffer on average.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OTHERS = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather
 
 
 def bus_factor(operation: str, n: int) -> float | None:
-    """busbw / algbw of an operation on n ranks; None for barriers, and for a single rank.
+    """Returns busbw / algbw of an operation on n ranks; None for a barrier, and for a single rank.
 
     Raises:
         KeyError: there is no such operation.
@@ -38,7 +38,14 @@ def bus_factor(operation: str, n: int) -> float | None:
 
 
 def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float | None, float | None]:
-    """(algbw, busbw) in bytes/s of an operation of `size` bytes on n ranks; None where it is not defined."""
+    """Returns algbw and busbw of an operation in bytes/s; each is None if it is not defined.
+
+    Args:
+        operation: name of the operation.
+        n: number of ranks.
+        size: size of the operation in bytes (see the module's table).
+        seconds: time of the operation.
+    """
     if operation == "barrier" or seconds <= 0:
         return None, None
     algbw = size / seconds
@@ -47,7 +54,7 @@ def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """min, median, p99 (the time within which 99 % of the iterations are) and mean of at least one time."""
+    """Returns min, median, p99 (99 % of the times are at most this long) and mean of one time or more, in seconds."""
     ordered = sorted(seconds)
     return {
         "min": ordered[0],

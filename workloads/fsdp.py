@@ -1,7 +1,7 @@
-"""Trains a small language model whose weights, gradients and optimizer state are sharded over the ranks: `fsdp_lm`.
+"""Trains a small language model whose weights are sharded over the ranks: the workload `fsdp_lm`.
 
-Each rank has a shard of every weight. FSDP2 gathers the weights of a block when it is computed, and reduces its
-gradients so that each rank gets those of its shard.
+Each rank has a shard of every weight, with its gradient and optimizer state. FSDP2 gathers the weights of a block for
+its forward and backward pass, and reduces its gradients so that each rank gets those of its shard.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type to compute in, or None for float32. Unlike autocast, this allows bfloat16 on any CPU.
+    """Returns the type to compute in; None: float32. Unlike training.autocast_dtype it allows bfloat16 on any CPU.
+
+    Args:
+        precision: `workload.precision`: auto, float32 or bfloat16.
+        device: device of this rank.
 
     Raises:
-        WorkloadError: bfloat16 is asked for, and the GPU does not have it.
+        WorkloadError: bfloat16 was requested, and the GPU does not support it.
     """
     if precision == "bfloat16" and device.type == "cpu":
         return torch.bfloat16
@@ -42,12 +46,21 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def perplexity(loss: float) -> float:
-    """e to the loss, or infinity: among how many equally likely bytes a model with this loss chooses."""
+    """Returns e to the power of the loss: the number of equally likely next bytes that corresponds to this loss."""
     return float(torch.tensor(loss, dtype=torch.float64).exp())
 
 
 class Trainer:
-    """One training run on this rank. `run` is the outline; the other methods are its parts."""
+    """One training run on this rank. `run` is the training loop, and calls the other methods.
+
+    Args:
+        config: the workload's config.
+        env: this rank.
+        run: settings of the run; None: those of the run that this process belongs to.
+
+    Raises:
+        WorkloadError: a setting is not valid, the text is missing, or this torch's FSDP does not support CPUs.
+    """
 
     def __init__(self, config: FSDPLm, env: Env, run: Settings | None = None) -> None:
         self.config, self.env = config, env
@@ -64,7 +77,7 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[texts.Text, text.Corpus]:
-        """Finds and loads the text, the same one on every rank, after checking all settings.
+        """Checks all settings, loads the text, and checks that it is the same on every rank.
 
         Raises:
             WorkloadError: a setting is not valid, or the text is missing, damaged, or different on some rank.
@@ -82,7 +95,7 @@ class Trainer:
         return found, corpus
 
     def build(self) -> None:
-        """Makes the sampler, the model, the optimizer and the Resumable."""
+        """Creates the sampler, the model, the optimizer and the Resumable."""
         config, env = self.config, self.env
         try:
             self.sampler = GlobalBatchSampler(
@@ -125,7 +138,7 @@ class Trainer:
         self.resumable.pace.watch_blocks(self.model, self.model.blocks)
 
     def identity(self) -> dict[str, Any]:
-        """Facts that identify this training: a checkpoint with others is refused."""
+        """Returns facts that identify this training. A checkpoint with other values is refused."""
         keys = (
             "layers", "heads", "width", "context", "dropout", "steps", "batch_size", "lr", "warm_up", "weight_decay",
             "clip", "seed",
@@ -133,22 +146,31 @@ class Trainer:
         return {f"workload.{key}": getattr(self.config, key) for key in keys} | {"text": self.corpus.sha256}
 
     def state(self) -> dict[str, Any]:
-        """The state to save and to load into: DTensors, with this rank's shards."""
+        """Returns the tensors to save and to load into: DTensors, with this rank's shards."""
         self.model.reshard()  # during an evaluation the root's weights are gathered, and the optimizer has shards
         optimizer = {name: dict(self.optimizer.state[weights]) for name, weights in self.model.named_parameters()}
         return {"model": self.model.state_dict(), "optimizer": optimizer}
 
     def position(self) -> dict[str, Any]:
-        """The position of the training besides the number of steps. All ranks must call it."""
+        """Returns the position of the training without the number of steps, for a checkpoint. All ranks must call
+        it."""
         last = {"loss": self.loss, "val_loss": self.val_loss, "evaluated": self.evaluated}
         return last | {"losses": self.losses.state()}
 
     def passes_for(self, windows: int) -> int:
-        """Forward passes per rank for this many windows; the same on all ranks, since each pass gathers weights."""
+        """Returns the number of forward passes per rank for `windows` windows of all ranks together.
+
+        It is the same on all ranks, since all ranks gather the weights in each pass.
+        """
         return math.ceil(math.ceil(windows / self.env.world_size) / self.at_once)
 
     def step(self, step: int, chosen: Tensor) -> None:
-        """Does one optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
+        """Does one optimizer step on this rank's share of the global batch.
+
+        Args:
+            step: number of the step, counted from 0 at the start of the run.
+            chosen: numbers of this rank's windows, int64 [n].
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.config.steps, self.config.lr, self.config.warm_up)
         self.optimizer.zero_grad()
@@ -162,13 +184,17 @@ class Trainer:
         self.losses.add(step, total)
 
     def summed_loss(self, part: text.Part, chosen: Tensor) -> Tensor:
-        """Sum of the losses of all tokens of the chosen windows; 0 if there are none. All ranks must call it.
+        """Returns the sum of the losses of all tokens of some windows; 0 if there are none. All ranks must call it.
 
-        FSDP takes the mean over ranks of their gradients. Multiplied with the sampler's weight, these sums become the
+        FSDP averages the gradients of the ranks. Multiplied by `self.weight`, the gradients of these sums become the
         mean over the global batch, even if ranks have unequal shares.
+
+        Args:
+            part: the training or validation part of the text.
+            chosen: numbers of the windows, int64 [n].
         """
         none = len(chosen) == 0
-        # A rank without windows computes one that does not count: the others need its shard of the weights.
+        # A rank without windows computes one that does not count: the other ranks need its shard of the weights.
         inputs, targets = part.batch(chosen.new_zeros(1) if none else chosen)
         scores = self.model(inputs).float()
         summed = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -176,7 +202,8 @@ class Trainer:
 
     @torch.no_grad()
     def clip(self) -> None:
-        """Limits the norm of the gradient of all weights."""
+        """Scales the gradients down if the norm over all weights is larger than workload.clip. All ranks must call
+        it."""
         if not self.config.clip:
             return
         gradients = [part.grad.to_local() for part in self.model.parameters() if isinstance(part.grad, DTensor)]
@@ -186,8 +213,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> None:
-        """Computes the mean loss over windows spread over the validation part; rank 0 prints it. All ranks must call
-        it."""
+        """Computes the mean loss over workload.eval_windows windows, evenly spread over the validation part; rank 0
+        prints it. All ranks must call it, after `step` steps."""
         config, env, part = self.config, self.env, self.corpus.validation
         count = min(config.eval_windows, len(part))
         first, last = share(count, env.rank, env.world_size)
@@ -217,7 +244,7 @@ class Trainer:
         self.resumable.evaluated(step, {"val_loss": loss, "perplexity": perplexity(loss)})
 
     def log(self, done: int) -> None:
-        """Prints, on rank 0, the mean loss since the last log line, after `done` steps. All ranks must call it.
+        """Prints on rank 0 the mean loss since the last log line, after `done` steps. All ranks must call it.
 
         Raises:
             WorkloadError: the loss of a step was not finite.
@@ -230,7 +257,7 @@ class Trainer:
             progress(done, self.config.steps, **values)
 
     def announce(self) -> None:
-        """Prints what is trained on what; the lines of all ranks come first."""
+        """Prints a line about each rank; then, on rank 0, the text, the model and the most important settings."""
         introduce(self.env)
         gather(None, self.env)
         if self.env.rank == 0:
@@ -250,7 +277,7 @@ class Trainer:
             )
 
     def conclude(self) -> None:
-        """Prints, on rank 0, a text that the trained model writes. All ranks must call it."""
+        """Prints on rank 0 workload.sample bytes of text that the trained model writes. All ranks must call it."""
         if not self.config.sample:
             return
         self.model.eval()
@@ -263,7 +290,7 @@ class Trainer:
             say(f"the model writes:\n{text.printable(written)}")
 
     def run(self) -> dict[str, float | int | str]:
-        """Trains for all remaining steps; returns the metrics of the run."""
+        """Trains for all remaining steps; returns the metrics of the run (see `main`)."""
         config = self.config
         started, evaluating = time.perf_counter(), 0.0
         self.announce()
@@ -301,7 +328,7 @@ class Trainer:
         }
 
     def load_checkpoint(self) -> int:
-        """Continues from the newest checkpoint, if there is one; returns the steps that are done."""
+        """Loads the newest checkpoint, if there is one; returns the number of steps that are done."""
         loaded = self.resumable.load(self.optimizer)
         if loaded is None:
             return 0
@@ -312,5 +339,10 @@ class Trainer:
 
 
 def main(config: FSDPLm, env: Env) -> dict[str, Any]:
-    """Trains; returns loss, val_loss, perplexity, tokens_per_s, steps, parameters, text, seconds, weights_sha256."""
+    """Trains the model, and returns the metrics of the run.
+
+    They are loss (mean of the steps of the last log line), val_loss and perplexity on the validation part,
+    tokens_per_s, steps, parameters, text, seconds and weights_sha256. tokens_per_s and seconds are those of the last
+    attempt.
+    """
     return Trainer(config, env).run()

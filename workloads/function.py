@@ -22,11 +22,14 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     """Calls the target.
 
     Args:
-        config: the target and its arguments.
-        env: this rank; None if the config asks for no process group. The target may call `launcher.init()`.
+        config: the workload's config, with the target and its arguments.
+        env: this rank; None: the config requests no process group. Then the target may call `launcher.init()`.
+
+    Returns:
+        The metrics that the target returned; empty for None.
 
     Raises:
-        WorkloadError: the target returned something else than a dict of metrics or None.
+        WorkloadError: the target returned neither a dict of metrics nor None.
     """
     assert config.target is not None, "checked before the submission"
     result = target(config.target)(**config.kwargs)
@@ -40,6 +43,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
 
 
 def target(name: str) -> Any:
-    """The object that `package.module:function` names; the part after the colon may have dots (`Trainer.run`)."""
+    """Imports and returns the object that `package.module:function` names. The part after the colon may have dots
+    (`Trainer.run`)."""
     module, _, path = name.partition(":")
     return reduce(getattr, path.split("."), importlib.import_module(module))

@@ -1,4 +1,4 @@
-"""A GPT-like language model over bytes, sharded over the ranks by FSDP2; its first weights do not depend on that.
+"""A GPT-like language model over bytes, sharded over the ranks by FSDP2; its first weights do not depend on the ranks.
 
 Pre-norm blocks of causal attention and MLP as in GPT-2 (Radford et al., 2019), with learned positions and no biases.
 """
@@ -22,7 +22,14 @@ SPREAD = 0.02  # standard deviation of the initial weights
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to its input: [n, tokens, width] -> the same shape."""
+    """Attention and MLP, each added to its input: [n, tokens, width] -> [n, tokens, width].
+
+    Args:
+        width: size of a token's vector.
+        heads: number of attention heads; divides `width`.
+        drop: probability of dropout.
+        recompute: whether the backward pass recomputes activations, to save memory.
+    """
 
     def __init__(self, width: int, heads: int, drop: float = 0.0, recompute: bool = False) -> None:
         super().__init__()
@@ -58,7 +65,16 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes int64 [n, tokens <= context] -> scores of the byte that follows each, [n, tokens, 256]."""
+    """The language model: bytes int64 [n, tokens] -> scores of the next byte after each, [n, tokens, 256].
+
+    Args:
+        layers: number of blocks.
+        heads: number of attention heads; divides `width`.
+        width: size of a token's vector.
+        context: largest number of tokens of a sample.
+        drop: probability of dropout.
+        recompute: whether the backward pass recomputes activations, to save memory.
+    """
 
     def __init__(
         self, layers: int, heads: int, width: int, context: int, drop: float = 0.0, recompute: bool = False
@@ -79,16 +95,16 @@ class GPT(nn.Module):
 
 
 class Sharded(GPT, FSDPModule):
-    """The type of `shard`'s result: fully_shard changes the class of a module to one like this."""
+    """Type of the result of `shard`, for mypy: fully_shard changes the class of a module to a class like this one."""
 
 
 def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
-    """Shards the weights of each block, and those outside of blocks, over the ranks of `mesh`; in place.
+    """Shards the weights of each block, and the weights outside of blocks, over all ranks. Changes the model in place.
 
     Args:
-        model: made on the meta device, without memory; fill it with `initialise`.
-        mesh: one dimension, all ranks.
-        compute: the type to compute in; None: the weights' float32. Sums over ranks are float32 in any case.
+        model: the model, created on the meta device, without memory; call `initialise` next.
+        mesh: mesh of one dimension with all ranks.
+        compute: type to compute in; None: float32, as the weights. Gradients are reduced in float32 in any case.
     """
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -100,12 +116,12 @@ def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
 
 @torch.no_grad()
 def initialise(model: Sharded, seed: int, device: torch.device) -> None:
-    """Gives a model on the meta device its memory and its first weights, the same at any number of ranks.
+    """Allocates a model of the meta device and initialises its weights, the same at any number of ranks.
 
     Every rank draws each whole parameter on the CPU, from a generator seeded with the seed and the parameter's name,
     and keeps its shard. So neither the sharding nor the device changes the weights, no rank ever holds the whole model,
-    and nothing is sent. As in GPT-2, weights whose results are summed over layers start smaller, by the square root of
-    their number.
+    and nothing is sent. As in GPT-2, weights whose results are added to the blocks' inputs are divided by the square
+    root of the number of these additions.
     """
     model.to_empty(device=device)
     residuals = 2 * len(model.blocks)
@@ -122,15 +138,15 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
 
 
 def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and the whole value, on the CPU, of each parameter. All ranks must take every one."""
+    """Yields the name and the whole value, on the CPU, of each parameter. All ranks must iterate over all of them."""
     for name, value in sorted(model.state_dict().items()):
         yield name, (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().contiguous()
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all whole parameters. All ranks must call it.
+    """Returns the SHA-256 over names, types, shapes and bytes of all whole parameters. All ranks must call it.
 
-    It does not depend on the sharding, and equals that of workloads.training.weights_sha256 for an unsharded model.
+    It does not depend on the sharding, and is equal to workloads.training.weights_sha256 of the unsharded model.
     """
     digest = hashlib.sha256()
     for name, value in whole_parameters(model):
@@ -141,7 +157,16 @@ def weights_sha256(model: nn.Module) -> str:
 
 @torch.no_grad()
 def write(model: nn.Module, context: int, start: bytes, count: int, seed: int, device: torch.device) -> bytes:
-    """Draws `count` bytes that the model predicts after `start`, at temperature 0.8. All ranks must call it."""
+    """Returns `count` bytes that the model writes after `start`, sampled at temperature 0.8. All ranks must call it.
+
+    Args:
+        model: the model.
+        context: largest number of tokens of a sample.
+        start: bytes before the result.
+        count: number of bytes.
+        seed: seed of the sampling.
+        device: device of the model.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens = list(start)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The groups of ranks that collectives run on. Pure, and free of torch, so that the login node can check them."""
+"""Parses the groups of ranks that collectives run on. Pure and free of torch, so that the login node can check them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Iterable, Sequence
 from launcher.units import parse_ranges
 from workloads import names
 
-Members = tuple[tuple[int, ...], ...]
+Members = tuple[tuple[int, ...], ...]  # the ranks of each group
 
 _RANKS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 
 
 def parse_groups(value: object) -> tuple[str, ...]:
-    """The kinds of groups in a config, without duplicates: names (`world`, `node`, `stride`, `all` for these three),
-    and groups of explicit ranks, such as `0-1/2-3` or `0,2/1,3`.
+    """Parses `workload.groups`, and returns the kinds of groups without duplicates.
+
+    A kind is `world`, `node`, `stride`, or a list of explicit ranks such as `0-1/2-3` or `0,2/1,3`. `all` in the config
+    stands for the first three.
 
     Raises:
         ValueError: a name is unknown, or a text that begins with a digit does not list groups of ranks.
@@ -34,8 +36,9 @@ def parse_groups(value: object) -> tuple[str, ...]:
 
 
 def explicit(text: str) -> Members:
-    """The ranks of each group in `0-1/2-3` (two groups of two) or `0,2,5` (one of three), in ascending order, in which
-    torch numbers them in a group.
+    """Parses `0-1/2-3` (two groups of two ranks) or `0,2,5` (one of three), and returns the ranks of each group.
+
+    They are in ascending order, in which torch numbers them in a group.
 
     Raises:
         ValueError: the text has another form, or contains a rank twice.
@@ -54,10 +57,10 @@ def explicit(text: str) -> Members:
 
 
 def members_of(kind: str, node_of: Sequence[int]) -> Members:
-    """The ranks of each group of a kind.
+    """Returns the ranks of each group of a kind.
 
-    `world` contains all ranks, `node` those of a node, `stride` those with the same local rank, one per node. Every
-    rank is in one of these groups; with explicit ranks some may be in none.
+    `world` is one group of all ranks. `node` has a group for each node. `stride` has a group for each local rank, with
+    one rank of each node. With explicit ranks, some ranks may be in no group.
 
     Args:
         kind: from `parse_groups`.
@@ -85,7 +88,7 @@ def check_ranks(kind: str, world_size: int) -> None:
     """Checks that the explicit ranks of a kind exist.
 
     Raises:
-        ValueError: one does not.
+        ValueError: a rank is `world_size` or more.
     """
     if kind in names.GROUPS:
         return
@@ -96,7 +99,7 @@ def check_ranks(kind: str, world_size: int) -> None:
 
 
 def in_words(members: Members) -> str:
-    """`4` for a group of 4 ranks, `2 x 3` for 2 groups of 3 ranks."""
+    """Returns `4` for a group of 4 ranks, `2 x 3` for 2 groups of 3 ranks, `2 x 3-4` for groups of 3 and of 4 ranks."""
     sizes = sorted({len(ranks) for ranks in members})
     size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
     return size if len(members) == 1 else f"{len(members)} x {size}"

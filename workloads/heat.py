@@ -1,4 +1,4 @@
-"""Formats a matrix of links as text for a terminal. Pure."""
+"""Formats a matrix of links as a heat map of characters for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Collection, Sequence
 
-ROWS = 24  # most rows
+ROWS = 24  # most rows of a heat map
 LABEL = 16  # most characters of a row's name
 CELL = 5  # characters of a cell with a percentage
 
@@ -16,17 +16,17 @@ Shares = Sequence[Sequence[float | None]]
 def heat_map(
     labels: Sequence[str], shares: Shares, slow: Collection[tuple[int, int]], of: str, width: int = 76
 ) -> list[str]:
-    """The lines of a heat map, each at most `width` characters; the first ones are its legend.
+    """Returns the lines of a heat map, each at most `width` characters; the first ones are its legend.
 
     If there is room, cells are percentages, with a `!` for slow pairs. Otherwise a cell is one digit, tens of percent,
     and only the worst rows and columns are shown.
 
     Args:
         labels: name of each row.
-        shares: the bandwidth from row to column, as a part of the usual one; None where nothing was measured.
-        slow: pairs (a, b), a < b.
-        of: what 100 % are, in words.
-        width: of the terminal.
+        shares: bandwidth from row to column, divided by the median; None: not measured.
+        slow: pairs of rows (a, b) with a < b that are slow.
+        of: text about what 100 % is.
+        width: most characters of a line.
     """
     size = len(labels)
     number = len(str(size - 1))
@@ -70,7 +70,7 @@ def _digit(share: float | None) -> str:
 
 
 def _mean(shares: Shares, row: int) -> float:
-    """The mean share of all that a row sends and receives; infinite if nothing was measured."""
+    """Returns the mean of a row and its column; infinity if nothing was measured."""
     values = [value for other in range(len(shares)) for value in (shares[row][other], shares[other][row])]
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else math.inf

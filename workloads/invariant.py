@@ -1,18 +1,18 @@
-"""Weights that are bitwise the same at any world size: micro-batches and a reduction tree that ignore the ranks.
+"""Sums gradients so that weights are bitwise the same at any world size: in a tree that does not depend on the ranks.
 
 The value of a floating-point sum depends on its order, and the result of a matrix product on the shape of the batch.
-So the global batch is cut into M logical micro-batches (leaves), whatever the number of ranks; each leaf's
-gradients are computed separately; and they are added along one fixed binary tree over the leaves:
+So the global batch is cut into M micro-batches (leaves) at any number of ranks, each leaf's gradients are computed
+separately, and they are added along one fixed binary tree over the leaves:
 
                  [0,8)                    a node [a,b) is the sum of [a,m) and [m,b), with m = (a + b) // 2
             [0,4)     [4,8)
          [0,2) [2,4) [4,6) [6,8)
          0   1 2   3 4   5 6   7
 
-Each rank has a range of neighbouring leaves. It adds what it can alone: the largest subtrees inside its range.
-The rest is added together with the other ranks. If each of them has one subtree (4 ranks of 8 leaves), they exchange in
-pairs. Otherwise each rank collects one slice of all subtrees' sums, adds them along the tree and sends the result to
-all others.
+Each rank has a range of neighbouring leaves. First it sums the largest subtrees inside its range. Then all ranks sum
+the upper part of the tree together. If the ranks can pair up along the tree (4 ranks, 8 leaves), they exchange sums in
+pairs. Otherwise each rank collects one slice of the sums of all subtrees, adds them along the tree and sends the result
+to all ranks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from launcher.worker import accelerator
 from launcher.worker.global_batch import share
 
 T = TypeVar("T")
-Node = tuple[int, int]  # the half-open range of leaves under it
+Node = tuple[int, int]  # a node of the tree: the half-open range of the leaves below it
 
-SMALL = 1 << 20  # bytes up to which pairs exchange whole vectors: fewer messages, more bytes
+SMALL = 1 << 20  # bytes up to which pairs exchange whole vectors, in fewer messages with more bytes
 
 
 def subtrees(first: int, last: int, leaves: int) -> list[Node]:
-    """The fewest nodes of the tree over `leaves` leaves that cover exactly the leaves from `first` to `last` - 1.
-    Pure."""
+    """Returns the fewest nodes of the tree over `leaves` leaves that together have exactly the leaves from `first` to
+    `last` - 1. Pure."""
     return _cover((0, leaves), first, last)
 
 
@@ -51,7 +51,7 @@ def _cover(node: Node, first: int, last: int) -> list[Node]:
 
 
 def inner_nodes(node: Node) -> list[Node]:
-    """A node and all nodes below it that are not leaves, each after the nodes below it. Pure."""
+    """Returns the node and all nodes below it, without leaves; each comes after the nodes below it. Pure."""
     begin, end = node
     if end - begin == 1:
         return []
@@ -60,7 +60,13 @@ def inner_nodes(node: Node) -> list[Node]:
 
 
 def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
-    """The sum of a node: its value if `known`, else the sums of its two halves, added. Visits nodes left to right."""
+    """Returns the sum of a node: its known value, or else the sum of its two children. Visits nodes left to right.
+
+    Args:
+        node: the node.
+        known: returns the value of a node; None: unknown. It knows all leaves.
+        add: adds two values.
+    """
     if (value := known(node)) is not None:
         return value
     begin, end = node
@@ -70,9 +76,9 @@ def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], 
 
 
 def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
-    """Whether neighbours can add their sums, then pairs of neighbours, and so on up the tree. Pure.
+    """Returns whether ranks can add their sums in pairs: neighbouring ranks, then pairs of them, up the tree. Pure.
 
-    True if the numbers of ranks and leaves are powers of two, and in many other cases.
+    This is so if the numbers of ranks and of leaves are powers of two, and in some other cases.
 
     Args:
         parts: the subtrees of each rank.
@@ -89,11 +95,11 @@ def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
 
 
 class TreeReduction:
-    """Sums vectors of all leaves along the tree, on every rank: bitwise the same at any number of ranks.
+    """Sums one vector per leaf over all leaves along the tree. The sum is bitwise the same at any number of ranks.
 
     Args:
-        leaves: M, the number of leaves; at least as many as there are ranks.
-        group: of the ranks that share them; None: all.
+        leaves: number of leaves (M); at least the number of ranks.
+        group: process group of the ranks that share the leaves; None: all ranks.
 
     Raises:
         ValueError: there are fewer leaves than ranks.
@@ -115,8 +121,12 @@ class TreeReduction:
         self._buffers: dict[str, Tensor] = {}
 
     def reduce(self, sums: Sequence[Tensor]) -> Tensor:
-        """The sum over all leaves, [n], from this rank's sums of its subtrees (`mine`), each [n]. All ranks must call
-        it. `sums` may be overwritten, and the result is valid until the next call.
+        """Returns the sum over all leaves, [n], on every rank. All ranks must call it.
+
+        The result is valid until the next call.
+
+        Args:
+            sums: the sum of each of this rank's subtrees (`mine`), each [n]; may be overwritten.
         """
         if self.world_size == 1:
             return sums[0]
@@ -127,11 +137,12 @@ class TreeReduction:
         return total.to(sums[0].device) if through_cpu else total
 
     def _in_pairs(self, total: Tensor) -> Tensor:
-        """Ranks r and r ^ 1 add their sums, then r and r ^ 2, ...: level by level of the tree, in place.
+        """Adds the sums of ranks r and r ^ 1, then of r and r ^ 2, and so on up the tree. Returns the sum; changes
+        `total` in place.
 
-        Addition is commutative in every bit, so both partners get the same. Large vectors are halved at each level and
-        put together again afterwards (recursive halving and doubling; Thakur, Rabenseifner, Gropp, "Optimization of
-        collective communication operations in MPICH", 2005).
+        Floating-point addition is commutative, so both partners get the same bits. Of a large vector each partner adds
+        one half, and the halves are exchanged afterwards (recursive halving and doubling; Thakur, Rabenseifner, Gropp,
+        "Optimization of collective communication operations in MPICH", 2005).
         """
         halve = total.numel() * total.element_size() > SMALL
         kept, levels = total, []
@@ -164,7 +175,8 @@ class TreeReduction:
             work.wait()
 
     def _in_slices(self, sums: Sequence[Tensor]) -> Tensor:
-        """Each rank gets its slice of all subtrees' sums, adds them along the tree, and sends the result to all."""
+        """Returns the sum over all leaves. Each rank receives one slice of the sums of all subtrees, adds them along
+        the tree, and sends the result to all ranks."""
         count, number = sums[0].numel(), len(sums)
         size = -(-count // self.world_size)
         nodes = [node for parts in self.parts for node in parts]
@@ -186,7 +198,10 @@ class TreeReduction:
         return total.view(-1)[:count]
 
     def _buffer(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A buffer that is reused at each step: getting new memory pages takes as long as adding."""
+        """Returns the buffer of this name, of the shape `shape` and with the type and device of `like`.
+
+        It is reused at each step, since new memory pages would take as long as adding.
+        """
         known = self._buffers.get(name)
         if known is None or known.shape != shape or known.dtype != like.dtype or known.device != like.device:
             known = self._buffers[name] = like.new_zeros(shape)
@@ -194,7 +209,7 @@ class TreeReduction:
 
 
 class InvariantGradients:
-    """Gradients of the global batch, added along the tree; the sum is what the optimizer finds in `.grad`.
+    """Sums the gradients of the global batch along the tree, and puts them into `.grad` of the parameters.
 
         gradients.begin()
         for leaf in range(gradients.first, gradients.last):
@@ -204,9 +219,9 @@ class InvariantGradients:
         gradients.end()
 
     Args:
-        parameters: of the model; those without requires_grad are ignored.
-        leaves: M.
-        group: of the ranks that share them; None: all.
+        parameters: parameters of the model; those without requires_grad are ignored.
+        leaves: number of leaves (M): micro-batches of the global batch.
+        group: process group of the ranks that share the leaves; None: all ranks.
 
     Raises:
         ValueError: there are fewer leaves than ranks, or parameters of more than one type or device.
@@ -222,7 +237,7 @@ class InvariantGradients:
         # A flat vector for each of this rank's subtrees.
         count = sum(parameter.numel() for parameter in self.parameters)
         self._flat = [self.parameters[0].detach().new_zeros(count) for _ in self.tree.mine]
-        # By the number of leaves done: the nodes that are complete then, from the leaves up.
+        # For each number of leaves that are done, the nodes that can be added then, from the leaves up.
         self._completed: dict[int, list[Node]] = {}
         for node in (inner for root in self.tree.mine for inner in inner_nodes(root)):
             self._completed.setdefault(node[1], []).append(node)
@@ -231,23 +246,23 @@ class InvariantGradients:
 
     @property
     def first(self) -> int:
-        """The first of this rank's leaves."""
+        """Number of this rank's first leaf."""
         return self.tree.first
 
     @property
     def last(self) -> int:
-        """The number after the last of this rank's leaves."""
+        """Number of this rank's last leaf, plus 1."""
         return self.tree.last
 
     def begin(self) -> None:
-        """Call before the first leaf of a step."""
+        """Resets the gradients; to be called before the first leaf of a step."""
         self._sums.clear()
         self._leaf = self.first
         for parameter in self.parameters:
             parameter.grad = None
 
     def leaf_done(self) -> None:
-        """Call after the backward pass of each leaf; adds up completed nodes."""
+        """Adds a leaf's gradients to the tree; to be called after the backward pass of each leaf."""
         self._sums[self._leaf, self._leaf + 1] = self._take()
         self._leaf += 1
         for begin, end in self._completed.get(self._leaf, ()):
@@ -257,7 +272,7 @@ class InvariantGradients:
             self._sums[begin, end] = left
 
     def end(self) -> None:
-        """Call after the last leaf: the sum over all ranks becomes the gradient. All ranks must call it."""
+        """Puts the sum over all ranks into `.grad`; to be called after the last leaf. All ranks must call it."""
         for flat, node in zip(self._flat, self.tree.mine, strict=True):
             torch._foreach_copy_(self._views(flat), self._sums.pop(node))
         total = self.tree.reduce(self._flat)
@@ -265,7 +280,7 @@ class InvariantGradients:
             parameter.grad = view
 
     def _take(self) -> list[Tensor]:
-        """Takes the gradients of one leaf; autograd makes new ones for the next."""
+        """Returns the gradients of one leaf, and removes them from the parameters: autograd then creates new ones."""
         taken = []
         for parameter in self.parameters:
             # Zeros if a leaf does not use a parameter.

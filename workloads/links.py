@@ -1,6 +1,6 @@
-"""Links between nodes: the order of measurements, which links are slow, and which nodes explain that. Pure.
+"""Decides in which order links are measured, which links are slow, and which nodes are the cause. Pure.
 
-Free of torch. A matrix is a list of rows, with None where nothing was measured; `matrix[a][b]` is from a to b.
+Free of torch. A matrix is a list of rows: `matrix[a][b]` is measured from a to b; None: not measured.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from itertools import combinations, product
 Matrix = Sequence[Sequence[float | None]]
 Pair = tuple[int, int]
 
-FEW = 8  # up to this many nodes, one bad node is in so many pairs that it would shift their median
+FEW = 8  # largest number of nodes at which one bad node is in so many pairs that it would shift their median
 
 
 def tournament(players: int) -> list[list[Pair]]:
-    """Rounds in which each of `players` meets each other one exactly once, and is in at most one pair per round.
+    """Returns rounds of pairs in which each of `players` meets each other one once, and is in one pair per round.
 
-    The circle method: one stays, the others move on by one seat per round. `players` - 1 rounds, or `players` if
-    that is odd, since then one of them pauses in each round.
+    The circle method: one stays, the others move on by one seat per round. It takes `players` - 1 rounds; with an odd
+    number, one pauses in each of `players` rounds.
     """
     seats = list(range(players + players % 2))  # with an empty seat at the end if the number is odd
     rounds = []
@@ -35,10 +35,13 @@ def tournament(players: int) -> list[list[Pair]]:
 
 
 def rounds_of(nodes: Sequence[Sequence[int]]) -> Iterator[list[Pair]]:
-    """All pairs of ranks in rounds whose pairs share no node, from the ranks of each node.
+    """Yields rounds that together have all pairs of ranks. The pairs of one round share no node.
 
-    With one rank on each of n nodes these are the n - 1 (n if odd) rounds of the tournament. With more, each of its
-    rounds is repeated for each pair of their ranks, and at the end each node measures itself.
+    With one rank on each node these are the rounds of `tournament`. With more ranks, each of these rounds is repeated
+    for each pair of ranks on the two nodes, and at the end come the pairs within each node.
+
+    Args:
+        nodes: the ranks of each node.
     """
     for met in tournament(len(nodes)):
         yield from _in_turns([list(product(nodes[a], nodes[b])) for a, b in met])
@@ -52,12 +55,12 @@ def _in_turns(pairs: Sequence[Sequence[Pair]]) -> Iterator[list[Pair]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements between some ranks.
+    """Measurements between ranks.
 
     Attributes:
-        nodes: the node number of each rank; the matrices have one row and one column for each.
-        latency: seconds.
-        bandwidth: bytes/s.
+        nodes: node of each rank; the matrices have one row and one column for each rank.
+        latency: matrix of latencies in seconds.
+        bandwidth: matrix of bandwidths in bytes/s.
     """
 
     nodes: Sequence[int]
@@ -65,7 +68,7 @@ class Measured:
     bandwidth: Matrix
 
     def pairs(self) -> dict[Pair, tuple[float, float]]:
-        """(latency, bandwidth) of each measured pair, each the worse of its two directions."""
+        """Returns latency and bandwidth of each measured pair, of the worse of its two directions."""
         found = {}
         for a, b in combinations(range(len(self.nodes)), 2):
             times = [value for value in (self.latency[a][b], self.latency[b][a]) if value is not None]
@@ -75,13 +78,18 @@ class Measured:
         return found
 
     def within(self, pair: Pair) -> bool:
-        """Whether both ranks are on one node; such pairs are compared only with each other."""
+        """Returns whether both ranks are on one node. These pairs are compared only with each other."""
         return self.nodes[pair[0]] == self.nodes[pair[1]]
 
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual values among pairs of one kind: seconds, and bytes/s."""
+    """The expected values of a pair.
+
+    Attributes:
+        latency: seconds.
+        bandwidth: bytes/s.
+    """
 
     latency: float
     bandwidth: float
@@ -92,11 +100,12 @@ class Slow:
     """A slow pair.
 
     Attributes:
-        pair: its two rows in the matrix.
-        latency, bandwidth: measured, in seconds and bytes/s.
+        pair: the numbers of its rows in the matrix.
+        latency: measured latency in seconds.
+        bandwidth: measured bandwidth in bytes/s.
         measure: the worse of the two, `latency` or `bandwidth`.
-        ratio: its value as a part of the expected one, below 1.
-        against: where the expected value is from.
+        ratio: speed by this measure divided by the expected speed, below 1.
+        against: source of the expected value: median or baseline.
     """
 
     pair: Pair
@@ -104,23 +113,29 @@ class Slow:
     bandwidth: float
     measure: str
     ratio: float
-    against: str  # median or baseline
+    against: str
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a pair counts as slow.
+    """The limits beyond which a pair is slow.
 
     Attributes:
-        bandwidth: below this part of the usual bandwidth.
-        latency: above this multiple of the usual latency.
+        bandwidth: the pair is slow below this share of the expected bandwidth.
+        latency: the pair is slow above this multiple of the expected latency.
     """
 
     bandwidth: float
     latency: float
 
     def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
-        """The lower one of a pair's ratios to the usual values, and its name; None if the pair is not slow."""
+        """Returns the lower of the ratios to the expected values, and its name, for a slow pair; None: it is not slow.
+
+        Args:
+            latency: measured latency in seconds.
+            bandwidth: measured bandwidth in bytes/s.
+            usual: expected values.
+        """
         slow = []
         if bandwidth < self.bandwidth * usual.bandwidth:
             slow.append((bandwidth / usual.bandwidth, "bandwidth"))
@@ -130,11 +145,11 @@ class Limits:
 
 
 def usual(measured: Measured, within: bool = False) -> Usual | None:
-    """The medians over the pairs between nodes, or over those `within` nodes; None if there are none.
+    """Returns the medians over the pairs between nodes, or over the pairs `within` nodes; None: there are no pairs.
 
-    With few nodes one bad node is in a large part of the pairs (in 2 of 3, in 3 of 6, ...), and would determine the
-    median. So up to FEW nodes the medians exclude the node that worsens them most. Of an even number of values the
-    better one of the middle two is taken.
+    With few nodes one bad node is in many of the pairs (in 2 of 3, in 3 of 6, ...), and would determine the median. So
+    with up to FEW nodes the medians exclude the node that worsens them most. Of an even number of values, the better
+    one of the middle two is the median.
     """
     pairs = {pair: values for pair, values in measured.pairs().items() if measured.within(pair) == within}
     if not pairs:
@@ -152,13 +167,20 @@ def usual(measured: Measured, within: bool = False) -> Usual | None:
 
 
 def slow_pairs(measured: Measured, limits: Limits) -> list[Slow]:
-    """The pairs that are slow compared with the medians of their kind, the slowest first."""
+    """Returns the pairs that are slow compared with the medians of their kind (within or between nodes), the slowest
+    first."""
     expected = {within: usual(measured, within) for within in (False, True)}
     return _slow(measured, limits, lambda pair: expected[measured.within(pair)], "median")
 
 
 def slow_since(measured: Measured, before: Mapping[Pair, Usual], limits: Limits) -> list[Slow]:
-    """The pairs that are slow compared with an earlier run, the slowest first; only pairs that it measured."""
+    """Returns the pairs that are slow compared with an earlier run, the slowest first.
+
+    Args:
+        measured: measurements of this run.
+        before: values of the earlier run; a pair without one is not compared.
+        limits: the limits.
+    """
     return _slow(measured, limits, before.get, "baseline")
 
 
@@ -172,15 +194,19 @@ def _slow(measured: Measured, limits: Limits, expected: Callable[[Pair], Usual |
 
 
 def suspects(measured: Measured, slow: Iterable[Slow]) -> list[int]:
-    """The nodes that explain slow pairs, the most suspicious first.
+    """Returns the nodes that are probably the cause of slow pairs, the most suspicious first.
 
     | a node's slow pairs | result |
     |---|---|
-    | more than half of its pairs with nodes that are not suspects, and at least two | a suspect |
+    | more than half of its pairs with nodes that are not suspects, and with at least two nodes | a suspect |
     | fewer | not a suspect: the link is slow |
 
-    Suspects are found one at a time, the one with the largest part first; its pairs then no longer count for the
-    others.
+    Suspects are found one at a time, first the node with the largest share of slow pairs. Its pairs no longer count for
+    the other nodes.
+
+    Args:
+        measured: the measurements.
+        slow: the slow pairs.
     """
     nodes = measured.nodes
     pairs = {pair for pair in measured.pairs() if not measured.within(pair)}
@@ -205,10 +231,10 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """Host names in Slurm's form (`node[3,7-9],login1`), without duplicates.
+    """Returns host names as a Slurm node list (`node[3,7-9],login1`), without duplicates.
 
-    The last number of a name is put into brackets. Numbers of one width with a leading zero (`n08`, `n10`) are kept
-    apart from those without.
+    The last number of a name is put into brackets. If numbers have leading zeros (`n08`, `n10`), those of each width
+    have their own brackets.
     """
     numbered: dict[tuple[str, str], list[str]] = {}
     plain: list[str] = []

@@ -1,8 +1,8 @@
-"""The matrix of p2p: measures every link between nodes, and finds slow ones and the nodes that explain them.
+"""The matrix of p2p: measures the link between each two nodes, and finds slow links and the nodes that cause them.
 
-All pairs are measured in rounds whose pairs share no node, so that no pair waits for another one's link. Pairs that
-look slow are measured up to AGAIN more times, with only such pairs on the network. The best values count, so that a
-moment's noise is not mistaken for a bad link.
+All pairs are measured in rounds whose pairs share no node, so that no pair waits for another one's link. Slow pairs are
+measured up to AGAIN more times, without the other pairs. The best values count, so that noise is not mistaken for a bad
+link.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import P2P
 
-AGAIN = 3  # how often slow pairs are measured again
-TRIPS, WINDOWS = 20, 5  # most round trips and windows of one measurement of a pair
-ROOM = 8 * 2**20  # bytes of buffers on each rank
+AGAIN = 3  # most times that slow pairs are measured again
+TRIPS, WINDOWS = 20, 5  # most round trips, and most windows of messages, in one measurement of a pair
+ROOM = 8 * 2**20  # bytes of message buffers on each rank
 
 
 @dataclass
 class Measurements:
-    """The measurements of one rank: by (source, destination) latency in seconds and bandwidth in bytes/s, and how many
-    received elements were wrong."""
+    """The measurements of one rank, or of all ranks merged.
+
+    Attributes:
+        latency: seconds, by source and destination rank.
+        bandwidth: bytes/s, by source and destination rank.
+        checked: number of received elements that were compared.
+        wrong: number of wrong elements, by receiving and sending rank.
+    """
 
     latency: dict[links.Pair, float] = field(default_factory=dict)
     bandwidth: dict[links.Pair, float] = field(default_factory=dict)
@@ -39,7 +45,7 @@ class Measurements:
     wrong: Counter[links.Pair] = field(default_factory=Counter)
 
     def add(self, other: Measurements) -> None:
-        """Merges other measurements, keeping the better values."""
+        """Merges other measurements into these, and keeps the better values."""
         for key, latency in other.latency.items():
             self.latency[key] = min(latency, self.latency.get(key, latency))
         for key, bandwidth in other.bandwidth.items():
@@ -50,7 +56,13 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Elements of a message for latency and for bandwidth, and how many of the latter are sent at once."""
+    """The sizes of messages.
+
+    Attributes:
+        small: elements of a message for latency.
+        large: elements of a message for bandwidth.
+        window: number of large messages that are sent at once.
+    """
 
     small: int
     large: int
@@ -62,16 +74,17 @@ class Matrix:
     """A matrix, and the conclusions from it.
 
     Attributes:
-        ranks: those that were measured, one row each.
-        labels: a unique name for each: its host, or host and rank.
-        hosts: their hosts.
+        ranks: the measured ranks; each has one row.
+        labels: a unique name for each row: its host, or host and rank.
+        hosts: host name of each row.
         seen: the measurements, by rows.
-        sizes: of the messages in bytes: for latency, and for bandwidth.
-        slow: the slow pairs, by rows.
-        suspects: the nodes that explain them.
-        rounds: number of rounds for all pairs.
-        checked, wrong: how many elements were compared; how many were wrong, by (to, from) rank.
-        note: why there is no comparison with the baseline, if one was asked for.
+        sizes: bytes of a message for latency, and for bandwidth.
+        slow: the slow pairs of rows.
+        suspects: node ranks of the nodes that are probably the cause.
+        rounds: number of rounds in which all pairs were measured once.
+        checked: number of received elements that were compared.
+        wrong: number of wrong elements, by receiving and sending rank.
+        note: why nothing was compared with the baseline; empty: it was, or there is none.
     """
 
     ranks: Sequence[int]
@@ -88,17 +101,17 @@ class Matrix:
 
     @property
     def suspected(self) -> list[str]:
-        """The suspects' hosts (their labels, if several simulated nodes have one name)."""
+        """The suspects' host names. If nodes on one host share a name, `HOST#NODE`."""
         return [self.labels[list(self.seen.nodes).index(node)].partition(":")[0] for node in self.suspects]
 
     @property
     def exclude(self) -> str:
-        """The suspects in Slurm's form; empty if several nodes have one name."""
+        """The suspects as a Slurm node list (`node[3,7]`); empty: there are none, or nodes share a host name."""
         unique = len(set(zip(self.hosts, self.seen.nodes, strict=True))) == len(set(self.hosts))
         return links.compress(self.suspected) if unique else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For results.json."""
+        """Returns the matrix in JSON types, for results.json."""
         between, within = links.usual(self.seen), links.usual(self.seen, within=True)
         return {
             "ranks": list(self.ranks),
@@ -131,9 +144,9 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
     """Measures the links between all nodes, or all ranks. All ranks must call it.
 
     Args:
-        config: of the workload.
-        sizes: bytes of messages; the smallest is used for latency, the largest for bandwidth.
-        before: the matrix of an earlier run, from `Matrix.as_dict`.
+        config: the workload's config.
+        sizes: sizes of messages in bytes; the smallest one is used for latency, the largest one for bandwidth.
+        before: matrix of an earlier run, from `Matrix.as_dict`; None: there is none.
         env: this rank.
     """
     nodes: dict[int, list[int]] = {}
@@ -178,7 +191,16 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
 
 
 def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Measures the latency of a pair, and its bandwidth in both directions. Called on its two ranks only."""
+    """Measures the latency of a pair of ranks, and its bandwidth in both directions. Only these two ranks call it.
+
+    Args:
+        a: one rank.
+        b: the other rank.
+        sizes: sizes of the messages.
+        config: the workload's config.
+        values: makes the messages.
+        env: this rank.
+    """
     seen = Measurements()
     peer = b if env.rank == a else a
     trips = pairs.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
@@ -201,7 +223,8 @@ def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env
 
 
 def _labels(ranks: Sequence[int], hosts: Sequence[str], nodes: Sequence[int]) -> list[str]:
-    """Hosts; with the node's number if nodes share a name, and with the rank if a node has several."""
+    """Returns a unique name of each rank: `HOST`, `HOST#NODE` if nodes share a host name, and `...:RANK` if a node has
+    several ranks."""
     shared = len(set(zip(hosts, nodes, strict=True))) > len(set(hosts))
     names = [f"{host}#{node}" if shared else host for host, node in zip(hosts, nodes, strict=True)]
     several = len(set(nodes)) < len(ranks)
@@ -215,7 +238,13 @@ def _square(ranks: Sequence[int], found: Mapping[links.Pair, float]) -> list[lis
 def _earlier(
     before: Mapping[str, Any] | None, labels: Sequence[str], sizes: tuple[int, int]
 ) -> tuple[dict[links.Pair, links.Usual], str]:
-    """An earlier run's values for the same hosts, by rows of this matrix; and why there are none."""
+    """Returns the values of an earlier run, by pairs of rows of this matrix, and why there are none.
+
+    Args:
+        before: matrix of the earlier run; None: there is none.
+        labels: names of the rows of this matrix.
+        sizes: bytes of this matrix's messages, for latency and for bandwidth.
+    """
     if before is None:
         return {}, ""
     if (before["latency_size"], before["size"]) != sizes:
@@ -233,7 +262,12 @@ def _earlier(
 
 
 def faults(matrix: Matrix, all_hosts: Iterable[str]) -> list[str]:
-    """Describes what was wrong."""
+    """Returns a text for each pair of ranks between which wrong elements arrived.
+
+    Args:
+        matrix: the matrix.
+        all_hosts: host name of each rank.
+    """
     hosts = list(all_hosts)
     return [
         f"matrix: {count} wrong elements arrived on rank {to} on {hosts[to]} from rank {source} on {hosts[source]}"

@@ -1,4 +1,4 @@
-"""Describes a matrix of links: the heat map, the slow pairs, the suspects and how to exclude them. Pure."""
+"""Makes the printed lines about a matrix of links: heat map, slow pairs, suspects and how to exclude them. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from workloads.matrix import Matrix
 if TYPE_CHECKING:
     from launcher.config.schema import P2P
 
-NAMED = 10  # most slow pairs to print
+NAMED = 10  # most slow pairs that are printed
 
 
 def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
-    """The matrix in words and as a heat map, for a terminal of 80 columns."""
+    """Returns the lines about a matrix, for a terminal of 80 columns.
+
+    Args:
+        matrix: the measurements.
+        config: the workload's config.
+        environ: environment variables, which tell under which scheduler this process runs.
+    """
     small, large = (format_size(size) for size in matrix.sizes)
     whose = "ranks" if config.matrix.value == "ranks" else "nodes"
     rounds = "1 round" if matrix.rounds == 1 else f"{matrix.rounds} rounds"
@@ -44,7 +50,10 @@ def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
 
 
 def shares(matrix: Matrix) -> list[list[float | None]]:
-    """Each bandwidth as a part of the median of its kind."""
+    """Returns the rows of the matrix with each bandwidth divided by the median of its kind, within or between nodes.
+
+    None: not measured, or there is no median.
+    """
     usual = {within: links.usual(matrix.seen, within) for within in (False, True)}
     rows: list[list[float | None]] = []
     for a, row in enumerate(matrix.seen.bandwidth):
@@ -75,7 +84,7 @@ def _verdict(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[st
 
 
 def _slow_in_words(slow: links.Slow) -> str:
-    """The bad value first: `0.31 GB/s, 17 % of the median (110.2 us)`."""
+    """Returns both values of a slow pair, the bad one first: `0.31 GB/s, 17 % of the median (110.2 us)`."""
     speed, time = f"{slow.bandwidth / 1e9:.2f} GB/s", f"{bench.microseconds(slow.latency)} us"
     if slow.measure == "bandwidth":
         return f"{speed}, {slow.ratio * 100:.0f} % of the {slow.against} ({time})"
@@ -83,7 +92,7 @@ def _slow_in_words(slow: links.Slow) -> str:
 
 
 def advice(exclude: str, environ: Mapping[str, str]) -> list[str]:
-    """How to run without these nodes.
+    """Returns a line on how to run without these nodes; no line without a scheduler.
 
     | scheduler | advice |
     |---|---|

@@ -1,4 +1,4 @@
-"""How much memory a rank can still allocate; on a CPU, allocating too much ends in a kill, not in an error."""
+"""Finds out how much memory a rank can still allocate. On a CPU, the kernel kills a rank that allocates too much."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launcher import Env
 
-Read = Callable[[str], str]
+Read = Callable[[str], str]  # returns the content of the file with this path; raises OSError
 
 
 def available(env: Env) -> int | None:
-    """Bytes that this rank can allocate: an equal share of its node's memory, or its GPU's; None if unknown."""
+    """Returns the bytes that this rank can allocate: on its GPU, or an equal share of its node's memory; None:
+    unknown."""
     if env.device.type != "cpu":
         # Lazily: torch takes a second, and checks on the login node need none of it
         from launcher.worker import accelerator
@@ -25,11 +26,13 @@ def available(env: Env) -> int | None:
 
 
 def on_node(read: Read) -> int | None:
-    """Bytes that the processes in this process's control groups can still allocate; None if unknown. Pure, except for
-    `read`.
+    """Returns the bytes that all processes of this process's cgroups can still allocate; None: unknown.
 
-    The minimum of MemAvailable and, for each control group of the process and each of its parents, its limit minus its
+    It is the minimum of MemAvailable and, for each cgroup of the process and each of its parents, the limit minus the
     usage without caches (proc(5); Linux: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+
+    Args:
+        read: reads a file.
     """
     found = []
     for line in _lines(read, "/proc/meminfo"):
@@ -46,7 +49,16 @@ def on_node(read: Read) -> int | None:
 
 
 def _free(read: Read, root: str, path: str, limit: str, usage: str, cache: str) -> list[int]:
-    """Free bytes in the control group and in each of its parents, as far as they have a limit."""
+    """Returns the free bytes of a cgroup and of each of its parents that has a limit.
+
+    Args:
+        read: reads a file.
+        root: mount point of the cgroup hierarchy.
+        path: path of the cgroup below it.
+        limit: name of the file with the limit.
+        usage: name of the file with the usage.
+        cache: key in memory.stat of the caches that the kernel can free.
+    """
     free = []
     parts = [part for part in path.split("/") if part and part != ".."]
     for depth in range(len(parts), -1, -1):

@@ -1,5 +1,7 @@
-"""The names of operations, patterns, groups and types in a config. Free of torch, so that the login node can check them
-before a submission."""
+"""The names of operations, patterns, groups and types in a config, and which backends have an operation.
+
+Free of torch, so that the login node can check them before a submission.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ ALL = "all"
 
 
 def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The chosen names: `all`, a comma-separated text, or several texts; without duplicates.
+    """Returns the names that a config chooses, without duplicates; all known names for `all`.
+
+    Args:
+        what: what is chosen, for errors: operation, pattern, group.
+        chosen: `all`, a comma-separated text, or several texts.
+        known: all names that exist.
 
     Raises:
         ValueError: nothing is chosen, or a name is unknown; the text suggests similar known names.
@@ -48,7 +55,7 @@ def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tupl
 
 
 def chooses_all(chosen: str | Iterable[str]) -> bool:
-    """Whether `all` is chosen, so that nothing was chosen by its own name."""
+    """Returns whether `all` is among the chosen names."""
     return ALL in _names(chosen)
 
 
@@ -58,10 +65,15 @@ def _names(chosen: str | Iterable[str]) -> list[str]:
 
 
 def choose_one(what: str, name: str, known: Sequence[str]) -> str:
-    """Checks the name in a key that takes exactly one, and returns it.
+    """Returns the name in a key that takes exactly one.
+
+    Args:
+        what: the key, for errors.
+        name: its value.
+        known: all names that exist.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the name is unknown; the text suggests similar known names.
     """
     if name not in known:
         raise ValueError(f"{name!r} is no {what}; known are {', '.join(known)}.{near(name, known)}")
@@ -69,22 +81,32 @@ def choose_one(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def places_of(operation: str, place: str) -> tuple[str, ...]:
-    """`out` and `in`: those that an operation has in torch.distributed, and that `place` (both, out or in) includes."""
+    """Returns the places in which an operation is measured: `out` (of place) and `in` (place), one of them, or none.
+
+    Args:
+        operation: the operation; some have only one place in torch.distributed.
+        place: `workload.place`: both, out or in.
+    """
     has = ("in",) if operation in IN_PLACE_ONLY else ("out",) if operation in OUT_OF_PLACE_ONLY else ("out", "in")
     return tuple(each for each in has if place in ("both", each))
 
 
 def backends_for(operation: str, dtype: str, redop: str) -> tuple[str, ...]:
-    """The backends that have an operation for a type.
+    """Returns the backends that have an operation for a type.
 
-    Sources: the table of torch.distributed's documentation; gloo's avg divides a sum, which torch does for floating
-    types only; MPI_Datatype of torch's ProcessGroupMPI has no 16-bit floats, and it has no reduce_scatter and no avg.
+    Sources: the table in the documentation of torch.distributed. gloo's avg divides a sum, which torch does for
+    floating-point types only. torch's ProcessGroupMPI has no 16-bit floats, no reduce_scatter and no avg.
+
+    Args:
+        operation: name of the operation.
+        dtype: type of the elements.
+        redop: reduction; ignored if the operation does not reduce.
     """
     averaging = operation in REDUCING and redop == "avg"
     has = {
         "gloo": not (averaging and dtype.startswith("int")),
         "nccl": True,
-        "xccl": True,  # which it lacks is found out on the ranks
+        "xccl": True,  # the ranks find out which operations it lacks
         "mpi": not (averaging or operation == "reduce_scatter" or dtype in ("float16", "bfloat16")),
     }
     return tuple(backend for backend, there in has.items() if there)

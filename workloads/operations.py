@@ -1,9 +1,9 @@
-"""The collective operations: for each, its buffers on a rank, its call, and its result by definition.
+"""The collective operations: for each, its buffers on a rank, its torch call, and its expected result.
 
-In the definitions below, n ranks have numbers 0 to n-1 in their group, `root` is one of these numbers, and x(i) is
-the input of rank i. `count` is the number of elements for the operation's size; a block is an n-th of it.
+In the table, the n ranks of a group have numbers 0 to n-1, `root` is one of these numbers, and x(i) is the input of
+rank i. `count` is the number of elements of the operation's size; a block has count / n elements.
 
-| operation | in | out |
+| operation | input | output |
 |---|---|---|
 | all_reduce | x(i), count | reduction of all x, on every rank |
 | broadcast | x(root), count | x(root), on every rank |
@@ -15,7 +15,7 @@ the input of rank i. `count` is the number of elements for the operation's size;
 | all_to_all | x(i), n blocks | block i of every x in the order of ranks, on rank i |
 | all_to_all_v | x(i), count in uneven parts | part i of every x in the order of ranks, on rank i |
 | send_recv | x(i), count | x(i-1): each rank sends to the next and receives from the one before |
-| barrier | nothing | nobody leaves before all have arrived |
+| barrier | nothing | nothing: no rank returns before all have called it |
 
 Data is made and compared in pieces, so that verifying needs hardly any memory besides the buffers.
 """
@@ -45,8 +45,15 @@ Work = Callable[..., Any]
 class Case:
     """One operation of one size on this rank.
 
-    `group` is the process group, `ranks` the global ranks in it, `me` and `root` numbers in it, `count` the elements
-    of the operation. `key` makes this case's data different from any other's.
+    Attributes:
+        group: process group.
+        ranks: global ranks of the group.
+        me: number of this rank in the group.
+        root: number of the root in the group.
+        count: elements of the operation (see the module's table).
+        values: makes the data.
+        redop: reduction: sum, prod, min, max or avg.
+        key: makes the data different from those of other cases.
     """
 
     group: dist.ProcessGroup
@@ -71,12 +78,15 @@ class Case:
         return self.me == self.root
 
     def again(self, *key: object) -> Case:
-        """The same case with other data."""
+        """Returns the same case with `key` added to its key, and so with other data."""
         return replace(self, key=(*self.key, *key))
 
     def part(self, source: int, destination: int) -> int:
-        """Elements that all_to_all_v moves from one rank to another: 1, 2, ... n shares of count, rotated by one from
-        rank to rank, so that every rank sends and receives `count` in total."""
+        """Returns the number of elements that all_to_all_v moves from rank `source` to rank `destination`.
+
+        A rank sends 1, 2, ... n shares of `count` to the ranks, rotated by one from rank to rank, so that every rank
+        sends and receives `count` elements in total.
+        """
         share = (source + destination) % self.n
         shares = self.n * (self.n + 1) // 2
         rest = self.count - sum(self.count * (each + 1) // shares for each in range(self.n))
@@ -85,7 +95,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive elements: `length` of x(source) from `offset` on; without a source, of the reduction of all x."""
+    """Consecutive elements of an expected output.
+
+    Attributes:
+        source: rank in the group from whose input the elements are; None: they are from the reduction of all inputs.
+        offset: number of the first element there.
+        length: number of elements.
+    """
 
     source: int | None
     offset: int
@@ -94,7 +110,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Buffers:
-    """A rank's input and output; in place they share memory."""
+    """The buffers of a rank; in place they share memory.
+
+    Attributes:
+        data: input.
+        out: output.
+    """
 
     data: Tensor
     out: Tensor
@@ -102,11 +123,16 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation.
+    """A collective operation.
 
-    `takes` returns the number of this rank's input elements, `gives` its expected output. `bind` makes the call, with
-    everything that can be prepared before the clock starts; a true third argument makes it asynchronous. `shared`
-    returns the two buffers within one, for in-place calls.
+    Attributes:
+        name: name of the operation.
+        takes: returns the number of input elements of this rank.
+        gives: returns the expected output of this rank.
+        bind: returns the call, with everything prepared that need not be timed. If its third argument is True, the call
+            starts the operation asynchronously and waits for it.
+        shared: returns both buffers as parts of one tensor, for in-place calls; None: there is no such call.
+        one_buffer: whether torch.distributed takes one tensor for input and output.
     """
 
     name: str
@@ -114,7 +140,7 @@ class Operation:
     gives: Callable[[Case], list[Piece]]
     bind: Callable[[Case, Buffers, bool], Call]
     shared: Callable[[Case, Tensor], Buffers] | None = None
-    one_buffer: bool = False  # torch.distributed takes one tensor, on all ranks
+    one_buffer: bool = False
 
     @property
     def reduces(self) -> bool:
@@ -128,12 +154,12 @@ class Operation:
         return sum(piece.length for piece in self.gives(case))
 
     def elements(self, case: Case, place: str) -> tuple[int, int]:
-        """Elements on this rank of (both buffers together, the larger one)."""
+        """Returns this rank's number of elements in both buffers together, and in the larger one."""
         takes, gives = (case.count, case.count) if self.one_buffer else (self.takes(case), self.received(case))
         return (max(takes, gives) if place == "in" else takes + gives), max(takes, gives)
 
     def allocate(self, case: Case, place: str) -> Buffers:
-        """Uninitialised buffers."""
+        """Returns uninitialised buffers for this rank. `place` is "in" or "out" (of place)."""
         values = case.values
         make = partial(torch.empty, dtype=values.dtype, device=values.device)
         if place == "out":
@@ -142,14 +168,14 @@ class Operation:
         return Buffers(whole, whole) if self.one_buffer or not self.shared else self.shared(case, whole)
 
     def fill(self, case: Case, buffers: Buffers) -> None:
-        """Fills the input with this rank's x, and the output with a value that no result has."""
+        """Fills the input with this rank's data, and the output with -1, which no result has."""
         buffers.out.fill_(-1)
         mine = buffers.data[: self.takes(case)]
         for start, piece in _pieces(mine):
             piece.copy_(_element(case, None if self.reduces else case.me, start, len(piece), put_in=True))
 
     def check(self, case: Case, buffers: Buffers) -> tuple[int, int]:
-        """(wrong, compared) elements of this rank's output."""
+        """Returns the number of wrong and of compared elements of this rank's output."""
         wrong = at = 0
         for due in self.gives(case):
             for start, got in _pieces(buffers.out[at : at + due.length]):
@@ -160,13 +186,20 @@ class Operation:
 
 
 def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yields a tensor in pieces, each with the number of its first element."""
+    """Yields pieces of at most PIECE elements of a tensor, each with the number of its first element."""
     for start in range(0, len(tensor), PIECE):
         yield start, tensor[start : start + PIECE]
 
 
 def _element(case: Case, source: int | None, start: int, count: int, *, put_in: bool = False) -> Tensor:
-    """Elements of x(source); of the reduction of all x; or, for a reduction, of this rank's input."""
+    """Returns the elements `start` to `start + count - 1` of an input or of a reduction, [count].
+
+    | source | put_in | elements of |
+    |---|---|---|
+    | a rank in the group | any | the input of that rank, for an operation that does not reduce |
+    | None | True | this rank's input of a reduction |
+    | None | False | the result of the reduction |
+    """
     if source is not None:
         return case.values.make(count, *case.key, case.ranks[source], start=start)
     key = (*case.key, case.ranks)
@@ -176,7 +209,8 @@ def _element(case: Case, source: int | None, start: int, count: int, *, put_in: 
 
 
 def _bound(function: Work, wait: bool, *arguments: object, **options: object) -> Call:
-    """A call of a torch.distributed function; with `wait`, started asynchronously and then waited for."""
+    """Returns a call of a torch.distributed function with these arguments. With `wait`, the call starts the operation
+    asynchronously and waits for it."""
     call = partial(function, *arguments, **options)
     if not wait:
         return call
@@ -200,7 +234,7 @@ def _one_block(case: Case) -> int:
 
 
 def _everyone(case: Case) -> list[Piece]:
-    """One block of every rank."""
+    """Returns one block of every rank's input."""
     return [Piece(rank, 0, case.block) for rank in range(case.n)]
 
 
@@ -267,7 +301,7 @@ def _parts_for_me(case: Case) -> list[Piece]:
 
 
 def _send_recv(case: Case, buffers: Buffers, wait: bool) -> Call:
-    """Starts both together and waits for them, whatever `wait` is: torch has no other way to exchange."""
+    """Returns a call that sends and receives at the same time and waits for both. `wait` has no effect."""
     after, before = case.ranks[(case.me + 1) % case.n], case.ranks[case.me - 1]
     both = [
         dist.P2POp(dist.isend, buffers.data, after, case.group),
@@ -339,6 +373,13 @@ IN_BLOCKS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all") 
 
 
 def count_of(operation: str, size: int, itemsize: int, n: int) -> int:
-    """Elements of an operation of `size` bytes: whole blocks if it has blocks, and at least one element."""
+    """Returns the elements of an operation of at most `size` bytes, but at least one element or block per rank.
+
+    Args:
+        operation: name of the operation; some need a multiple of `n` elements.
+        size: bytes.
+        itemsize: bytes of an element.
+        n: number of ranks in the group.
+    """
     count = max(1, size // itemsize)
     return max(1, count // n) * n if operation in IN_BLOCKS else count

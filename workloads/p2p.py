@@ -1,4 +1,4 @@
-"""Measure transfers between ranks in several patterns, and verify what arrives: the workload `p2p`."""
+"""Measures transfers between ranks in several patterns, and verifies the received data: the workload `p2p`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import P2P
 
-FAULTS = 10  # most faults in an error; the table has all of them
+FAULTS = 10  # most wrong results that an error lists; the table has all of them
 
 
 def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -> float | None:
-    """The hardware's bytes/s for a pattern, if such a link was measured; otherwise None.
+    """Returns the hardware's speed with which a pattern is compared, in bytes/s; None: it is not known.
 
     | pattern | between two nodes, or gloo on one node | nccl or xccl, within a node | else |
     |---|---|---|---|
     | pingpong, bandwidth | one TCP stream | copy in memory | not known |
-    | bidirectional | one TCP stream either way | twice that | not known |
+    | bidirectional | twice one TCP stream | twice a copy in memory | not known |
+    | any other | not known | not known | not known |
+
+    Args:
+        pattern: name of the pattern.
+        pair: the two ranks.
+        measured: the hardware's speeds.
+        env: this rank.
     """
     if pattern not in pairs.PATTERNS:
         return None
@@ -41,16 +48,17 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
 
 
 def main(config: P2P, env: Env) -> dict[str, float | int | str]:
-    """Measures and verifies the chosen patterns.
+    """Measures and verifies the chosen patterns, and returns the metrics of the run. All ranks must call it.
 
-    The metrics are, for each pattern, `PATTERN/us` (median time of the smallest size; for pingpong half the round trip)
-    and `PATTERN/mb_per_s` (the best, in 10^6 bytes/s), `matrix/slow` (pairs), `matrix/exclude` (suspects in Slurm's
-    form, if there are any), `patterns`, and `checked` (elements compared).
+    The metrics are, for each pattern, `PATTERN/us` (median time of the smallest size in microseconds; for pingpong half
+    the round trip) and `PATTERN/mb_per_s` (the best, in 10^6 bytes/s); `matrix/slow` (number of slow pairs),
+    `matrix/exclude` (suspects as a Slurm node list, if there are any), `patterns` (number of them), and `checked`
+    (number of elements compared).
 
     Raises:
-        WorkloadError: a received value was wrong, something is slower than the baseline allows, or pairs are slow and
-            `fail_on_slow` is set (raised after measuring everything); there is only one rank, the first size does not
-            fit into memory, or the config is not valid.
+        WorkloadError: a received value was wrong, a speed is lower than the baseline allows, or pairs are slow and
+            `fail_on_slow` is set (these are raised after measuring everything); there is only one rank, the first size
+            does not fit into memory, or the config is not valid.
     """
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
@@ -105,11 +113,16 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
 
 
 def _silent(line: str) -> None:
-    """Replaces `say` on all ranks but rank 0."""
+    """Prints nothing: replaces `say` on all ranks but rank 0."""
 
 
 def _stop(reason: str, written: results.Results, write: Callable[[str], object]) -> None:
-    """Records and prints why something cannot be measured.
+    """Prints and records why some sizes are not measured.
+
+    Args:
+        reason: the reason.
+        written: the results, in which it is recorded.
+        write: prints a line on rank 0.
 
     Raises:
         WorkloadError: nothing has been measured so far.
@@ -128,10 +141,19 @@ def _judge(
     config: P2P,
     env: Env,
 ) -> None:
-    """Raises if the results fail the run.
+    """Compares the results with the baseline, and checks that they do not fail the run. All ranks must call it.
+
+    Args:
+        faults: texts about wrong results.
+        written: the results.
+        links: the matrix; None: not measured.
+        baseline: results of an earlier run; None: there is none.
+        config: the workload's config.
+        env: this rank.
 
     Raises:
-        WorkloadError: with the reasons.
+        WorkloadError: a result was wrong, a speed is lower than the baseline allows, or pairs are slow and
+            `fail_on_slow` is set.
     """
     if faults:
         more = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []

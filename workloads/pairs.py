@@ -1,7 +1,7 @@
 """Transfers between two ranks as in the OSU micro-benchmarks: latency, and bandwidth of a window of messages.
 
-Source: OSU Micro-Benchmarks, c/mpi/pt2pt/standard: osu_latency, osu_bw, osu_bibw. The clock is that of the first of the
-two ranks, `a`. Other ranks wait in the next collective meanwhile.
+Source: OSU Micro-Benchmarks, c/mpi/pt2pt/standard: osu_latency, osu_bw, osu_bibw. The first of the two ranks, `a`,
+measures the time. The other ranks of the run wait in the next collective.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from workloads import bench
 
 ROOM = 32 * 2**20  # bytes of a rank's message buffers, unless one message is larger
 BURST = 100  # round trips between two comparisons
-MOST = 100_000  # most iterations for a time budget
-SMALL = 8 * 1024  # bytes up to which there are more iterations, as in OSU
-MORE = 10  # factor for the iterations of small messages
+MOST = 100_000  # most iterations with a time budget
+SMALL = 8 * 1024  # bytes of a message up to which there are MORE times as many iterations, as in OSU
+MORE = 10
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,13 @@ class Pair:
     """Two ranks, and the messages that they exchange.
 
     Attributes:
-        rank: this rank; a or b.
-        a, b: the two ranks.
+        rank: this rank: a or b.
+        a: the first rank, which measures the time.
+        b: the second rank.
         count: elements of a message.
         values: makes the messages.
-        key: makes their values different from those of other transfers.
-        room: bytes for the buffers of each rank.
+        key: makes the messages different from those of other transfers.
+        room: bytes of the message buffers of each rank.
     """
 
     rank: int
@@ -54,22 +55,22 @@ class Pair:
         return self.count * self.values.dtype.itemsize
 
     def slots(self, messages: int) -> int:
-        """How many messages have their own buffers; the others reuse these."""
+        """Returns how many of `messages` messages have a buffer of their own; the others reuse these buffers."""
         return max(1, min(messages, self.room // self.size))
 
     def messages(self, source: int, slots: int) -> list[Tensor]:
-        """The messages of `source`, [count] each."""
+        """Returns `slots` messages of rank `source`, [count] each."""
         return [self.values.make(self.count, self.key, source, slot) for slot in range(slots)]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How many runs to make.
+    """The number of iterations.
 
     Attributes:
-        iterations: timed runs.
-        warmup: runs before those.
-        budget: seconds for the timed runs, instead of their number.
+        iterations: number of timed iterations.
+        warmup: number of iterations before these.
+        budget: seconds for the timed iterations, in place of their number; None: their number counts.
         window: messages of a window.
         more: whether small messages get MORE times as many iterations.
     """
@@ -83,12 +84,12 @@ class Runs:
 
 @dataclass
 class Timed:
-    """The result of one rank.
+    """The measurements of one rank.
 
     Attributes:
-        seconds: of each iteration, by the clock of rank a; empty on b.
-        checked: elements compared on this rank.
-        wrong: how many of them were wrong.
+        seconds: time of each iteration on rank a; empty on rank b.
+        checked: number of elements compared on this rank.
+        wrong: number of wrong ones among them.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -96,7 +97,7 @@ class Timed:
     wrong: int = 0
 
     def clock(self, pair: Pair, run: Callable[[], None]) -> None:
-        """Calls `run`, and times it on rank a."""
+        """Calls `run`; on rank a also records its time."""
         if pair.rank == pair.a:
             self.seconds.append(bench.timed(pair.values.device, run))
         else:
@@ -104,7 +105,12 @@ class Timed:
 
 
 class Inbox:
-    """Buffers to receive into, and their expected content."""
+    """Buffers to receive into, and their expected content.
+
+    Args:
+        pair: the two ranks and their messages.
+        slots: number of buffers.
+    """
 
     def __init__(self, pair: Pair, slots: int) -> None:
         self._expected = pair.messages(pair.peer, slots)
@@ -123,7 +129,7 @@ class Inbox:
 
 
 def pingpong(pair: Pair, runs: Runs) -> Timed:
-    """Round trips: a message from a to b, and one back. All messages are compared, after each burst."""
+    """Measures round trips: a message from a to b, and one back. All messages are compared, after each burst."""
     slots = pair.slots(BURST)
     outbox, inbox = pair.messages(pair.rank, slots), Inbox(pair, slots)
 
@@ -149,12 +155,13 @@ def pingpong(pair: Pair, runs: Runs) -> Timed:
 
 
 def bandwidth(pair: Pair, runs: Runs) -> Timed:
-    """Windows of messages from a to b, each acknowledged by one small message; the first and the last are compared."""
+    """Measures windows of messages from a to b, each acknowledged by one small message. The first and the last window
+    are compared."""
     return _windows(pair, runs, both=False)
 
 
 def bidirectional(pair: Pair, runs: Runs) -> Timed:
-    """Like `bandwidth`, with a window from b to a at the same time."""
+    """Measures windows of messages in both directions at the same time; otherwise as `bandwidth`."""
     return _windows(pair, runs, both=True)
 
 
@@ -195,7 +202,8 @@ def _windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
 
 
 def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:
-    """Runs before the clock starts; returns the number of iterations, which rank a derives from a budget."""
+    """Makes the iterations before the timed ones; returns the number of timed ones, which rank a computes from a
+    budget."""
     device = pair.values.device
     took = [bench.timed(device, run) for _ in range(max(runs.warmup, 0 if runs.budget is None else 2))]
     if runs.budget is None:
@@ -210,7 +218,7 @@ def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:
 
 
 def _meet(pair: Pair) -> None:
-    """Waits until both ranks are here."""
+    """Waits until both ranks have called this function."""
     token = _token(pair)
     if pair.rank == pair.a:
         dist.send(token, pair.b)

@@ -1,4 +1,4 @@
-"""Checks the config of p2p. Pure, and free of torch, so that the login node refuses what would fail later."""
+"""Checks the config of p2p. Pure, and free of torch, so that the login node can refuse what would fail in the job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MATRIX = "matrix"
 
 
 def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, int]:
-    """The two ranks for the patterns of pairs: those of the config, else the first ranks of the first and last node,
-    or the first and last rank of a single node.
+    """Returns the two ranks for the patterns of two ranks.
 
     Args:
-        pair: `workload.pair`.
+        pair: `workload.pair`; None: the first ranks of the first and the last node, or the first and the last rank of a
+            single node.
         node_of: node rank of each rank.
 
     Raises:
@@ -39,10 +39,10 @@ def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, in
 
 
 def chosen(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
-    """The patterns to run; `all` includes the matrix only if there are nodes (or ranks) to compare.
+    """Returns the patterns to run. `all` includes the matrix only if there are several nodes (or matrix=ranks).
 
     Args:
-        keys: those of `config.P2P`.
+        keys: the keys of `launcher.config.schema.P2P` with their values.
         node_of: node rank of each rank.
 
     Raises:
@@ -60,7 +60,7 @@ def chosen(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
 
 
 def check(keys: Mapping[str, Any], node_of: Sequence[int]) -> None:
-    """Checks all keys of p2p against the ranks of the run.
+    """Checks all keys of p2p against the ranks of the run. The arguments are those of `chosen`.
 
     Raises:
         ValueError: a value is not valid; the text names its key.

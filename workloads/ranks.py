@@ -1,4 +1,4 @@
-"""Collective helpers of all workloads: introduce the ranks, compare values, raise errors on all ranks.
+"""Helpers of all workloads: gather values of all ranks, compare them, print lines, raise errors on all ranks.
 
 An error that only one rank raises leaves the others waiting in their next collective. So whatever may fail on one rank
 alone (reading a file, checking a result) is gathered first, and then every rank raises the same error.
@@ -21,7 +21,7 @@ V = TypeVar("V", bound=Hashable)
 
 
 class WorkloadError(RuntimeError):
-    """A workload cannot continue, or found something wrong; the text names rank and host where that matters."""
+    """A workload cannot continue, or has found an error; the text names rank and host if only some ranks have it."""
 
 
 def say(text: str) -> None:
@@ -31,20 +31,24 @@ def say(text: str) -> None:
 
 
 def introduce(env: Env) -> None:
-    """Prints a line about this rank: number, host, backend and device."""
+    """Prints a line about this rank: rank, world size, local rank, host, backend and device."""
     say(f"rank {env.rank}/{env.world_size} local {env.local_rank} on {env.host}: {env.backend}, {env.device}")
 
 
 def gather(value: T, env: Env) -> list[T]:
-    """Every rank's `value`, in order, on every rank. For small values."""
+    """Returns the value of each rank, in order of rank, on every rank. For small values. All ranks must call it."""
     return rank_objects.all_gather(value) if env.world_size > 1 else [value]
 
 
 def raise_together(error: str | None, env: Env) -> None:
-    """Raises an error on every rank if any rank has one.
+    """Raises an error on every rank if any rank has one. All ranks must call it.
+
+    Args:
+        error: text of this rank's error; None: it has none.
+        env: this rank.
 
     Raises:
-        WorkloadError: the errors, each with its ranks and hosts; equal ones appear once.
+        WorkloadError: with all errors, each with its ranks and hosts; equal errors appear once.
     """
     errors = _by_value(error, env)
     errors.pop(None, None)
@@ -53,10 +57,15 @@ def raise_together(error: str | None, env: Env) -> None:
 
 
 def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> None:
-    """Checks that `value` is equal on all ranks.
+    """Checks that a value is equal on all ranks. All ranks must call it.
+
+    Args:
+        what: the subject of the error: "the initial weights".
+        value: this rank's value.
+        env: this rank.
 
     Raises:
-        WorkloadError: it differs; the text says which ranks have which value.
+        WorkloadError: values differ; the text says which ranks have which value.
     """
     found = _by_value(value, env)
     if len(found) > 1:
@@ -65,12 +74,17 @@ def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> No
 
 
 def name_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """`rank 3 on node2`, or `ranks 0-1 on node1, node2`; `hosts` are those of all ranks, in order."""
+    """Returns `rank 3 on node2`, or `ranks 0-1 on node1, node2`.
+
+    Args:
+        ranks: the ranks to name.
+        hosts: host name of each rank of the run.
+    """
     return f"{formatting.name_ranks(ranks)} on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks))}"
 
 
 def _by_value(value: V, env: Env) -> dict[V, str]:
-    """Each value, with the ranks and hosts that have it in words."""
+    """Returns each value of any rank, with text that names the ranks that have it. All ranks must call it."""
     everyone = gather((value, env.host), env)
     hosts = [host for _, host in everyone]
     ranks_of: dict[V, list[int]] = {}

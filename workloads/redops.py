@@ -1,17 +1,19 @@
-"""The input of each rank in a reduction, and the exact result, for every type and any number of ranks.
+"""Makes the input of each rank in a reduction, and the exact result, for every type and any number of ranks.
 
-The input of rank i is a window on one random stream r that begins at position i: x(i)[k] = r[k + i]. So all x differ,
-and a result costs one stream and n slices of it, not n streams. The values are small enough, or sparse enough, that no
-order of additions or multiplications rounds or overflows.
+The input of rank i starts at position i of one random stream r: x(i)[k] = r[k + i]. So the inputs of all ranks differ,
+and computing a result takes one stream and n slices of it, not n streams. The values are so small, or so sparse, that
+no order of additions or multiplications rounds or overflows.
 
 | redop | r | result at k |
 |---|---|---|
-| sum | 0 to limit/n; where the type cannot hold n ones, zero at most places | r[k] + ... + r[k+n-1] |
+| sum | 0 to limit/n; if n is larger than the type's limit, 0 at most positions | r[k] + ... + r[k+n-1] |
 | prod | 1 to 4, at most 3 of n neighbours not 1 | r[k] * ... * r[k+n-1] |
 | min, max | 0 to limit | least or greatest of r[k] ... r[k+n-1] |
 
-avg: x(i) = base + d(i/2) for even i and base - d(i/2) for odd i (base for the last of an odd number), so the average is
-base. NCCL multiplies floats by 1/n first, which rounds; then the nearest whole number must match.
+`limit` is the largest whole number up to which the type represents all whole numbers exactly.
+
+avg: x(i) = base + d(i/2) for even i and base - d(i/2) for odd i (base for the last rank if n is odd), so the average
+is base. NCCL multiplies floats by 1/n first, which rounds. So a float is right if it is nearest to base.
 """
 
 from __future__ import annotations
@@ -34,11 +36,21 @@ REDOPS = {
 _COMBINE: dict[str, Callable[..., object]] = {
     "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
 }  # fmt: skip
-Key = tuple[object, ...]
+Key = tuple[object, ...]  # makes the data of one case different from that of others
 
 
 def put_in(values: Values, redop: str, key: Key, rank: int, n: int, start: int, count: int) -> Tensor:
-    """Elements `start` to `start + count` of the input of rank number `rank` of n, [count]."""
+    """Returns elements `start` to `start + count - 1` of a rank's input, [count].
+
+    Args:
+        values: makes the data.
+        redop: reduction: sum, prod, min, max or avg.
+        key: key of the data, equal on all ranks.
+        rank: number of the rank in its group.
+        n: number of ranks in the group.
+        start: number of the first element.
+        count: number of elements.
+    """
     if redop != "avg":
         return _stream(values, redop, key, n, start + rank, count)
     base = _base(values, key, n, start, count)
@@ -52,7 +64,8 @@ def put_in(values: Values, redop: str, key: Key, rank: int, n: int, start: int, 
 
 
 def answer(values: Values, redop: str, key: Key, n: int, start: int, count: int) -> Tensor:
-    """Elements `start` to `start + count` of the result over n ranks, [count]."""
+    """Returns elements `start` to `start + count - 1` of the result over n ranks, [count]. See `put_in` for the
+    arguments."""
     if redop == "avg":
         return _base(values, key, n, start, count)
     stream = _stream(values, redop, key, n, start, count + n - 1)
@@ -64,7 +77,13 @@ def answer(values: Values, redop: str, key: Key, n: int, start: int, count: int)
 
 
 def wrong(redop: str, got: Tensor, expected: Tensor) -> int:
-    """How many elements are wrong; NaN always is."""
+    """Returns the number of wrong elements. NaN is always wrong.
+
+    Args:
+        redop: reduction; empty: the operation does not reduce.
+        got: the elements of the output.
+        expected: the exact result.
+    """
     if redop == "avg" and got.is_floating_point():
         return int((~((got - expected).abs() < 0.5)).sum())
     return int((got != expected).sum())
@@ -85,7 +104,14 @@ def _stream(values: Values, redop: str, key: Key, n: int, start: int, count: int
 
 
 def _sparse(stream: Tensor, start: int, every: int, otherwise: int) -> Tensor:
-    """The stream at positions that are a multiple of `every`, and `otherwise` elsewhere."""
+    """Returns the stream with `otherwise` at all positions that are no multiple of `every`.
+
+    Args:
+        stream: elements of the stream.
+        start: position of the first one.
+        every: distance of the positions that keep their values.
+        otherwise: value at the other positions.
+    """
     if every == 1:
         return stream
     places = torch.arange(start, start + len(stream), device=stream.device)

@@ -1,9 +1,9 @@
-"""The results of a benchmark, in RUN/results.json and RUN/results.csv, and the comparison with an earlier run.
+"""Writes and reads the results of a benchmark, RUN/results.json and RUN/results.csv; compares them with another run's.
 
-The file is one JSON object: `format`, `workload`, `conditions` (everything that a number depends on), `roof`, `rows`,
-`matrix` (of p2p) and `complete`. Times are in seconds, sizes in bytes, speeds in bytes/s. It is rewritten atomically
-after each row, so that an interrupted sweep leaves what was measured. Free of torch, except for `conditions`: the login
-node and the report read these files too.
+results.json is one JSON object: `format`, `workload`, `conditions` (everything that a number depends on), `roof`,
+`rows`, `matrix` (of p2p), `complete` and `reason`. Times are in seconds, sizes in bytes, speeds in bytes/s. Both files
+are rewritten atomically after each size, so that an interrupted sweep leaves what it has measured. Only `conditions`
+imports torch, since the login node and the report read these files, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 JSON, CSV = "results.json", "results.csv"
-# Keys of a row that were measured. Its other keys say what was done; rows are compared if all of those are equal.
+# Keys of a row with measured values. The other keys describe what was measured: rows are compared if these are equal.
 MEASURED = frozenset(
     ("seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations", "messages",
      "count")
@@ -43,15 +43,21 @@ class Conditions:
     """The conditions that the numbers of a run depend on.
 
     Attributes:
-        hosts: one per node.
-        world_size, nodes, ranks_per_node: how many ranks, and where.
-        backend, backend_version: gloo, nccl, xccl or mpi; the version is NCCL's, otherwise None.
-        interface: network interface that the backend was configured to use, if any.
-        device, device_name: cpu, cuda or xpu, and its model on rank 0.
-        torch, python: versions.
-        iterations, warmup: for each size.
-        time: when it began, in Unix seconds.
-        run: id of the run; None outside of one.
+        hosts: host name of each node.
+        world_size: number of ranks.
+        nodes: number of nodes.
+        ranks_per_node: number of ranks on each node.
+        backend: gloo, nccl, xccl or mpi.
+        backend_version: version of NCCL; None with another backend.
+        interface: network interface that the backend was configured to use; None: not configured.
+        device: cpu, cuda or xpu.
+        device_name: model of the device of rank 0.
+        torch: version of torch.
+        python: version of Python.
+        iterations: timed iterations of each size, from the config.
+        warmup: iterations before these, from the config.
+        time: start of the benchmark in Unix seconds.
+        run: id of the run; None: the process belongs to no run.
         environment: variables that configure the backend (NCCL_*, GLOO_*).
     """
 
@@ -74,7 +80,7 @@ class Conditions:
 
 
 def conditions(config: Collective | P2P, env: Env) -> Conditions:
-    """The conditions of this run. All ranks must call it, since it gathers their hosts."""
+    """Returns the conditions of this run. All ranks must call it, since it gathers their hosts."""
     # Lazily: torch takes a second, and checks on the login node need none of it
     import torch
 
@@ -127,12 +133,13 @@ class Results:
 
     Attributes:
         workload: collective or p2p.
-        conditions: of the run.
+        conditions: the conditions of the run.
         roof: `socket` and `memory` in bytes/s (None: not measured), and `how` they were measured.
-        folder: where the files go; None: nowhere (another rank, or no run).
-        rows, matrix: what was measured.
-        complete: whether everything that was asked for was measured.
-        reason: why not.
+        folder: directory of the files; None: they are not written (other ranks, or no run).
+        rows: the measured rows.
+        matrix: `Matrix.as_dict()` of p2p; None: not measured.
+        complete: whether everything that was requested was measured.
+        reason: why it was not; empty: everything was measured, or the run was interrupted.
     """
 
     workload: str
@@ -150,7 +157,7 @@ class Results:
         self.write()
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of results.json."""
+        """Returns the content of results.json."""
         known = self.conditions
         return {
             "format": FORMAT,
@@ -175,7 +182,7 @@ class Results:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """The rows as CSV with a header line. `seconds` becomes `seconds_min` and so on. Pure."""
+    """Returns the rows as CSV with a header line. `seconds` becomes `seconds_min`, `seconds_median` and so on. Pure."""
     flat = [_flat(row) for row in rows]
     titles = list(dict.fromkeys(title for row in flat for title in row))
     text = io.StringIO()
@@ -194,10 +201,13 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def read(path: Path) -> Results:
-    """The results in a file, or in the results.json of a run directory.
+    """Reads results.
+
+    Args:
+        path: a results.json, or a run directory that has one.
 
     Raises:
-        ValueError: there are none, or they cannot be read; the text says what to do.
+        ValueError: the file does not exist, cannot be read, or has another format; the text says what to do.
     """
     file = path / JSON if path.is_dir() else path
     try:
@@ -224,10 +234,11 @@ class Difference:
     """A row that is slower than in the baseline by more than the tolerance.
 
     Attributes:
-        what: the row in words (`all_reduce world 4 1048576 float32 sum out`).
-        measure: busbw, bandwidth (bytes/s) or time (seconds).
-        now, then: the values.
-        ratio: the speed now as a part of the speed then, below 1.
+        what: text about the row (`all_reduce world 4 1048576 float32 sum out`).
+        measure: what is compared: busbw, bandwidth (both in bytes/s) or time (in seconds).
+        now: value in this run.
+        then: value in the baseline.
+        ratio: speed in this run divided by the speed in the baseline, below 1.
     """
 
     what: str
@@ -238,18 +249,23 @@ class Difference:
 
     @property
     def shown(self) -> str:
-        """`1.2 GB/s, was 2.4 GB/s`"""
+        """Both values as text: `1.2 GB/s, was 2.4 GB/s`."""
         if self.measure == "time":
             return f"{self.now * 1e6:.1f} us, was {self.then * 1e6:.1f} us"
         return f"{self.now / 1e9:.3g} GB/s, was {self.then / 1e9:.3g} GB/s"
 
 
 def compare(now: Sequence[Row], baseline: Sequence[Row], tolerance: float) -> tuple[list[Difference], int]:
-    """The rows that became slower, the worst first, and how many rows were compared. Pure.
+    """Returns the rows that became slower, the worst first, and the number of compared rows. Pure.
 
-    Rows are compared if everything that was not measured is equal (operation, size, type, ranks and so on): by their
-    busbw or bandwidth, or by the median time if there is no such speed (barriers). A row that measured something then,
-    and nothing now, counts as infinitely slower.
+    Two rows are compared if all their keys but MEASURED are equal (operation, size, type, ranks and so on): by their
+    busbw or bandwidth, or by the median time if they have neither (barriers). A row without a measured value now counts
+    as infinitely slow.
+
+    Args:
+        now: rows of this run.
+        baseline: rows of the baseline.
+        tolerance: share of the baseline's speed that may be lost, 0 to 1.
     """
     before = {_identity(row): row for row in baseline}
     compared, slower = 0, []
@@ -272,7 +288,7 @@ def _identity(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _speed(row: Row) -> tuple[str, float, float] | None:
-    """(name of the measure, speed, value), or None if nothing was measured."""
+    """Returns what was measured (busbw, bandwidth or time), as a speed, and as it was measured; None: nothing was."""
     for measure in ("busbw", "bandwidth"):
         if row.get(measure):
             return measure, float(row[measure]), float(row[measure])
@@ -281,7 +297,7 @@ def _speed(row: Row) -> tuple[str, float, float] | None:
 
 
 def label(row: Row) -> str:
-    """A row in a few words: what was done, without the measured values."""
+    """Returns a short text about a row without its measured values: `all_reduce world 4 1048576 float32 sum out`."""
     words = [
         str(value)
         for key, value in row.items()
@@ -293,14 +309,16 @@ def label(row: Row) -> str:
 def against(
     now: Sequence[Row], baseline: Results, tolerance: float, say: Callable[[str], object], where: str
 ) -> str | None:
-    """Prints how this run compares with its baseline; returns the error text, if any.
+    """Compares this run with its baseline and prints the result; returns the text of the error, or None.
+
+    It is an error if rows are slower than the tolerance allows, or if no row can be compared.
 
     Args:
-        now: this run's rows.
-        baseline: the baseline's results.
-        tolerance: the part of a speed that may be lost.
+        now: rows of this run.
+        baseline: results of the baseline.
+        tolerance: share of the baseline's speed that may be lost, 0 to 1.
         say: prints a line.
-        where: the baseline, as the user named it.
+        where: path of the baseline, for texts.
     """
     slower, compared = compare(now, baseline.rows, tolerance)
     if not compared:

@@ -1,13 +1,13 @@
-"""The part of any training loop that makes it resumable: it loads, saves when due, and stops when all ranks agree.
+"""Makes any training loop resumable: loads the newest checkpoint, saves when due, and stops all ranks at the same step.
 
     resumable = Resumable(env, state=..., position=..., identity=...)
     loaded = resumable.load(optimizer)          # before the first step
     for step in ...:
         ...
-        resumable.boundary(step + 1)            # after each step, and now and then during an evaluation
+        resumable.boundary(step + 1)            # after each step, and several times during a long evaluation
     resumable.finish(step + 1)                  # the last checkpoint
 
-Outside of a run (no launcher, no folder for checkpoints) it does nothing.
+In a process without a run, and so without a checkpoint directory, its methods do nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from launcher import Env
 
 BETWEEN_FAULTS = 3600.0  # assumed seconds between two interruptions
-FIRST = 30.0  # seconds until the first save, which measures the cost of a save
-LEAST, MOST = 10.0, 600.0  # seconds between two saves
-SHARE = 0.02  # largest part of the time that saving may cost
-BACKGROUND = 0.1  # cost of a second of writing in the background, in seconds of training
+FIRST = 30.0  # seconds until the first save, by which the cost of a save is measured
+LEAST, MOST = 10.0, 600.0  # least and most seconds between two saves
+SHARE = 0.02  # largest share of the training time that saves may take
+BACKGROUND = 0.1  # seconds by which one second of writing in the background delays training
 
 
 def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
-    """Seconds between two saves that minimise the cost of saving and of repeating lost steps. Pure.
+    """Returns the seconds between two saves that minimise the time for saving and for repeating lost steps. Pure.
 
     Young's formula with Daly's correction: sqrt(2 c (M + R)), where c is the cost of a save, M the time between two
     interruptions (BETWEEN_FAULTS) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
@@ -54,11 +54,13 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
     |---|---|
     | has not been measured | FIRST |
     | costs little | the formula's, from LEAST to MOST |
-    | costs more than SHARE of MOST | so long that saving costs SHARE of the time |
+    | costs more than SHARE of MOST | so long that saves take SHARE of the time |
+
+    It is at least twice `whole`.
 
     Args:
         blocked: seconds for which a save blocks training.
-        whole: seconds until it is published; the part that does not block costs BACKGROUND of its length.
+        whole: seconds until the checkpoint is published. After `blocked` seconds they cost only BACKGROUND each.
         restart: seconds from an interruption to the next step.
     """
     if whole <= 0:
@@ -69,13 +71,13 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
 
 
 def better(value: float, best: float | None, best_is: str) -> bool:
-    """Whether a metric is better than the best one so far. Pure.
+    """Returns whether a metric is better than the best one so far. Pure.
 
-    | value | best so far | |
+    | value | best | result |
     |---|---|---|
-    | not finite | any | no: NaN compares with nothing, and would stay the best for ever |
-    | finite | none, or not finite | yes |
-    | finite | finite | whether it is greater (`max`) or less (`min`) |
+    | not finite | any | False: no later value would be better than NaN |
+    | finite | None, or not finite | True |
+    | finite | finite | whether the value is greater (best_is=max) or less (best_is=min) |
     """
     if not math.isfinite(value):
         return False
@@ -85,13 +87,13 @@ def better(value: float, best: float | None, best_is: str) -> bool:
 
 
 def key(*parts: object) -> int:
-    """A seed of 63 bits that depends on the parts only (unlike hash(), not on the process)."""
+    """Returns a 63-bit seed that depends only on the text of the parts. (hash() also depends on the process.)"""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def seed_generators(*parts: object) -> None:
-    """Seeds all of this rank's generators (Python's, torch's, its GPU's, numpy's if loaded) with `key(*parts)`."""
+    """Seeds this rank's random generators (Python, torch, its GPU, numpy if loaded) with `key(*parts)`."""
     seed = key(*parts)
     random.seed(seed)
     # torch.manual_seed() takes 0.2 ms, since it records a traceback for each kind of device that is missing.
@@ -102,7 +104,7 @@ def seed_generators(*parts: object) -> None:
 
 
 def generators(device: torch.device) -> dict[str, Any]:
-    """The state of all of this rank's random number generators, as tensors and numbers."""
+    """Returns the state of all of this rank's random generators, as tensors and numbers."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
@@ -131,22 +133,22 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def conditions(env: Env) -> dict[str, Any]:
-    """Facts that may change the last bits of a result, but not what is computed."""
+    """Returns facts about torch and the device that may change the last bits of a result, and nothing else of it."""
     device = accelerator.name(env.device) or f"CPU {torch.backends.cpu.get_cpu_capability()}"
     return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`threads 1 -> 2` for each condition that has changed. Pure."""
+    """Returns a text such as `threads 1 -> 2` for each value that differs between two dicts. Pure."""
     names = dict.fromkeys([*saved, *now])
     return [f"{name} {saved.get(name)} -> {now.get(name)}" for name in names if saved.get(name) != now.get(name)]
 
 
 def materialize(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the tensors of an optimizer's state, which it usually makes at its first step, so that they can be loaded.
+    """Creates the tensors of an optimizer's state before its first step, so that a checkpoint can be loaded into them.
 
-    Does a step with zero gradients and a learning rate of zero. Call `optimizer.state.clear()` if nothing is loaded
-    after all.
+    It does a step with zero gradients and a learning rate of zero. Call `optimizer.state.clear()` afterwards if no
+    checkpoint is loaded.
     """
     if optimizer.state:
         return
@@ -165,7 +167,7 @@ def materialize(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Resumable:
-    """Checkpoints and stops of one training. All ranks make one and call its methods in the same order."""
+    """Checkpoints and stops of one training. All ranks create one, and call its methods in the same order."""
 
     def __init__(
         self,
@@ -181,17 +183,17 @@ class Resumable:
         """
         Args:
             env: this rank.
-            state: returns the current tensors (not copies), in nested dicts: what is saved and loaded into.
-            position: returns the small facts (JSON types) of the training's position: epoch, sums of losses.
-                All ranks call it, just before a save.
-            identity: facts that must be equal for a checkpoint to fit: the model, data, batch size, total steps.
+            state: returns the current tensors (not copies) in nested dicts; they are saved, and loaded into.
+            position: returns the position of the training in JSON types, such as epoch and sums of losses. All ranks
+                call it just before a save.
+            identity: facts that must be equal in a checkpoint that is loaded: model, data, batch size, total steps.
                 train.invariant and its number of micro-batches are added.
-            unlike: more conditions that may change the last bits, besides those of `conditions`.
-            seed: the run's seed, for ranks whose generators have no saved state.
+            unlike: facts that may change the last bits of a result, in addition to those of `conditions`.
+            seed: the run's seed, from which the generators of a rank without a saved state are seeded.
             run: settings of the run; None: those of the run that this process belongs to.
 
         Raises:
-            CheckpointError: the folder of the checkpoints cannot be used.
+            CheckpointError: the checkpoint directory cannot be used.
         """
         self.run = settings() if run is None else run
         self.pace: Pace[Any] = Pace(env.device)  # measures step times, from which slow ranks are found
@@ -199,7 +201,7 @@ class Resumable:
         self._conditions = {"world size": env.world_size, **conditions(env), **(unlike or {})}
         self._checkpointer: Checkpointer | None = None
         self._stop: Stop | None = None
-        self._metrics: tuple[int, dict[str, float]] | None = None  # steps done, and the model's metrics after them
+        self._metrics: tuple[int, dict[str, float]] | None = None  # a number of steps, and the metrics after them
         self._best: float | None = None
         self._blocked = self._restart = 0.0  # seconds
         self._began = self._last_save = time.monotonic()
@@ -220,15 +222,14 @@ class Resumable:
         self._stop = Stop(env, self.run)
 
     def load(self, *optimizers: torch.optim.Optimizer) -> Loaded | None:
-        """Loads the newest sound checkpoint into the state, and restores the generators. All ranks must call it.
-
-        Values that are no tensors are in the result: `extra["position"]` is from `position`.
+        """Loads the newest valid checkpoint into `state`, and restores the generators. All ranks must call it.
 
         Args:
-            optimizers: those whose state has no tensors before their first step.
+            optimizers: the optimizers in `state`; their state gets its tensors here, before their first step.
 
         Returns:
-            The rest of the checkpoint; None if there is none, so that the training starts from the beginning.
+            The checkpoint's step and other values: `extra["position"]` is what `position` returned at the save. None:
+            there is no checkpoint, and the training starts from the beginning.
 
         Raises:
             Misfit: the checkpoint is of another training; the text lists the differences.
@@ -254,13 +255,13 @@ class Resumable:
         return loaded
 
     def boundary(self, step: int) -> None:
-        """Saves if a save is due or requested; saves and exits if the attempt is to stop. All ranks must call it.
+        """Saves if a save is due or requested; saves and exits if a stop is requested. All ranks must call it.
 
         Args:
-            step: steps of the run that are done.
+            step: number of steps of the run that are done.
 
         Raises:
-            SystemExit: with code 75, after the save.
+            SystemExit: with code 75: a stop was requested, and the state is saved.
             CheckpointError: another attempt owns the run now.
         """
         self._boundary(step)
@@ -277,10 +278,11 @@ class Resumable:
             self._save(step)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of the model after `step` steps. With checkpoint.best, saves a better one at once.
+        """Records the metrics of the model after `step` steps. If the one that checkpoint.best names is better than any
+        before, saves a checkpoint. All ranks must call it with equal metrics.
 
         Raises:
-            WorkloadError: checkpoint.best is not one of them.
+            WorkloadError: checkpoint.best is not one of the metrics.
         """
         name = self.run.checkpoint.best
         self._metrics = step, dict(metrics)
@@ -294,17 +296,17 @@ class Resumable:
             self._save(step)
 
     def finish(self, step: int) -> None:
-        """Saves the final state, and waits until it is on disk. All ranks must call it.
+        """Saves the final state, waits until it is on disk, and calls `close`. All ranks must call it.
 
         Raises:
-            SaveFailed: it could not be saved.
+            SaveFailed: the state could not be saved.
         """
         if self._checkpointer is not None:
             self._save(step, wait=True)
         self.close()
 
     def close(self) -> None:
-        """Releases all resources. All ranks must call it."""
+        """Waits for saves in the background and frees all resources. All ranks must call it."""
         if self._stop is not None:
             self._stop.close()
         if self._checkpointer is not None:
@@ -312,7 +314,7 @@ class Resumable:
         self._stop = self._checkpointer = None
 
     def _is_due(self, checkpointer: Checkpointer, stop: Stop) -> bool:
-        """Whether a save is due, by the clock of rank 0."""
+        """Returns whether a save is due by time. Only rank 0 decides; the other ranks return False."""
         stop.save_took(checkpointer.cost)
         if self._env.rank != 0 or self.run.checkpoint.every_steps is not None:
             return False
@@ -345,7 +347,11 @@ class Resumable:
         sys.exit(RESUME)
 
     def _compare(self, loaded: Loaded) -> None:
-        """Prints the checkpoint that the training continues from, and what has changed since; or refuses it."""
+        """Prints on rank 0 which checkpoint the training continues from, and which conditions have changed.
+
+        Raises:
+            WorkloadError: resume.strict is set, and the result could differ from that of an undisturbed run.
+        """
         saved = dict(loaded.extra["conditions"])
         now = dict(self._conditions)
         same_bits: list[str] = []
@@ -366,7 +372,7 @@ class Resumable:
 
 
 def ranks(number: int) -> str:
-    """`1 rank`, `3 ranks`."""
+    """Returns `1 rank`, `3 ranks`."""
     return f"{number} rank{'' if number == 1 else 's'}"
 
 

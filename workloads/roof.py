@@ -1,7 +1,7 @@
-"""The upper limit for a benchmark on this hardware: the speed of a plain TCP stream, and of a copy in memory.
+"""Measures the upper limit ("roof") of a benchmark on this hardware: the speed of a TCP stream and of a copy in memory.
 
-Neither uses the communication library. If a bus bandwidth is far below the socket's, the library or its settings limit
-it; if it is close to it, the network does, and no setting will help.
+Neither uses the communication library. If a benchmark's busbw is far below the speed of the TCP stream, the library or
+its settings limit it. If it is close, the network limits it, and no setting helps.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STREAM_SECONDS = 0.4  # for which the stream is filled
-BURST_SECONDS = 0.02  # of one burst; the best burst counts
-MOST_BYTES = 2**28  # of one burst
-STEP_TIMEOUT = 1.0  # seconds for each step of the stream; a firewall is the usual cause of a timeout
-COPY_SECONDS = 0.2  # for which copies are repeated
-COPY_BYTES, COPY_BYTES_ON_GPU = 64 * 2**20, 512 * 2**20  # more than a cache can hold
+STREAM_SECONDS = 0.4  # seconds of sending
+BURST_SECONDS = 0.02  # seconds of one burst; the fastest burst counts
+MOST_BYTES = 2**28  # largest size of a burst
+STEP_TIMEOUT = 1.0  # timeout of each socket operation, in seconds; a firewall is the usual cause of a timeout
+COPY_SECONDS = 0.2  # seconds of copying
+COPY_BYTES, COPY_BYTES_ON_GPU = 64 * 2**20, 512 * 2**20  # size of one copy: more than a cache can hold
 _CHUNK = 2**20
 _LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The hardware's speed without a communication library; None: not measured, and `how` says why.
+    """The hardware's speed without a communication library.
 
     Attributes:
-        socket: bytes/s of one TCP stream, one way, between two nodes (two ranks if there is one node).
-        memory: bytes/s of a copy within the memory of a rank's device, on the slowest rank. Each byte counts once,
-            although it is read and written.
-        how: both measurements in words.
+        socket: bytes/s of one TCP stream, one way, between two nodes, or between two ranks of a single node; None: not
+            measured.
+        memory: bytes/s of a copy within the memory of a rank's device, on the slowest rank; None: not measured. Each
+            byte counts once, although it is read and written.
+        how: text about how each was measured, or why it was not.
     """
 
     socket: float | None
@@ -55,17 +56,17 @@ class Roof:
     how: str
 
     def lines(self) -> list[str]:
-        """For a terminal: the two speeds in 10^9 bytes/s, and how they were measured."""
+        """Returns lines for a terminal: both speeds in 10^9 bytes/s, and how they were measured."""
         speeds = (("socket", self.socket), ("memory", self.memory))
         shown = ", ".join(f"{name} " + (f"{speed / 1e9:.2f} GB/s" if speed else "unknown") for name, speed in speeds)
         return [f"roof: {shown}", *textwrap.wrap(self.how, 74, initial_indent="  ", subsequent_indent="  ")]
 
 
 def measure(env: Env) -> Roof:
-    """Measures the roof, in less than a second. All ranks must call it, and all get the same.
+    """Measures the roof in less than a second. All ranks must call it, and get the same result.
 
-    The copy is made on all ranks at the same time, since they share a node's memory when they communicate, too.
-    The stream is TCP on GPUs as well, and nothing else runs meanwhile.
+    All ranks copy at the same time, since they also share a node's memory when they communicate. The TCP stream is sent
+    from CPU memory, even if the ranks use GPUs, and nothing else runs at that time.
     """
     gather(None, env)
     memory, memory_how = _copy_roof(env)
@@ -74,8 +75,10 @@ def measure(env: Env) -> Roof:
 
 
 def ends(env: Env) -> tuple[int, int] | None:
-    """The two ranks that the stream connects: the first ones of the first and the last node, or ranks 0 and 1 of one
-    node; None if there is one rank only."""
+    """Returns the two ranks between which the TCP stream is measured; None: there is only one rank.
+
+    They are the first ranks of the first and of the last node, or ranks 0 and 1 of a single node.
+    """
     if env.world_size < 2:
         return None
     other = env.node_ranks.index(env.node_of(env.world_size - 1))
@@ -101,7 +104,7 @@ def _copy_roof(env: Env) -> tuple[float | None, str]:
 
 
 def copy_speed(device: torch.device, size: int) -> float:
-    """Bytes/s of the best of some copies of `size` bytes within a device's memory.
+    """Copies `size` bytes within a device's memory for COPY_SECONDS; returns the bytes/s of the fastest copy.
 
     Raises:
         RuntimeError: there is not enough memory.
@@ -122,7 +125,10 @@ def copy_speed(device: torch.device, size: int) -> float:
 
 
 def _socket_roof(env: Env) -> tuple[float | None, str]:
-    """Measures the stream. Every rank takes part in every gather, even after an error."""
+    """Returns the speed of the TCP stream in bytes/s and how it was measured; or None and why it was not.
+
+    All ranks must call it: every rank takes part in every gather, even after an error.
+    """
     pair = ends(env)
     if pair is None:
         return None, "socket: one rank, so there is no link"
@@ -157,7 +163,8 @@ def _socket_roof(env: Env) -> tuple[float | None, str]:
 
 
 def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
-    """The step's result, or its error: an error on one rank must not keep it from the next gather."""
+    """Returns the step's result and ""; or None and the text of its OSError, so that this rank still joins the next
+    gather."""
     try:
         return step(), ""
     except OSError as error:
@@ -165,8 +172,14 @@ def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def stream(address: tuple[str, int], token: bytes) -> float:
-    """Connects, sends the token, and sends for STREAM_SECONDS in bursts that are acknowledged one by one; returns the
-    bytes/s of the best. A burst begins with its length (8 bytes) and grows until it takes BURST_SECONDS.
+    """Sends data over TCP for STREAM_SECONDS; returns the bytes/s of the fastest burst.
+
+    It first sends the token. A burst starts with its length (8 bytes), and `drain` acknowledges it with one byte.
+    Bursts become larger until one takes BURST_SECONDS.
+
+    Args:
+        address: address and port of `drain`.
+        token: secret by which `drain` recognizes the connection.
 
     Raises:
         OSError: it cannot connect, or the other end accepted nothing for STEP_TIMEOUT seconds.
@@ -189,10 +202,10 @@ def stream(address: tuple[str, int], token: bytes) -> float:
 
 
 def drain(server: socket.socket, token: bytes) -> None:
-    """The receiving end of `stream`. Connections without the token are dropped.
+    """Receives what `stream` sends, until it ends. Connections without the token are closed.
 
     Raises:
-        OSError: nobody with the token connected, or sent anything, within STEP_TIMEOUT seconds.
+        OSError: no connection with the token came within 2 STEP_TIMEOUT seconds, or a burst stalled for STEP_TIMEOUT.
     """
     deadline = time.perf_counter() + 2 * STEP_TIMEOUT
     while (left := deadline - time.perf_counter()) > 0:
@@ -206,7 +219,7 @@ def drain(server: socket.socket, token: bytes) -> None:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Receives `size` bytes; fewer if the connection ends."""
+    """Receives `size` bytes; fewer if the connection ends or times out."""
     received = b""
     with contextlib.suppress(OSError):
         while len(received) < size and (more := connection.recv(size - len(received))):

@@ -1,7 +1,7 @@
-"""Measures one collective operation over many sizes: what fits, whether the backend has it, its time, its correctness.
+"""Measures one collective operation over many sizes: whether the backend has it and memory suffices, times, results.
 
-Ranks decide nothing alone. Whether the backend has an operation, whether a size fits into memory, and how many
-iterations a budget allows is decided by all before the operation starts, so that no rank waits for one that left.
+All ranks decide together, before the operation starts, whether the backend has it, whether a size fits into memory, and
+how many iterations a time budget allows. So no rank waits for another one that has decided otherwise.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """A parsed config; names as in `launcher.config.schema.Collective`, sizes in bytes, `budget` in seconds."""
+    """The parsed config of `collective`. Fields without a comment are those of `launcher.config.schema.Collective`."""
 
-    operations: tuple[str, ...]
-    everything: bool  # op=all: operations that the backend lacks are left out without an error
-    kinds: tuple[str, ...]
+    operations: tuple[str, ...]  # op
+    everything: bool  # whether op=all, so that operations that the backend lacks are left out without an error
+    kinds: tuple[str, ...]  # groups
     sizes: tuple[int, ...]
     dtype: str
     redop: str
@@ -79,7 +79,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Groups:
-    """All groups of one kind. `mine` is this rank's group, with the ranks `ranks`; None if it is in none."""
+    """All groups of one kind.
+
+    Attributes:
+        kind: the kind (see `workloads.groups`).
+        members: the ranks of each group.
+        mine: process group of this rank; None: this rank is in no group.
+        ranks: ranks of this rank's group.
+    """
 
     kind: str
     members: Members
@@ -88,7 +95,7 @@ class Groups:
 
     @property
     def n(self) -> int:
-        """Ranks of the smallest group."""
+        """Number of ranks of the smallest group."""
         return min(map(len, self.members))
 
     def __str__(self) -> str:
@@ -97,7 +104,13 @@ class Groups:
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows of one size, `out` and `in`, and the faults; or why the size does not fit."""
+    """The result of one size.
+
+    Attributes:
+        rows: a row for each place, out of place and in place.
+        faults: texts about wrong results.
+        no_room: why the size does not fit into memory; empty: it fits.
+    """
 
     rows: tuple[Row, ...] = ()
     faults: tuple[str, ...] = ()
@@ -105,9 +118,12 @@ class Measured:
 
 
 def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
-    """Makes the process groups of a kind. All ranks must call it, for the same kinds in the same order.
+    """Creates the process groups of a kind. All ranks must call it, for the same kinds in the same order.
 
-    For `world` it returns the default group, unless `anew`.
+    Args:
+        kind: the kind (see `workloads.groups`).
+        env: this rank.
+        anew: whether to create a new group for `world`, too, and not to return the default group.
 
     Raises:
         ValueError: a rank does not exist.
@@ -126,21 +142,34 @@ def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
 
 
 def _timeout(env: Env) -> timedelta | None:
-    """The timeout of the default group (`launch.timeout`), which new groups do not inherit; None with MPI."""
+    """Returns the timeout of the default group (`launch.timeout`), which new groups do not inherit; None with MPI."""
     assert dist.group.WORLD is not None
     options = getattr(dist.group.WORLD._get_backend(env.device), "options", None)
     return getattr(options, "_timeout", None)
 
 
 def _remade(groups: Groups, env: Env) -> Groups:
-    """New groups of the same kind: gloo's barriers repeat the error of an operation that failed in their group."""
+    """Replaces this rank's group, and returns new groups of the same kind.
+
+    After an operation has failed in a gloo group, barriers in that group repeat its error.
+    """
     if groups.mine is not None and groups.mine is not dist.group.WORLD:
         dist.destroy_process_group(groups.mine)
     return make_groups(groups.kind, env, anew=True)
 
 
 class Sweep:
-    """One operation on all groups of a kind. All ranks make it and call its methods together."""
+    """One operation on all groups of a kind. All ranks create it, and call its methods together.
+
+    Args:
+        settings: the parsed config.
+        operation: the operation.
+        groups: the groups.
+        env: this rank.
+
+    Raises:
+        WorkloadError: the root does not exist in the smallest group.
+    """
 
     def __init__(self, settings: Settings, operation: Operation, groups: Groups, env: Env) -> None:
         self.settings, self.operation, self.groups, self.env = settings, operation, groups, env
@@ -153,7 +182,7 @@ class Sweep:
             )
 
     def sizes(self) -> tuple[int, ...]:
-        """The sizes in bytes, rounded to whole elements and blocks of the operation; (0,) for a barrier."""
+        """Returns the sizes in bytes, rounded to whole elements and blocks; (0,) for a barrier."""
         if self.operation.name == "barrier":
             return (0,)
         one = self.values.dtype.itemsize
@@ -161,7 +190,7 @@ class Sweep:
         return tuple(dict.fromkeys(count * one for count in counts))
 
     def missing(self) -> str:
-        """Tries the operation on very little data; returns why it cannot be run here, or an empty text."""
+        """Tries the operation on very little data; returns why it cannot be run here, or "" if it can."""
         name, settings = self.operation.name, self.settings
         if not self.places:
             return f"torch.distributed has it {'in' if settings.place == 'out' else 'out of'} place only"
@@ -196,7 +225,7 @@ class Sweep:
         return next((theirs for theirs in found if theirs is not None), None)
 
     def measure(self, size: int) -> Measured:
-        """Runs, times and verifies one size in each place."""
+        """Runs, times and verifies one size (bytes), in each place."""
         rows: list[Row] = []
         faults: list[str] = []
         for place in self.places:
@@ -258,7 +287,7 @@ class Sweep:
         return Measured((row,), faults)
 
     def identity(self, size: int, place: str) -> Row:
-        """The keys of a row that describe what was done."""
+        """Returns the keys of a row that describe what is measured. `size` is in bytes, `place` is "in" or "out"."""
         settings, operation = self.settings, self.operation
         return {
             "op": operation.name,
@@ -275,7 +304,7 @@ class Sweep:
         }
 
     def case(self, count: int, *key: object) -> Case:
-        """A case of `count` elements on this rank, which must be in a group."""
+        """Returns a case of `count` elements on this rank, which must be in a group. `key` makes its data different."""
         groups = self.groups
         assert groups.mine is not None
         me = groups.ranks.index(self.env.rank)
@@ -283,7 +312,10 @@ class Sweep:
         return Case(groups.mine, groups.ranks, me, self.settings.root, count, self.values, self.settings.redop, key)
 
     def _no_room(self, case: Case, place: str) -> str:
-        """Why the buffers would not fit, estimated: on a CPU the kernel kills the rank instead of refusing memory."""
+        """Estimates whether the buffers fit into memory; returns why not, or "".
+
+        On a CPU the kernel would kill the rank, in place of an error of the allocation.
+        """
         both, larger = self.operation.elements(case, place)
         need = (both + larger) * self.values.dtype.itemsize  # the library may need as much as the larger one
         have = memory.available(self.env)
@@ -293,7 +325,7 @@ class Sweep:
 
 
 def _allocated(operation: Operation, case: Case, place: str) -> tuple[Buffers | None, str]:
-    """Filled buffers, or why they could not be allocated."""
+    """Returns filled buffers and ""; or None and why they could not be allocated."""
     try:
         buffers = operation.allocate(case, place)
         operation.fill(case, buffers)

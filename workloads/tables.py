@@ -1,7 +1,6 @@
-"""The table of a collective sweep for a terminal of 80 columns, formatted line by line so that it can be read live.
-Pure.
+"""Formats the table of a collective sweep for a terminal of 80 columns, line by line, to be printed live. Pure.
 
-The columns are those of nccl-tests. What is the same in all rows of a table (type, redop, root) is in its title.
+The columns are those of nccl-tests. Values that are equal in all rows of a table (type, redop, root) are in its title.
 """
 
 from __future__ import annotations
@@ -16,7 +15,17 @@ Row = Mapping[str, Any]
 
 
 def title(operation: str, kind: str, ranks: str, dtype: str, redop: str, root: int | None, async_op: bool) -> str:
-    """`all_reduce: world (4 ranks), float32, sum`"""
+    """Returns the title of a table: `all_reduce: world (4 ranks), float32, sum`.
+
+    Args:
+        operation: name of the operation.
+        kind: kind of the groups of ranks.
+        ranks: number of ranks, and of groups if there are several (`2 x 3`).
+        dtype: type of the elements.
+        redop: reduction; printed only if the operation reduces.
+        root: root of the operation; None: it has none.
+        async_op: whether the operation is started asynchronously.
+    """
     words = [f"{operation}: {kind} ({ranks} {'rank' if ranks == '1' else 'ranks'})"]
     if operation != "barrier":
         words.append(dtype)
@@ -28,14 +37,19 @@ def title(operation: str, kind: str, ranks: str, dtype: str, redop: str, root: i
 
 
 def head() -> list[str]:
-    """Two header lines: the place of the result, and the columns; speeds in 10^9 bytes/s."""
+    """Returns two header lines: out-of-place and in-place, and below them the columns; speeds in 10^9 bytes/s."""
     columns = f"{'time(us)':>8} {'algbw':>5} {'busbw':>5} {'#wrong':>6}"
     return [f"{'':20} {'out-of-place, GB/s':^27} {'in-place, GB/s':^27}".rstrip(),
             f"{'size(B)':>10} {'count':>9} {columns} {columns}"]  # fmt: skip
 
 
 def line(out: Row | None, in_place: Row | None) -> str:
-    """The line of one size, in one place or in both."""
+    """Returns the line of one size.
+
+    Args:
+        out: the row of the out-of-place operation; None: not measured.
+        in_place: the row of the in-place operation; None: not measured.
+    """
     row = out or in_place
     assert row is not None
     size = (row["size"], row["count"]) if row["size"] else ("-", "-")
@@ -56,7 +70,7 @@ def _microseconds(seconds: float) -> str:
 
 
 def _speed(value: float | None) -> str:
-    """10^9 bytes/s in five characters, as precisely as they allow."""
+    """Returns a speed in 10^9 bytes/s, with as many decimals as fit into five characters; "-" for None."""
     if value is None:
         return "-"
     speed = value / 1e9
@@ -67,14 +81,14 @@ def _speed(value: float | None) -> str:
 
 
 def summary(rows: Sequence[Row], roof: float | None, of: str) -> str:
-    """`average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`; empty if there is no busbw.
+    """Returns the last line of a table: `average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`.
 
-    With one row: `busbw is 43 % of the socket's 2.4 GB/s`.
+    With one row it is `busbw is 43 % of the socket's 2.4 GB/s`. It is empty if no row has a busbw.
 
     Args:
-        rows: of one table.
-        roof: bytes/s of the hardware, if measured.
-        of: what that is the speed of: socket or memory.
+        rows: the rows of one table.
+        roof: speed of the hardware in bytes/s; None: not measured.
+        of: what `roof` is the speed of: socket or memory.
     """
     speeds = [row["busbw"] for row in rows if row.get("busbw")]
     if not speeds:

@@ -13,20 +13,29 @@ from workloads import texts
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a text, uint8 [length] on one device, cut into windows that share no target.
+    """The training or validation part of a text, cut into windows: the samples of a language model.
 
-    Window i contains the tokens i x context to (i + 1) x context; the last one is only a target.
+    Window i has the tokens from i * context to (i + 1) * context, both included. Its inputs are all but the last one,
+    its targets all but the first one, so two windows share no target.
+
+    Attributes:
+        tokens: the text, uint8 [length], on one device.
+        context: number of inputs of a window.
     """
 
     tokens: Tensor
     context: int
 
     def __len__(self) -> int:
-        """The number of windows."""
+        """Returns the number of windows."""
         return texts.windows(len(self.tokens), self.context)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and the tokens that follow them, both int64 [n, context], of the windows `chosen`, int64 [n]."""
+        """Returns the inputs and targets of some windows, both int64 [n, context].
+
+        Args:
+            chosen: numbers of the windows, int64 [n].
+        """
         offsets = torch.arange(self.context + 1, device=chosen.device)
         windows = self.tokens[chosen.unsqueeze(1) * self.context + offsets].long()
         return windows[:, :-1], windows[:, 1:]
@@ -34,7 +43,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The training and validation parts of a text; `sha256` is that of the whole text."""
+    """A text, divided into its training and validation parts.
+
+    Attributes:
+        train: the training part.
+        validation: the validation part.
+        sha256: SHA-256 of the whole text.
+    """
 
     train: Part
     validation: Part
@@ -42,10 +57,15 @@ class Corpus:
 
 
 def load(text: texts.Text, context: int, device: torch.device | str = "cpu") -> Corpus:
-    """Reads a text onto a device.
+    """Reads a text onto a device, and divides it.
+
+    Args:
+        text: the text that `texts.find` returned.
+        context: number of inputs of a window.
+        device: device of the tokens.
 
     Raises:
-        TextError: it cannot be read, or has changed.
+        TextError: the text cannot be read, or has changed since it was found.
     """
     content = texts.read(text)
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
@@ -54,6 +74,6 @@ def load(text: texts.Text, context: int, device: torch.device | str = "cpu") -> 
 
 
 def printable(text: bytes) -> str:
-    """The text for a terminal: keeps line breaks, and replaces other unprintable characters."""
+    """Returns a text for a terminal, with all unprintable characters but line breaks replaced."""
     decoded = text.decode("utf-8", errors="replace")
     return "".join(each if each == "\n" or each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in decoded)

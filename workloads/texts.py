@@ -1,6 +1,6 @@
-"""The texts that fsdp_lm can train on: where they are, how long they are, and whether the workload's settings fit.
+"""Finds and reads the texts that fsdp_lm trains on, and checks the workload's settings against their length.
 
-A text is read as bytes, each of which is a token, so any language and any file will do. Nothing here imports torch,
+A text is read as bytes, and each byte is a token, so any file in any language can be used. Nothing here imports torch,
 since the login node uses this before a submission.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHIPPED = "shakespeare"
 SHIPPED_FILE = Path(__file__).resolve().parent / "shakespeare" / "shakespeare.txt.gz"
 SHIPPED_SHA256 = "ec01df44e82107018c4403dac8155c9308b1789812529021ad7fe5788f9afaa1"  # of the text, unpacked
-VALIDATION = 0.1  # part of the text, at its end, for validation
+VALIDATION = 0.1  # share of the text, at its end, that is used for validation
 ENDINGS = (".txt", ".txt.gz")
 _BLOCK = 1 << 20
 
@@ -34,7 +34,13 @@ class TextError(ConfigError):
 
 @dataclass(frozen=True)
 class Text:
-    """A text that was found: its files in reading order, and its length in bytes."""
+    """A text that was found.
+
+    Attributes:
+        name: `shakespeare`, or the path of the file or directory.
+        files: its files, in reading order.
+        length: bytes of all files, unpacked.
+    """
 
     name: str
     files: tuple[Path, ...]
@@ -42,7 +48,10 @@ class Text:
 
 
 def find(text: str) -> Text:
-    """Finds a text: the bundled one (`shakespeare`), a file, or all `*.txt` and `*.txt.gz` of a folder, by name.
+    """Finds a text.
+
+    Args:
+        text: `shakespeare` (the bundled text), a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name.
 
     Raises:
         TextError: it is missing, cannot be read, or is damaged.
@@ -66,7 +75,7 @@ def find(text: str) -> Text:
 
 
 def read(text: Text) -> bytes:
-    """The whole text.
+    """Reads a whole text.
 
     Raises:
         TextError: a file cannot be read or is damaged, or the text has changed since it was found.
@@ -84,15 +93,15 @@ def read(text: Text) -> bytes:
 
 
 def split(length: int, context: int) -> int:
-    """Where a text of `length` bytes is cut: the part before is for training, the rest for validation. Pure.
+    """Returns the number of first bytes of a text of `length` bytes that are for training; the rest is for validation.
 
-    The rest is VALIDATION of the text, but at least one window.
+    The rest is the share VALIDATION of the text, but at least one window of `context` tokens. Pure.
     """
     return length - max(int(length * VALIDATION), context + 1)
 
 
 def windows(length: int, context: int) -> int:
-    """How many windows of `context` tokens, each with the token that follows it, `length` tokens contain. Pure."""
+    """Returns how many windows of `context` tokens, each followed by one more token, `length` tokens contain. Pure."""
     return max(0, (length - 1) // context)
 
 
@@ -100,12 +109,12 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
     """Checks the workload's settings against each other and against the text.
 
     Args:
-        config: the workload.
-        text: what `find` returned for it.
-        invariant: train.invariant.
+        config: the workload's config.
+        text: the text that `find` returned for `config.text`.
+        invariant: `train.invariant`.
 
     Raises:
-        ConfigError: they do not fit; the message names the key and the fix.
+        ConfigError: a setting is not valid or does not fit; the message names the key and the fix.
     """
     if invariant:
         raise ConfigError(
@@ -161,7 +170,7 @@ def _check_length(config: FSDPLm, length: int) -> None:
 
 
 def _length(file: Path, text: str) -> int:
-    """Bytes of one file, unpacked."""
+    """Returns the unpacked size of one file in bytes."""
     with _as_text_errors(text, file):
         if file.suffix != ".gz":
             with file.open("rb") as plain:  # opened, to check that it may be read

@@ -1,4 +1,4 @@
-"""The runs of one size of an operation: warm-up, timing by the slowest rank, and verification off the clock."""
+"""Runs one size of a collective operation on this rank: warm-up, timing, and verification outside the timed part."""
 
 from __future__ import annotations
 
@@ -18,13 +18,25 @@ if TYPE_CHECKING:
     from launcher import Env
     from workloads.sweep import Settings
 
-LATE = 0.01  # seconds by which one rank comes late to a barrier, so that leaving early shows
-MOST_ITERATIONS = 100_000  # most iterations for a time budget
-_met: Counter[str] = Counter()  # barriers verified so far, by name, since the store keeps its counts
+LATE = 0.01  # seconds by which the root comes late to a verified barrier; a rank that does not wait for it is found
+MOST_ITERATIONS = 100_000  # most iterations with a time budget
+_met: Counter[str] = Counter()  # number of verified barriers by name: each needs a key of its own in the store
 
 
 class Run:
-    """The runs of one size in one place, on this rank. A rank that is in no group only takes part in agreements."""
+    """The runs of one operation at one size, in place or out of place, on this rank.
+
+    Args:
+        settings: the parsed config.
+        operation: the operation.
+        env: this rank.
+        case: the operation's case; None: this rank is in no group, and only joins the gathers of all ranks.
+        buffers: the case's buffers; None: there is no case.
+
+    Attributes:
+        checked: number of elements compared so far.
+        wrong: number of wrong ones, or for a barrier of ranks that had not arrived; None: unknown.
+    """
 
     def __init__(
         self, settings: Settings, operation: Operation, env: Env, case: Case | None, buffers: Buffers | None
@@ -49,7 +61,7 @@ class Run:
         return call_and_finish
 
     def warm_up(self) -> int:
-        """Runs before the clock starts; returns the number of timed iterations, the same on all ranks."""
+        """Makes the warm-up iterations; returns the number of iterations to time, the same on all ranks."""
         settings = self.settings
         count = max(settings.warmup, 1) if settings.budget else settings.warmup
         began = time.perf_counter()
@@ -60,7 +72,8 @@ class Run:
         return max(2, min(MOST_ITERATIONS, int(settings.budget / max(cost, 1e-7))))
 
     def timed(self, iterations: int) -> list[float]:
-        """Seconds of each iteration. The first and the last one use new data, which is verified off the clock."""
+        """Returns the seconds of each iteration. The first and the last one use new data, which is verified after the
+        timing."""
         seconds = self._verified("first")
         if iterations > 1:
             seconds += self.times(iterations - 2)
@@ -68,7 +81,7 @@ class Run:
         return seconds
 
     def times(self, count: int) -> list[float]:
-        """Seconds of `count` iterations on this rank, on the current data."""
+        """Runs `count` iterations on the current data; returns the seconds of each; 0 if this rank is in no group."""
         return self._time(self._call, self._meet, count) if self.case is not None and count else [0.0] * count
 
     def _verified(self, when: str) -> list[float]:
@@ -90,8 +103,10 @@ class Run:
 
 
 def _missing_at_barrier(case: Case, barrier: Call) -> int | None:
-    """How many ranks had not arrived at the barrier when this one left it, while the root comes late; None if there is
-    no store to count them (MPI)."""
+    """Returns how many ranks had not arrived at the barrier when this rank left it. The root arrives LATE seconds late.
+
+    None: unknown, since there is no store in which ranks are counted (MPI).
+    """
     store = dist.distributed_c10d._get_default_store()
     name = f"barrier/{case.key}/{case.ranks}"
     _met[name] += 1

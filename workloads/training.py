@@ -1,4 +1,4 @@
-"""Parts of a training loop that do not depend on the model: schedule, losses, evaluation, seeds, threads."""
+"""Parts of a training loop that do not depend on the model: learning rate, losses, evaluation, seeds, threads."""
 
 from __future__ import annotations
 
@@ -27,31 +27,45 @@ from workloads.ranks import WorkloadError
 if TYPE_CHECKING:
     from launcher import Env
 
-CHUNK = 256  # samples of the test set per forward pass
-WARM_UP = 0.2  # part of all steps in which the learning rate rises
+CHUNK = 256  # samples of the test set in one forward pass
+WARM_UP = 0.2  # share of all steps in which the learning rate rises
 
 
 def learning_rate(step: int, total: int, peak: float, warm_up: float = WARM_UP) -> float:
-    """The learning rate of step 0 <= `step` < `total`: a linear rise to `peak`, then a linear fall to almost zero.
+    """Returns the learning rate of a step: a linear rise to `peak`, then a linear fall to almost zero.
 
     It depends on the step alone, so a resumed run needs no state for it.
+
+    Args:
+        step: number of the step, from 0 to `total` - 1.
+        total: number of all steps.
+        peak: largest learning rate.
+        warm_up: share of all steps in which it rises.
     """
     rising = max(1.0, warm_up * total)
     return peak * min((step + 1) / rising, (total - step) / max(1.0, total - rising), 1.0)
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python's and torch's generators, so that all ranks draw the same initial weights."""
+    """Seeds the generators of Python and torch, so that all ranks draw the same initial weights."""
     random.seed(seed)
     torch.manual_seed(seed)
 
 
 def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
-    """Let torch use `threads` CPU threads, else what OMP_NUM_THREADS says, else as many as its own cores.
+    """Sets the number of CPU threads that torch uses, and returns it. The first row that applies decides.
 
-    Batch scripts set OMP_NUM_THREADS to cpus_per_proc, since not every site confines a job to the CPUs it asked for.
-    Its own cores depend on the number of ranks, and the order of sums within an operation on the threads; so
-    `invariant` takes one thread instead of it.
+    | case | threads |
+    |---|---|
+    | `threads` is set | `threads` |
+    | OMP_NUM_THREADS is a number above 0 (job scripts set it to cpus_per_proc) | OMP_NUM_THREADS |
+    | `invariant` | 1: the order of sums within an operation depends on the number of threads |
+    | else | number of cores that belong to this rank |
+
+    Args:
+        threads: `workload.threads`; None: not set.
+        env: this rank.
+        invariant: `train.invariant`.
     """
     told = os.environ.get("OMP_NUM_THREADS", "")
     own = 1 if invariant else cores(os.environ, env.local_world_size)
@@ -61,7 +75,7 @@ def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
 
 
 def be_deterministic(device: torch.device) -> None:
-    """Makes a GPU compute the same bits each time; CPUs do so anyway.
+    """Makes torch use only operations that compute the same bits each time on a GPU. CPUs do so in any case.
 
     See https://docs.pytorch.org/docs/stable/notes/randomness.html.
     """
@@ -74,10 +88,14 @@ def be_deterministic(device: torch.device) -> None:
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type to compute in, or None for the weights' float32.
+    """Returns the type for autocast; None: no autocast, since weights and computation are float32.
+
+    Args:
+        precision: `workload.precision`: auto, float32 or bfloat16.
+        device: device of this rank.
 
     Raises:
-        WorkloadError: bfloat16 is asked for, and the device does not have it.
+        WorkloadError: bfloat16 was requested, and the device does not support it.
     """
     capable = accelerator.has_bfloat16(device)
     if precision == "bfloat16" and not capable:
@@ -90,7 +108,7 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+    """Returns the SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         here = tensor.detach().cpu().contiguous()
@@ -101,7 +119,13 @@ def weights_sha256(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """The result of an evaluation over `samples` samples: mean loss, and accuracy from 0 to 1."""
+    """The result of an evaluation.
+
+    Attributes:
+        loss: mean loss.
+        accuracy: share of right answers, 0 to 1.
+        samples: number of evaluated samples.
+    """
 
     loss: float
     accuracy: float
@@ -112,10 +136,20 @@ class Scores:
 def evaluate(
     model: nn.Module, data: Data, env: Env, chunk: int = CHUNK, between: Callable[[], None] = lambda: None
 ) -> Scores:
-    """Test loss and accuracy over the whole test set, each sample counted once; bitwise the same at any world size.
+    """Evaluates the model on the whole test set. The result is bitwise the same at any world size.
 
-    The test set is cut into chunks of `chunk` samples, whatever the world size; every rank takes some of them.
-    `between` is called equally often on all ranks, after each chunk.
+    The test set is cut into chunks whose size does not depend on the world size, and each rank computes some of them.
+    All ranks must call it.
+
+    Args:
+        model: the model, [n, 1, side, side] -> [n, classes].
+        data: the data set.
+        env: this rank.
+        chunk: samples in one forward pass.
+        between: called after each chunk, equally often on all ranks.
+
+    Raises:
+        WorkloadError: not every sample was counted once.
     """
     count = -(-len(data.test) // chunk)
     first, last = share(count, env.rank, env.world_size)
@@ -140,17 +174,18 @@ def evaluate(
 
 
 class LossLog:
-    """Each step's loss over the global batch, collected only every few steps.
+    """The loss of each step over the global batch, collected from all ranks only every few steps.
 
     Losses stay on the device, and one all_reduce adds those of many steps over ranks, so that no step waits for another
-    rank or for the GPU. So a loss that is not finite is found at the next `look`, on all ranks.
+    rank or for the GPU. So all ranks find a loss that is not finite only at the next `look`.
 
-    Each part of a batch (a rank's share, or a micro-batch) has its own slot, so the reduction adds nothing but zeros,
-    and the parts are added in float64 without rounding. The time of a `look` changes no bit of any loss.
+    Each part of a batch (a rank's share, or a micro-batch) has its own slot in the all_reduce, where the other ranks
+    have zeros, and the parts are added in float64 without rounding. So it does not change any loss when `look` is
+    called.
 
     Args:
         batch_size: samples in a global batch.
-        parts: of a global batch, over all ranks.
+        parts: number of parts of a global batch, over all ranks.
         first: number of this rank's first part.
     """
 
@@ -164,13 +199,18 @@ class LossLog:
         self._since = time.perf_counter()
 
     def add(self, step: int, *sums: Tensor) -> None:
-        """Records the sums of per-sample losses at `step`, one for each of this rank's parts of the batch."""
+        """Records the losses of a step.
+
+        Args:
+            step: number of the step, counted from 0.
+            sums: for each of this rank's parts of the batch, the sum of the losses of its samples.
+        """
         if not self._pending:
             self._oldest = step
         self._pending.append(sums[0].detach().view(1) if len(sums) == 1 else torch.stack(sums).detach())
 
     def collect(self) -> None:
-        """Adds up the pending losses over ranks. All ranks must call it.
+        """Adds the losses of all ranks for the steps since the last call. All ranks must call it.
 
         Raises:
             WorkloadError: a loss was not finite; the text names the step, counted from 1 as in the log.
@@ -194,10 +234,10 @@ class LossLog:
         self._pending.clear()
 
     def look(self) -> tuple[float, float]:
-        """(mean loss since the last look, samples per second over all ranks). All ranks must call it.
+        """Returns the mean loss and the samples per second over all ranks since the last call. All ranks must call it.
 
         Raises:
-            WorkloadError: as `collect`.
+            WorkloadError: a loss was not finite (see `collect`).
         """
         self.collect()
         mean, elapsed = self._logged.value, time.perf_counter() - self._since
@@ -208,30 +248,35 @@ class LossLog:
 
     @property
     def mean(self) -> float:
-        """The mean loss of the epoch, as far as it is collected."""
+        """Mean loss of the epoch's steps that are collected so far."""
         return self._epoch.value
 
     def begin_epoch(self) -> None:
-        """Forgets the losses of the last epoch."""
+        """Resets `mean` for the next epoch."""
         self._epoch = _Mean()
 
     def resume_clock(self) -> None:
-        """Restarts the clock of the next `look`, so that an evaluation in between does not count."""
+        """Restarts the clock for the samples per second of the next `look`, for instance after an evaluation."""
         self._steps, self._since = 0, time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint (JSON types). All ranks must call it."""
+        """Returns the state for a checkpoint in JSON types. All ranks must call it."""
         self.collect()
         return {"logged": [self._logged.sum, self._logged.steps], "epoch": [self._epoch.sum, self._epoch.steps]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
+        """Restores a state that `state` returned."""
         self._logged, self._epoch = _Mean(*state["logged"]), _Mean(*state["epoch"])
 
 
 @dataclass
 class _Mean:
-    """A mean whose terms are added one by one, so that interruptions of the training do not change its bits."""
+    """A mean whose terms are added one by one, so that a resumed training gets bitwise the same mean.
+
+    Attributes:
+        sum: sum of the terms.
+        steps: number of the terms.
+    """
 
     sum: float = 0.0
     steps: int = 0

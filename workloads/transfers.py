@@ -26,13 +26,22 @@ TABLE = bench.Table(
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one pattern at one size: its row in results.json, and descriptions of faults."""
+    """The result of one pattern at one size.
+
+    Attributes:
+        row: the row of results.json.
+        faults: texts about wrong results.
+    """
 
     row: results.Row
     faults: tuple[str, ...]
 
     def line(self, top: float | None) -> str:
-        """The line of the table; `top` is the hardware's speed for it, in bytes/s."""
+        """Returns the line of the printed table.
+
+        Args:
+            top: the hardware's speed for this pattern in bytes/s; None: unknown.
+        """
         row = self.row
         speed, latency = row["bandwidth"], row["latency"]
         return TABLE.row(
@@ -54,11 +63,11 @@ class Transfers:
         self.hosts = gather(env.host, env)
 
     def counts(self) -> list[int]:
-        """Elements of a message for each size; at least one."""
+        """Returns the elements of a message for each size of the config: at least one, without duplicates."""
         return list(dict.fromkeys(max(1, size // self.values.dtype.itemsize) for size in self.sizes))
 
     def missing(self, pattern: str, count: int) -> str:
-        """A description of the memory that a size needs, if a rank does not have it; otherwise empty."""
+        """Returns a text if a rank lacks the memory for a pattern with messages of `count` elements; else ""."""
         size = count * self.values.dtype.itemsize
         if pattern in EXCHANGES:
             messages = min(AT_ONCE, self.env.world_size - 1)
@@ -72,7 +81,7 @@ class Transfers:
         return f"{format_size(size)}: it needs {long_size(need)} a rank, and {long_size(min(there))} are free"
 
     def measure(self, pattern: str, count: int) -> Measured:
-        """Measures one pattern at one size."""
+        """Measures one pattern with messages of `count` elements."""
         return self._pair(pattern, count) if pattern in pairs.PATTERNS else self._exchange(pattern, count)
 
     def _pair(self, pattern: str, count: int) -> Measured:
@@ -118,7 +127,17 @@ class Transfers:
         return self._measured(row, sum(checked for _, checked, _ in everyone), found)
 
     def _run(self, pattern: str, count: int, run: int, wrong: dict[int, int]) -> tuple[list[float], int, int]:
-        """Seconds of each exchange of a run on this rank, messages sent, elements compared; adds to `wrong`."""
+        """Does one run of a pattern on this rank.
+
+        Args:
+            pattern: name of the pattern.
+            count: elements of a message.
+            run: number of the run.
+            wrong: number of wrong elements by sending rank, to which this run's are added.
+
+        Returns:
+            The seconds of each exchange, the number of sent messages, the number of compared elements.
+        """
         seconds, messages, checked = [], 0, 0
         for exchange in EXCHANGES[pattern](Case(self.env.rank, self.env.world_size, count, self.values, run)):
             dist.barrier()
@@ -138,7 +157,13 @@ class Transfers:
         }  # fmt: skip
 
     def _measured(self, row: dict[str, Any], checked: int, wrong: dict[tuple[int, int], int]) -> Measured:
-        """The result; `wrong`: wrong elements by (receiver, sender)."""
+        """Returns the result of one pattern at one size.
+
+        Args:
+            row: the row of results.json without `wrong` and `checked`.
+            checked: number of compared elements.
+            wrong: number of wrong elements, by receiving and sending rank.
+        """
         faults = tuple(
             f"{row['pattern']}: {bad} wrong elements of {row['count']} a message arrived on "
             f"{name_ranks([to], self.hosts)} from {name_ranks([source], self.hosts)}"

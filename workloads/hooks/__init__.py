@@ -1,8 +1,10 @@
-"""The hooks of the workloads (`workload.hook`), for their submission. Free of torch: the login node imports them.
+"""The submission hooks of the workloads (`workload.hook`): they check and complete a config on the login node.
 
-- `benchmarks`: the hook of p2p and collective: their baseline
-- `benchmark_checks`: their checks: names, sizes, groups
-- `ddp_mnist`: the hook of ddp_mnist: its data set, its data sets for `launcher data`
-- `fsdp_lm`: the hook of fsdp_lm: its text
-- `training`: checks of all trainings
+They do not import torch, which takes a second.
+
+- `benchmarks`: the hook of p2p and collective: finds the run that `baseline` names
+- `benchmark_checks`: checks of p2p and collective: names, sizes, groups, roots, backends
+- `ddp_mnist`: the hook of ddp_mnist: finds its data set; the data sets that `launcher data` lists
+- `fsdp_lm`: the hook of fsdp_lm: finds its text
+- `training`: checks of ddp_mnist and fsdp_lm: numbers, batch size
 """

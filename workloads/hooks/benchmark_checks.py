@@ -13,20 +13,20 @@ from workloads.sizes import parse_seconds, parse_sizes
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# Keys whose values are names, and the known names.
+# Keys with one name or several: the word for such a name in errors, and the known names.
 NAMED = {
     "op": ("operation", names.OPERATIONS),
     "pattern": ("pattern", names.PATTERNS),
 }
-# Keys that take a single name.
+# Keys with a single name, and the known names.
 ONE_OF = {"dtype": names.DTYPES, "redop": names.REDOPS, "place": names.PLACES}
 
 
 def check_names(plan: JobPlan) -> None:
-    """Checks the names in the workload's settings, so that an error shows before hours in a queue.
+    """Checks the names, sizes and time budget in the workload's settings, before the job waits in a queue.
 
     Raises:
-        ConfigError: an operation, pattern, group or type is unknown, or a size is not valid.
+        ConfigError: an operation, pattern, group, type or place is unknown, or a size or the budget is not valid.
     """
     for key, value in plan.workload.params.items():
         try:
@@ -49,8 +49,8 @@ def check_sweep(plan: JobPlan) -> None:
     """Checks the numbers of a communication benchmark (p2p, collective), after `check_names`.
 
     Raises:
-        ConfigError: a size exceeds a node's memory, nothing would be measured, a root does not exist, or the backend is
-            known to lack what is asked for.
+        ConfigError: a number is not valid, a size exceeds a node's memory, a pattern or a root does not fit the ranks,
+            or the backend lacks an operation that was chosen by name.
     """
     params = plan.workload.params
     if params["iterations"] < 1 or params.get("warmup", 0) < 0:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 class Hook(WorkloadHook):
     def prepare(self, config: Config) -> tuple[Workload, tuple[str, ...]]:
-        """Finds the results of the run that `baseline` names.
+        """Returns the workload with `baseline` replaced by the path of that run's results file, and no messages.
 
         Raises:
-            ConfigError: it is not a run of this workload.
+            ConfigError: `baseline` has no results, or is a run of another workload.
         """
         if config.baseline is None:
             return config.workload, ()

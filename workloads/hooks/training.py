@@ -9,18 +9,20 @@ from launcher.errors import ConfigError
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# Settings with a lower limit; negative numbers are refused before.
+# Keys with a lower limit of 1, and of just above 0.
 AT_LEAST_ONE = ("epochs", "micro_batch_size", "log_every", "threads")
 ABOVE_ZERO = ("lr", "bucket_mb")
 
 
 def check(plan: JobPlan) -> None:
-    """Checks the numbers of a training, and that each rank gets a sample of each batch.
+    """Checks the numbers of ddp_mnist and fsdp_lm, and that each rank gets a sample of each batch.
+
+    A user's program may give these keys another meaning, so its config is not checked.
 
     Raises:
         ConfigError: a number is not valid, or the batch is smaller than the number of ranks.
     """
-    if not plan.workload.entry.startswith("workloads."):  # in a user's function these keys may mean something else
+    if not plan.workload.entry.startswith("workloads."):
         return
     for key, value in plan.workload.params.items():
         if key in AT_LEAST_ONE and value is not None and value < 1:
