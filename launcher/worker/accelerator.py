@@ -1,8 +1,8 @@
-"""What a rank asks of its device, whatever its kind: CUDA, ROCm (which torch calls cuda too), XPU, or the CPU.
+"""The same calls for every type of device: CUDA, ROCm (which torch calls cuda too), XPU, and the CPU.
 
-torch has a module for each kind (torch.cuda, torch.xpu) with functions of the same names. They are used rather than
-torch.accelerator, which is there since torch 2.6 only and would look for the kind that a rank knows. A function that
-an older module lacks counts as a feature that the device lacks.
+torch has a module for each type (torch.cuda, torch.xpu) with functions of the same names. They are used instead of
+torch.accelerator, which needs torch 2.6 and would detect a type that the rank knows already. If an older torch lacks a
+function, the device counts as lacking the feature.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import Any
 
 import torch
 
-# By type of device: the backend that torch.distributed has for it. Its collectives are queued on the device's current
-# stream; those of the others are done when a call, or its wait(), returns.
+# The backend of torch.distributed for each type of device. Collectives of the backends in ON_STREAM are queued on the
+# device's current stream. Those of other backends are complete when the call, or its wait(), returns.
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 ON_STREAM = {"nccl": "cuda", "xccl": "xpu"}
 
 
 def module(device: torch.device) -> Any:
-    """torch's module for a device's kind; None: it is the CPU."""
+    """Returns torch's module for a device's type (torch.cuda, torch.xpu); None for the CPU."""
     return None if device.type == "cpu" else getattr(torch, device.type)
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has finished its work."""
+    """Waits until an accelerator has finished all queued work. Returns at once for the CPU."""
     if (there := module(device)) is not None:
         there.synchronize(device)
 
 
 def name(device: torch.device) -> str:
-    """The model of an accelerator; empty: it is the CPU."""
+    """Returns the model name of an accelerator; empty for the CPU."""
     there = module(device)
     return "" if there is None else str(there.get_device_name(device))
 
 
 def memory(device: torch.device) -> tuple[int, int] | None:
-    """Bytes of an accelerator's memory that are free, and all; None: it is the CPU, or this torch cannot tell."""
+    """Returns an accelerator's free and total memory in bytes; None for the CPU, or if this torch cannot tell."""
     found = getattr(module(device), "mem_get_info", None)
     if found is None:
         return None
@@ -44,7 +44,7 @@ def memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether an accelerator computes in bfloat16 itself; on the CPU False."""
+    """Returns whether an accelerator computes in bfloat16 without emulation; False for the CPU."""
     there = module(device)
     if device.type == "cuda":
         return bool(there.is_bf16_supported(including_emulation=False))
@@ -53,7 +53,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def seed(value: int) -> None:
-    """Seeds the generator of this process's current accelerator, if it uses one."""
+    """Seeds the random generator of the current accelerator, if this process has initialized one."""
     kinds = (torch.cuda, torch.xpu) if torch.xpu._is_compiled() else (torch.cuda,)
     for there in kinds:
         if there.is_initialized():
@@ -61,12 +61,12 @@ def seed(value: int) -> None:
 
 
 def has_backend(backend: str) -> bool:
-    """Whether this torch has xccl, or another backend by its name: `torch.distributed.is_NAME_available`."""
+    """Returns whether this torch was built with a backend such as xccl (`torch.distributed.is_NAME_available`)."""
     available = getattr(torch.distributed, f"is_{backend}_available", None)
     return bool(available is not None and available())
 
 
 def of_backend(backend: str) -> torch.device:
-    """The device of the tensors that a backend takes from this process: its current one, or the CPU."""
+    """Returns the device on which a backend needs tensors: the current GPU or XPU for nccl and xccl, else the CPU."""
     kind = ON_STREAM.get(backend)
     return torch.device("cpu") if kind is None else torch.device(kind, getattr(torch, kind).current_device())

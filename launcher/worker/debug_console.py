@@ -5,16 +5,16 @@
 | `{"text": ...}` | show this text |
 | `{"prompt": ...}` | ask the user for a line |
 | `{"completions": [...]}` | the completions of a word |
-| `{"runs": true}` | the rank runs until its next breakpoint |
-| `{"bye": ...}` | the connection ends, and why |
+| `{"runs": true}` | the rank has left the prompt and runs until its next breakpoint |
+| `{"bye": REASON}` | the connection ends; the reason may be empty |
 
 | the terminal sends | meaning |
 |---|---|
 | `{"line": ...}` | the line that the user typed |
-| `{"complete": [word, line, begin, end]}` | asks for the completions of the word at [begin, end) of the line |
+| `{"complete": [word, line, begin, end]}` | a request for completions of the word at [begin, end) of the line |
 
-The rank needs no thread for this: it reads and writes only while it is at a prompt. A terminal may disconnect and come
-back: it is shown the current position and the output of the last line. A second terminal replaces the first.
+The rank needs no thread for this: it reads and writes only while it is at a prompt. A terminal may disconnect and
+reconnect: it then gets the current position and the output of the last command. A second terminal replaces the first.
 The socket is in a folder of mode 0700, and accepts only this user (and root).
 """
 
@@ -32,21 +32,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SCREEN = 1 << 16  # characters that a new terminal is shown
+SCREEN = 1 << 16  # most characters of earlier output that are sent to a new terminal
 SEND_TIMEOUT = 10.0  # seconds after which a terminal that reads nothing is disconnected
-LONGEST = 1 << 20  # bytes of one message of a terminal
+LONGEST = 1 << 20  # most bytes of one message from a terminal
 _LONGEST_PATH = 90  # bytes; with the socket's name Linux allows 107 (man 7 unix)
 
 Completer = Callable[[str, str, int, int], list[str]]  # (word, line, begin, end) -> completions of the word
 
 
 class Console(io.TextIOBase):
-    """Standard input and output of a debugger. It exists until the process ends."""
+    """The debugger's standard input and output, connected to a terminal through a Unix socket.
+
+    Attributes:
+        path: path of the socket, named after this process's id.
+        completer: function that completes a word for the terminal's Tab key.
+    """
 
     def __init__(self, folder: Path) -> None:
         """
         Args:
-            folder: of mode 0700, on this node; see `private_folder`.
+            folder: directory of mode 0700 on this node for the socket; see `private_folder`.
         """
         self.path = str(folder / str(os.getpid()))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -73,7 +78,7 @@ class Console(io.TextIOBase):
         """Does nothing: output is sent when a line is read. Text after the last line break is then the prompt."""
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """The next line from a terminal. Waits for a terminal, and for the next one when it disconnects."""
+        """Returns the next line that the user types. Waits for a terminal, and for another one if it disconnects."""
         text, newline, self._prompt = self._unsent.rpartition("\n")
         self._unsent = ""
         self._head = self._head or text + newline
@@ -90,14 +95,18 @@ class Console(io.TextIOBase):
                 self._send(completions=self.completer(str(word), str(line), int(begin), int(end)))
 
     def runs(self, *, steps: bool) -> None:
-        """The rank continues: to its next breakpoint, or by one step."""
+        """Sends the remaining output, as the rank continues.
+
+        Args:
+            steps: whether the rank stops again after one step; otherwise the terminal is notified that it runs.
+        """
         self._send(text=self._unsent)
         self._unsent = self._head = self._screen = ""
         if not steps:
             self._send(runs=True)
 
     def attended(self) -> bool:
-        """Whether a terminal is connected."""
+        """Returns whether a terminal is connected."""
         if self._terminal is not None and select.select([self._terminal], [], [], 0)[0]:
             self._receive(self._terminal)  # notices that it has disconnected
         return self._terminal is not None
@@ -106,14 +115,14 @@ class Console(io.TextIOBase):
         """Does nothing: Python's `exit()` closes standard input."""
 
     def end(self) -> None:
-        """Disconnects the terminal, and accepts no other."""
+        """Disconnects the terminal, and accepts no further one."""
         self._hang_up("")
         self._listener.close()
 
     # -- the terminal
 
     def _next(self) -> dict[str, Any]:
-        """The next message of any terminal."""
+        """Returns the next message of the connected terminal, accepting a new terminal at any time."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
             if newline:
@@ -140,7 +149,7 @@ class Console(io.TextIOBase):
             self._hang_up("")
 
     def _welcome(self) -> None:
-        """Accepts a terminal, and shows it the current position of the debugger."""
+        """Accepts a new terminal instead of the current one, and sends it the position and the last output."""
         newcomer, _ = self._listener.accept()
         if not _ours(newcomer):
             newcomer.close()
@@ -167,7 +176,7 @@ class Console(io.TextIOBase):
 
 
 def private_folder() -> Path:
-    """A new folder of mode 0700 on this node, whose path is short enough for a Unix socket."""
+    """Makes a temporary folder of mode 0700 on this node. Its path is short enough for a Unix socket."""
     folder = Path(tempfile.mkdtemp(prefix="launcher-"))
     if len(os.fsencode(folder)) <= _LONGEST_PATH:
         return folder
@@ -176,6 +185,6 @@ def private_folder() -> Path:
 
 
 def _ours(peer: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user or to root (man 7 unix, SO_PEERCRED)."""
+    """Returns whether the process at the other end belongs to this user or to root (man 7 unix, SO_PEERCRED)."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[1] in (0, os.getuid())

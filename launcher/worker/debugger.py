@@ -1,7 +1,7 @@
 """breakpoint() in a rank of a job: the rank stops so that a terminal can attach, or logs a line and continues.
 
-The ranks in debug.rank stop. The other ranks continue until a collective in which they wait for a stopped one; while
-debugging, collectives have no timeout. The terminal is `attach --debug`; debug_console.py has the protocol.
+The ranks in debug.rank stop. The other ranks continue until a collective in which they wait for a stopped rank. With
+debugging on, collectives have no timeout. The terminal is `attach --debug`; debug_console.py has the protocol.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 FOREVER = 30 * 24 * 3600.0  # seconds; longer than any job
-SOCKETS = "LAUNCHER_SOCKETS"  # the agent's folder for sockets of its ranks
+SOCKETS = "LAUNCHER_SOCKETS"  # variable with the folder that the agent has made for its ranks' sockets
 CALLERS = (
     "_run_workload",
     "run_script",
@@ -41,15 +41,19 @@ CALLERS = (
     "_run_code",
 )  # functions of launcher.worker that call a workload or a program
 HERE = str(Path(__file__).parents[1])
-FIRST_BREAKPOINT = "_first_breakpoint"  # function of `script` that calls `stop`
+FIRST_BREAKPOINT = "_first_breakpoint"  # function of script.py that loads this module at the first breakpoint()
 
 
 class DebuggerQuit(errors.LauncherError):
-    """The user ended the rank at the prompt."""
+    """The user ended the rank with `q` at the debugger's prompt."""
 
 
 class Debugger(pdb.Pdb):
-    """pdb with a console instead of a terminal, which a rank does not have."""
+    """pdb that reads and writes through a `Console`, since a rank has no terminal.
+
+    Attributes:
+        rank: number of this rank.
+    """
 
     def __init__(self, console: Console) -> None:
         files: Any = console
@@ -62,7 +66,7 @@ class Debugger(pdb.Pdb):
         console.completer = self._complete
 
     def set_trace(self, frame: FrameType | None = None, **options: Any) -> None:
-        """Stops in a frame, by default the caller's."""
+        """Stops at the next line of a frame, by default the caller's."""
         sys.settrace(None)  # or a step that has led here would continue into these functions
         super().set_trace(frame or sys._getframe(1), **options)
 
@@ -91,10 +95,10 @@ class Debugger(pdb.Pdb):
         finally:
             self._events(Continued(rank=self.rank))
             self._steps = self.stoplineno != -1  # as bdb's set_continue leaves it
-            self._console.runs(steps=self._steps or traceback is not None)  # after an exception nothing goes on
+            self._console.runs(steps=self._steps or traceback is not None)  # after an exception the rank does not run
 
     def stop_here(self, frame: FrameType) -> bool:
-        """Like bdb's, but a step that leaves the user's code continues."""
+        """Like bdb's, but a step that returns from the user's code into launcher's continues the program."""
         if frame.f_code.co_name in CALLERS and frame.f_code.co_filename.startswith(HERE):
             self.set_continue()
             return False
@@ -108,7 +112,7 @@ class Debugger(pdb.Pdb):
         return stack[top:], max(0, index - top)
 
     def quit_cause(self) -> DebuggerQuit:
-        """The error with which a rank ends after the user has typed `q`."""
+        """Returns the error with which the rank ends after the user has typed `q`."""
         return DebuggerQuit(f"it was ended at the debugger's prompt (q) in {self._where}")
 
     def do_run(self, arg: str) -> None:
@@ -124,7 +128,13 @@ class Debugger(pdb.Pdb):
         self.error("there is no interpreter here besides this prompt, which takes any Python statement")
 
     def _complete(self, word: str, line: str, begin: int, end: int) -> list[str]:
-        """Like cmd.Cmd.complete, without readline, which runs in the terminal."""
+        """Returns the completions of a word like cmd.Cmd.complete, but without readline, which runs in the terminal.
+
+        Args:
+            word: the word to complete.
+            line: the whole line.
+            begin, end: where the word starts and ends in the line.
+        """
         command = self.parseline(line)[0] if begin > 0 else None
         chosen: Callable[..., list[str]] = self.completenames
         if command is not None:
@@ -139,25 +149,25 @@ class Debugger(pdb.Pdb):
 
 _debugger: Debugger | None = None
 _ranks: tuple[int, ...] = ()
-_logged: set[tuple[str, int]] = set()  # places of breakpoints without a stop
+_logged: set[tuple[str, int]] = set()  # (file, line) of breakpoints that were logged and passed
 
 
 def install_arguments(plan: JobPlan) -> dict[str, Any]:
-    """The arguments of `install` in JSON types, for a rank that executes another program."""
+    """Returns the arguments of `install` in JSON types, so that an executed program can get them."""
     return {"ranks": list(plan.debug.ranks), "post_mortem": plan.debug.post_mortem}
 
 
 def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
     """In a rank: redirects breakpoint(), pdb.set_trace() and torch.distributed.breakpoint() to `attach --debug`.
 
-    Does not do so if the rank has a terminal, or PYTHONBREAKPOINT names another debugger.
+    Leaves them alone if the rank has a terminal, or PYTHONBREAKPOINT is set.
 
     Args:
         ranks: the ranks that stop; the others log a line and continue.
         post_mortem: whether these ranks also stop at an uncaught exception.
 
     Returns:
-        A context manager for the code that the rank runs.
+        A context manager in which the rank must run the user's code.
     """
     global _ranks
     _ranks = tuple(ranks)
@@ -172,7 +182,7 @@ def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
 
 
 def stop(*_: Any, header: str | None = None, **__: Any) -> None:
-    """Replaces breakpoint() and pdb.set_trace()."""
+    """Replaces breakpoint() and pdb.set_trace(): stops this rank, or logs a line if it is not in debug.rank."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == FIRST_BREAKPOINT:
         frame = frame.f_back or frame
@@ -192,15 +202,15 @@ def _install_torch(distributed_c10d: Any) -> None:
     if not _ranks:
         dist.breakpoint = lambda *_, **__: stop()
         return
-    # For groups that are made from now on without a timeout; torch's default is half an hour.
+    # For groups made after this without a timeout of their own; torch's default is half an hour.
     distributed_c10d.default_pg_timeout = timedelta(seconds=FOREVER)
     if distributed_c10d.default_pg_nccl_timeout is not None:
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=FOREVER)
     # torch's breakpoint would set the timeout of all groups to an hour, and read /dev/stdin.
     names = list(inspect.signature(dist.breakpoint).parameters)
-    if "timeout_s" in names:  # the last one; torch 2.6 has none, and sets no timeout
+    if "timeout_s" in names:  # the last parameter; torch 2.6 lacks it, and sets no timeout
         dist.breakpoint.__defaults__ = (*(dist.breakpoint.__defaults__ or ())[:-1], None)
-    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # a function that makes its debugger; earlier a class
+    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # torch's factory of debuggers; a class in older torch
         if hasattr(dist, name):
             setattr(dist, name, _debugger_of_rank)
 
@@ -230,7 +240,10 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class Watched:
-    """For the code that a rank runs: `q` ends it with an error; with debug.post_mortem the rank stops at exceptions."""
+    """Context manager around the user's code: `q` at the prompt ends it with an error.
+
+    With debug.post_mortem the rank also stops, at the debugger's prompt, at an exception that leaves the code.
+    """
 
     def __init__(self, post_mortem: bool) -> None:
         self._post_mortem = post_mortem
@@ -241,7 +254,7 @@ class Watched:
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         """
         Raises:
-            DebuggerQuit: `q` was typed.
+            DebuggerQuit: the user has typed `q`.
         """
         if isinstance(error, bdb.BdbQuit) and _debugger is not None:
             raise _debugger.quit_cause() from None
@@ -253,7 +266,7 @@ class Watched:
 
 
 def _debugger_of_rank() -> Debugger:
-    """This rank's debugger; the same one for all stops, so that it keeps its breakpoints."""
+    """Returns this rank's debugger: the same one for all stops, so that it keeps its breakpoints."""
     global _debugger
     if _debugger is None:
         _debugger = Debugger(Console(Path(os.environ[SOCKETS])))
@@ -261,7 +274,7 @@ def _debugger_of_rank() -> Debugger:
 
 
 def _log_once(frame: FrameType) -> None:
-    """Logs, once for each place, that this rank does not stop at a breakpoint."""
+    """Logs, once for each line of code, that this rank does not stop at a breakpoint there."""
     here = (frame.f_code.co_filename, frame.f_lineno)
     if here not in _logged:
         _logged.add(here)
@@ -270,7 +283,12 @@ def _log_once(frame: FrameType) -> None:
 
 
 def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
-    """`train.py:12`, with the path relative to the working directory if possible."""
+    """Returns a position as `train.py:12`, with the path relative to the working directory if possible.
+
+    Args:
+        frame: the frame that stopped, if there is no traceback.
+        traceback: of an exception; its innermost frame counts.
+    """
     number = frame.f_lineno if frame is not None else 0
     while traceback is not None:
         frame, number, traceback = traceback.tb_frame, traceback.tb_lineno, traceback.tb_next
@@ -285,7 +303,7 @@ def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
 
 
 def _host() -> str:
-    """This rank's host, by the name that the run uses."""
+    """Returns the name of this rank's host as in LAUNCHER_HOSTS, else the kernel's node name."""
     hosts, node = os.environ.get("LAUNCHER_HOSTS", "").split(","), int(os.environ.get("NODE_RANK", "0"))
     return (hosts[node] if node < len(hosts) else "") or os.uname().nodename
 
@@ -296,6 +314,6 @@ def _name() -> str:
 
 
 def _left() -> str:
-    """The time until the job ends, for the prompt; debugging does not suspend it."""
+    """Returns the prompt's text on the time until the job ends, which debugging does not extend; empty if unknown."""
     left = time_left(os.environ)
     return "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"

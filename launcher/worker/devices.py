@@ -1,8 +1,8 @@
 """Which accelerators a rank sees, and which device it computes on.
 
-If a GPU was asked for and is missing, that is an error, never a reason to train on the CPU. The workloads of this
-repository see one GPU per rank, so that no thread can use another rank's by mistake: CUDA's current device is
-per thread, and initially 0. Users' programs and functions see all GPUs of the node, since they are written for
+A GPU that was asked for and is missing is an error; the rank never falls back to the CPU. In the workloads of this
+repository each rank sees one GPU only, so that no thread can use another rank's GPU by mistake: CUDA's current device
+is per thread, and initially 0. Users' programs and functions see all GPUs of the node, since they are written for
 torchrun's contract: LOCAL_RANK is the index of the device.
 """
 
@@ -17,9 +17,9 @@ from launcher import errors
 from launcher.config.schema import Device, VisibleDevices
 from launcher.spec.plan import JobPlan
 
-ASKED = "LAUNCHER_GPUS_PER_NODE"  # for a rank, and a program that it executes: how many GPUs the run asked for
-# The variables that limit what a process sees, by the kind of torch build. If several are set, the last one is
-# narrowed. ROCm applies ROCR_VISIBLE_DEVICES first; the others count within the remaining devices.
+ASKED = "LAUNCHER_GPUS_PER_NODE"  # variable of a rank, and of its program: GPUs per node that the run asked for
+# The variables ("masks") that limit which devices a process sees, by the kind of torch build. If several are set, the
+# last one is narrowed. ROCm applies ROCR_VISIBLE_DEVICES first; the others index the devices that remain.
 _MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "hip": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
@@ -35,16 +35,21 @@ class BackendError(errors.LauncherError):
 
 
 def torch_build() -> str:
-    """The kind of accelerator that this torch was built for: cuda, hip or xpu; empty for CPUs only."""
+    """Returns the kind of accelerator that this torch was built for: cuda, hip or xpu; empty for CPUs only."""
     found = next((kind for kind in ("hip", "cuda", "xpu") if getattr(torch.version, kind, None)), "")
-    return found or ("xpu" if torch.xpu._is_compiled() else "")  # before 2.5 torch.version did not tell
+    return found or ("xpu" if torch.xpu._is_compiled() else "")  # torch.version has no xpu before 2.5
 
 
 # -- what a rank sees
 
 
 def variables(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set in a rank before torch uses an accelerator; `environ` must contain LOCAL_RANK already."""
+    """Returns the environment variables to set in a rank before torch uses an accelerator.
+
+    Args:
+        plan: the run's plan.
+        environ: environment of the rank, with LOCAL_RANK and LOCAL_WORLD_SIZE.
+    """
     changes = visible_device_changes(
         environ,
         local_rank=int(environ["LOCAL_RANK"]),
@@ -67,7 +72,7 @@ def visible_device_changes(
     own_code: bool,
     build: str,
 ) -> dict[str, str]:
-    """The variables that make a rank see one device only. Pure; the first row that applies decides.
+    """Returns the variables that make a rank see one device only. Pure; the first row that applies decides.
 
     | launch.visible_devices | the node | the rank sees |
     |---|---|---|
@@ -79,16 +84,16 @@ def visible_device_changes(
     | | no mask is set, and there are as many GPUs as ranks | the GPU with the number of the local rank |
 
     Args:
-        environ: variables of the rank.
-        local_rank: of this rank.
+        environ: environment of the rank.
+        local_rank: local rank of this rank.
         ranks: number of ranks on the node.
         gpus_per_node: GPUs that the run asked for on each node.
         wanted: launch.visible_devices.
         own_code: whether the ranks run the user's own program or function.
-        build: see `torch_build`.
+        build: the kind of torch build, as `torch_build` returns it.
 
     Returns:
-        The variables to set.
+        The variable to set, or nothing if the rank is to see all that is there.
     """
     if wanted is VisibleDevices.all or (wanted is VisibleDevices.auto and own_code) or not gpus_per_node:
         return {}
@@ -102,7 +107,10 @@ def visible_device_changes(
 
 
 def _mask(environ: Mapping[str, str], build: str) -> str | None:
-    """The mask to narrow. With a CPU-only torch, which may not be the program's, the one that is set."""
+    """Returns the name of the variable to narrow; None if there is none.
+
+    The launcher's torch may be CPU-only while the program brings its own. Then this is whichever known mask is set.
+    """
     known = _MASKS.get(build) or tuple(name for names in reversed(_MASKS.values()) for name in names)
     there = [name for name in known if name in environ]
     if there:
@@ -111,7 +119,7 @@ def _mask(environ: Mapping[str, str], build: str) -> str | None:
 
 
 def _entries(mask: str) -> list[str]:
-    """The devices of a mask; a driver ignores everything from the first invalid entry on."""
+    """Returns the devices in a mask's value up to the first entry that means none, where drivers stop reading."""
     entries = []
     for entry in mask.split(","):
         if entry.strip() in _NO_DEVICES:
@@ -128,11 +136,11 @@ class Accelerators:
     """The accelerators that this process sees.
 
     Attributes:
-        kind: their torch.device type (cuda on ROCm as well); empty if torch was built for CPUs only.
-        count: how many there are.
-        torch: torch's version.
-        mask: the variables that limit what the process sees, with their values.
-        error: the driver's message if it found none.
+        kind: torch.device type of the accelerators (cuda on ROCm as well); empty if torch was built for CPUs only.
+        count: number of accelerators.
+        torch: version of torch.
+        mask: the variables that limit what the process sees, with their values, as text.
+        error: the driver's message if the process sees no accelerator.
     """
 
     kind: str
@@ -143,7 +151,7 @@ class Accelerators:
 
     @property
     def text(self) -> str:
-        """A description for errors."""
+        """Description for error messages: torch's version, number of accelerators, the masks, the driver's error."""
         if not self.kind:
             return f"torch {self.torch} was built for CPUs only"
         error = f"; the driver says: {self.error}" if self.error else ""
@@ -151,7 +159,7 @@ class Accelerators:
 
 
 def find_accelerators(environ: Mapping[str, str]) -> Accelerators:
-    """The accelerators that this process sees now."""
+    """Asks torch and the driver which accelerators this process sees now."""
     build = torch_build()
     names = _MASKS.get(build, ())
     mask = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
@@ -171,9 +179,9 @@ def find_accelerators(environ: Mapping[str, str]) -> Accelerators:
 def choose_device(
     wanted: str, asked: int, seen: Accelerators, *, rank: int, local_rank: int, ranks: int, host: str
 ) -> tuple[str, int | None]:
-    """The type and the index of a rank's device. Pure; the first row that applies decides.
+    """Chooses a rank's device. Pure; the first row that applies decides.
 
-    A run that asked for GPUs uses no more of those that it sees: a machine without a scheduler shows them all.
+    A run uses no more GPUs than it asked for, even if it sees more, as on a machine without a scheduler.
 
     | device | GPUs asked for | GPUs seen, at most as many as asked for | result |
     |---|---|---|---|
@@ -188,10 +196,13 @@ def choose_device(
     Args:
         wanted: auto, cpu, cuda or xpu.
         asked: GPUs on each node that the run asked for; 0 outside of a run.
-        seen: by this process.
-        rank, local_rank: of this rank.
+        seen: the accelerators that this process sees.
+        rank, local_rank: number of this rank in the run, and on its node.
         ranks: number of ranks on its node.
-        host: its node.
+        host: name of its node.
+
+    Returns:
+        The torch.device type and the index of the device; the index is None for the CPU.
 
     Raises:
         BackendError: the device that was asked for is not available.

@@ -1,10 +1,10 @@
 """Finds the ranks that block the others on GPUs, from NCCL's flight recorder.
 
 On GPUs the stacks of ranks show little: collectives are enqueued, and all ranks hang where they next wait for their GPU
-(`loss.item()`). The flight recorder shows which collectives each rank has enqueued, and which of them its GPU has begun
-and finished. A thread of torch dumps it to a file when something is written to a named pipe
+(`loss.item()`). The flight recorder shows which collectives each rank has enqueued, and which of them its GPU has
+started and finished. A thread of torch dumps it to a file when something is written to a named pipe
 (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). This works while the main thread waits in C, as long as it has released the
-interpreter's lock, as `.item()` and `torch.cuda.synchronize()` do. Nothing here needs torch.
+interpreter's lock, as `.item()` and `torch.cuda.synchronize()` do. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from launcher.failures.codes import CollectiveSign
 from launcher.formatting import ranges
 from launcher.runs.events import BlockedCollective
 
-ENTRIES = 2000  # collectives that each rank records; torch's default
-TIMEOUT = 4.0  # seconds for the dumps; torch polls the pipe once a second, and then looks up all stacks
+ENTRIES = 2000  # the last collectives that each rank keeps in its recorder; torch's default
+TIMEOUT = 4.0  # seconds to wait for the dumps; torch polls the pipe once a second, and then collects all stacks
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
@@ -36,11 +36,11 @@ class Group:
     """A rank's collectives in one process group.
 
     Attributes:
-        name: of the group; the same on all of its ranks.
-        enqueued: number of the last collective that the rank has enqueued; 0: none.
-        pending: number of the first one that its GPU has not finished; None: it has finished all.
-        operation: of the pending one (`nccl:all_reduce`); empty if none is pending.
-        started: whether its GPU has begun the pending one.
+        name: name of the process group; the same on all of its ranks.
+        enqueued: sequence number of the last collective that the rank has enqueued; 0: none.
+        pending: sequence number of the first collective that its GPU has not finished; None: it has finished all.
+        operation: operation of the pending collective (`nccl:all_reduce`); empty if none is pending.
+        started: whether its GPU has started the pending collective.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Recorder:
-    """A rank's collectives in all of its groups."""
+    """What a rank's flight recorder shows: its collectives in each of its process groups."""
 
     rank: int
     groups: tuple[Group, ...]
@@ -60,7 +60,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rank that blocks others, and the collective that it blocks."""
+    """A rank to blame for a hang, and the collective that it blocks."""
 
     rank: int
     collective: BlockedCollective
@@ -69,17 +69,17 @@ class Suspect:
 def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
     """Returns the ranks that block the others. Pure; in each group the first row that applies decides.
 
-    About the first collective of the group that is not finished on every rank:
+    "It" is the first collective of the group that is not finished on every rank:
 
     | what the recorders show | to blame |
     |---|---|
     | some ranks have enqueued it, others have not | the ranks that have not |
-    | the ranks have enqueued different operations | the ranks with another one than most |
+    | the ranks have enqueued different operations | the ranks whose operation differs from the majority's |
     | it has finished on some GPUs only | the ranks on which it has not |
-    | it has begun on some GPUs only | the ranks on which it has not: something before it does not end |
+    | it has started on some GPUs only | the ranks on which it has not: earlier work of their GPU does not finish |
     | anything else | no rank |
 
-    A rank that is to blame in one group because it waits for another rank in a second group is not the cause.
+    A rank to blame in one group is left out if it waits for a rank to blame in another group, unless all do.
     """
     accused: dict[int, Suspect] = {}
     waits_for: dict[int, set[int]] = {}
@@ -96,7 +96,12 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
 
 
 def _in_group(name: str, seen: Mapping[int, Group]) -> dict[int, BlockedCollective]:
-    """Returns the ranks to blame in one group, each with the collective that it blocks."""
+    """Returns the ranks to blame in one group, each with the collective that it blocks.
+
+    Args:
+        name: name of the group.
+        seen: what each rank's recorder shows about the group, by rank.
+    """
     pending = [group.pending for group in seen.values() if group.pending is not None]
     if not pending:
         return {}
@@ -131,7 +136,7 @@ def _in_group(name: str, seen: Mapping[int, Group]) -> dict[int, BlockedCollecti
 
 
 def _short(operation: str) -> str:
-    """`all_reduce` for `nccl:all_reduce`."""
+    """Returns an operation without its backend: `all_reduce` for `nccl:all_reduce`."""
     return operation.rpartition(":")[2]
 
 
@@ -139,19 +144,19 @@ def _short(operation: str) -> str:
 
 
 class _PlainOnly(pickle.Unpickler):
-    """Unpickles dicts, lists, texts and numbers, of which a dump consists, and nothing that could execute code."""
+    """Unpickles only dicts, lists, strings and numbers, of which a dump consists; refuses all that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")
 
 
 def parse(rank: int, dump: bytes) -> Recorder:
-    """Parses a rank's dump, as torch writes it to a file. Pure.
+    """Parses the pickle that torch writes as a rank's dump. Pure.
 
-    An entry is finished when its state is `completed`. gloo never sets that state, and marks entries as retired.
+    A collective is finished when its entry's state is `completed`; gloo's, when the entry is marked as retired.
 
     Raises:
-        ValueError: it is not a dump, or is incomplete.
+        ValueError: the bytes are not a dump, or are incomplete.
     """
     try:
         entries = _PlainOnly(io.BytesIO(dump)).load().get("entries", [])
@@ -181,32 +186,36 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
 
 
 def to_json(recorder: Recorder) -> str:
-    """A Recorder as JSON, to send it to another agent."""
+    """Returns a Recorder as JSON, to send it to another agent."""
     return json.dumps(asdict(recorder))
 
 
 def from_json(text: str) -> Recorder:
-    """The inverse of `to_json`."""
+    """Returns the Recorder that `to_json` has written."""
     value = json.loads(text)
     return Recorder(value["rank"], tuple(Group(**group) for group in value["groups"]))
 
 
 class Recorders:
-    """The flight recorders of the ranks of one node, for their agent."""
+    """In an agent: requests and reads the flight recorders of its ranks.
+
+    Attributes:
+        variables: environment variables to set in the ranks before they start.
+    """
 
     def __init__(self, folder: Path, environ: Mapping[str, str], *, renamed: bool) -> None:
         """Chooses the paths of pipes and dumps.
 
         Args:
-            folder: private, on this node, outlives the ranks; the caller removes it.
-            environ: of the agent; variables that the user has set there are kept.
-            renamed: whether torch has `torch._C._distributed_c10d._dump_fr_trace`. Then it also knows the variables by
-                their later names, and warns of the earlier ones.
+            folder: private directory on this node that outlives the ranks; the caller removes it.
+            environ: environment of the agent; variables that the user has set there are kept.
+            renamed: whether torch has `torch._C._distributed_c10d._dump_fr_trace`. Such a torch also reads the
+                variables under their new names (TORCH_FR_...), and warns about the old ones.
         """
         size = "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
         wanted = {
             size: str(ENTRIES),
-            "TORCH_NCCL_ENABLE_TIMING": "1",  # without it torch does not record whether a GPU has begun a collective
+            "TORCH_NCCL_ENABLE_TIMING": "1",  # without it torch does not record whether a GPU has started a collective
             _PIPE: f"{folder}/ask-",
             _FILE: f"{folder}/dump-",
         }
@@ -217,13 +226,21 @@ class Recorders:
         self._file = environ.get("TORCH_FR_DUMP_TEMP_FILE" if renamed else _FILE) or environ.get(_FILE, wanted[_FILE])
 
     def take(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> list[str]:
-        """The recorder of each rank as `to_json` writes it; empty if the rank has none, or does not respond in time."""
+        """Requests the dumps of these ranks, and waits for them.
+
+        Args:
+            ranks: numbers of the ranks.
+            timeout: seconds to wait for all dumps.
+
+        Returns:
+            For each rank its Recorder as `to_json` writes it; empty if the rank has none, or did not respond in time.
+        """
         found = dict.fromkeys(ranks, "")
         asked = [rank for rank in ranks if self._request(rank)]
         deadline = time.monotonic() + timeout
         while asked:
             for rank in list(asked):
-                with contextlib.suppress(OSError, ValueError):  # missing so far, or incomplete
+                with contextlib.suppress(OSError, ValueError):  # the dump does not exist yet, or is incomplete
                     found[rank] = to_json(parse(rank, Path(f"{self._file}{rank}").read_bytes()))
                     asked.remove(rank)
             if time.monotonic() > deadline:
@@ -237,7 +254,7 @@ class Recorders:
             os.unlink(f"{self._file}{rank}")
         try:
             pipe = os.open(f"{self._pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # no NCCL in that rank, or nothing reads the pipe any more
+        except OSError:  # the rank does not use NCCL, or no longer reads the pipe
             return False
         with contextlib.suppress(OSError):
             os.write(pipe, b"dump\n")

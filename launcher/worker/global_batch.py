@@ -1,4 +1,4 @@
-"""Which samples each rank takes at each step, independent of the number of ranks."""
+"""Chooses the samples of each step in an order that does not depend on the number of ranks, and each rank's share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from torch import Tensor
 
 
 class GlobalBatchSampler:
-    """Chooses samples: their order is a pure function of (seed, epoch, step), whatever the world size.
+    """Chooses the samples of each step as a pure function of (seed, epoch, step), whatever the world size.
 
-    An epoch is a new permutation of all samples, cut into global batches of `batch_size`. The rest at its end (fewer
-    than `batch_size` samples) is not used in that epoch. Each rank takes a contiguous share of each global batch;
+    An epoch is a new permutation of all samples, cut into global batches of `batch_size`. The last samples, fewer than
+    `batch_size`, are not used in that epoch. Each rank takes a contiguous share of each global batch; the sizes of
     shares differ by at most one sample.
 
-    With `micro_batches` the global batch is cut into that many micro-batches, which differ by at most one sample and do
-    not depend on the world size, and each rank takes whole ones.
+    With `micro_batches` the global batch is cut into that many micro-batches, and each rank takes whole ones. Their
+    sizes differ by at most one sample and do not depend on the world size.
+
+    Attributes:
+        steps_per_epoch: number of global batches in an epoch.
+        sizes: samples in each of this rank's micro-batches; without micro-batches, in its share.
 
     Raises:
         ValueError: the data set is smaller than one batch, the batch has fewer samples than there are ranks or
@@ -59,21 +63,20 @@ class GlobalBatchSampler:
         first, last = (rank, rank + 1) if micro_batches is None else share(micro_batches, rank, world_size)
         bounds = [share(batch_size, part, parts) for part in range(first, last)]
         self._first, self._last = bounds[0][0], bounds[-1][1]
-        # Samples in each of this rank's micro-batches, or in its share.
         self.sizes = [end - begin for begin, end in bounds]
         self._order: tuple[int, Tensor] | None = None
 
     @property
     def weight(self) -> float:
-        """The factor for the sum of this rank's per-sample losses.
+        """Factor by which to multiply the sum of this rank's per-sample losses.
 
-        With it, the mean over ranks of their gradients is the gradient of the mean loss over the global batch, even if
-        shares differ: mean_r(W / B x sum_r) = sum / B.
+        The mean of the ranks' gradients then equals the gradient of the mean loss over the global batch, even if shares
+        differ in size: mean_r(W / B x sum_r) = sum / B, with world size W and batch size B.
         """
         return self.world_size / self.batch_size
 
     def order(self, epoch: int) -> Tensor:
-        """All samples in the order of an epoch, int64 [size]."""
+        """Returns the indices of all samples in the order of an epoch, int64 [size]."""
         if self._order is None or self._order[0] != epoch:
             digest = hashlib.sha256(f"{self.seed}/{epoch}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
@@ -82,25 +85,29 @@ class GlobalBatchSampler:
         return self._order[1]
 
     def global_batch(self, epoch: int, step: int) -> Tensor:
-        """The samples of all ranks at a step of an epoch, int64 [batch_size]."""
+        """Returns the indices of all ranks' samples at a step of an epoch, int64 [batch_size].
+
+        Raises:
+            IndexError: the epoch has no such step.
+        """
         if not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"step {step} is not one of the {self.steps_per_epoch} steps of an epoch")
         return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int) -> Tensor:
-        """This rank's share of the global batch, int64 [sum of its sizes]."""
+        """Returns the indices of this rank's samples at a step of an epoch, int64 [sum of its sizes]."""
         return self.global_batch(epoch, step)[self._first : self._last]
 
     def batches(self, epoch: int, step: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """(step, this rank's share) for each step of the epoch from `step` on."""
+        """Yields (step, indices of this rank's samples) for each step of the epoch from `step` on."""
         for following in range(step, self.steps_per_epoch):
             yield following, self.batch(epoch, following)
 
     def locate(self, global_step: int) -> tuple[int, int]:
-        """(epoch, step in it) of the step after the first `global_step` steps."""
+        """Returns (epoch, step within the epoch) of the step that follows the first `global_step` steps of the run."""
         return divmod(global_step, self.steps_per_epoch)
 
 
 def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """A rank's half-open range of `count` things; ranges are contiguous and differ by at most one."""
+    """Returns a rank's half-open range (first, end) of `count` items; lengths of ranges differ by at most one."""
     return count * rank // world_size, count * (rank + 1) // world_size

@@ -1,7 +1,7 @@
-"""Detects ranks that hang, and finds out which ones and where, from the stacks of all ranks.
+"""Detects a hang of an agent's ranks, and finds the ranks to blame from the process states and stacks of all ranks.
 
-A rank that hangs blocks all others in their next collective, so all become silent at once. The kernel's state and the
-interpreter's stacks tell them apart.
+A rank that hangs blocks all others in their next collective, so all stop sending heartbeats at once. The kernel's state
+of each process and the interpreter's stacks show which one is the cause.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from launcher.worker import flight_recorder
 from launcher.worker.heartbeat import Sign
 
 SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for other signals
-WRITES = 1.0  # seconds in which a rank writes its stacks if it can
-MOST_BLAMED = 16  # ranks that are named as the cause of a hang
+WRITES = 1.0  # seconds to wait for the ranks' stacks
+MOST_BLAMED = 16  # at most so many ranks are named as the cause of a hang
 LOOK = 5.0  # seconds between two measurements of the ranks' CPU time
-BUSY = 0.01  # of one core: a process that uses less is waiting (NCCL's watchdog threads wake up now and then)
+BUSY = 0.01  # share of one core: a process that uses less is idle (NCCL's watchdog threads wake up now and then)
 # Where a rank waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
 _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/(stop|process_group)\.py|/ranks\.py")
 
@@ -37,11 +37,11 @@ class Report:
     """The state of one rank during a hang.
 
     Attributes:
-        rank: its number.
-        host: its node.
+        rank: number of the rank.
+        host: name of its node.
         step: steps of the run that it has done.
         state: the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone.
-        stack: its stacks as faulthandler writes them; empty if it wrote none.
+        stack: stacks of its threads as faulthandler writes them; empty if it wrote none.
         recorder: its flight recorder (flight_recorder.to_json); empty if it has none.
     """
 
@@ -58,10 +58,10 @@ class Blamed:
     """The ranks to blame for a hang.
 
     Attributes:
-        ranks: the ranks; empty: no rank has reported.
-        sign: by what they were found.
-        collective: for HangSign.RECORDER, the collective that they block.
-        step: steps of the run that the slowest of them has done.
+        ranks: the ranks, at most MOST_BLAMED; empty if there were no reports.
+        sign: the evidence by which they were found.
+        collective: the collective that they block, if the sign is HangSign.RECORDER.
+        step: steps of the run that the slowest of them has done; None if there were no reports.
     """
 
     ranks: tuple[Accused, ...]
@@ -71,19 +71,21 @@ class Blamed:
 
 
 def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, BlockedCollective | None]:
-    """Returns the ranks to blame, by what they were found, and the collective that they block. Pure.
+    """Finds the ranks to blame for a hang. Pure.
 
-    The first row that applies to some, but not all, ranks decides:
+    The first row decides if it applies to any rank; else the first other row that applies to some ranks but not to all.
 
-    | a rank | |
+    | a rank is to blame if it | evidence |
     |---|---|
-    | is stopped, or waits for a device or a file server | state T, t or D |
+    | is stopped, or waits for a device or a file server | process state T, t or D |
     | wrote no stacks | its interpreter does not run |
-    | blocks a collective on the GPUs | according to the flight recorder; see `flight_recorder.blame` |
-    | is outside of every collective | the others wait for it in one |
-    | has done fewer steps than others | |
+    | blocks a collective on the GPUs | the flight recorders; see `flight_recorder.blame` |
+    | is outside of every collective | its stack; the others wait for it in a collective |
+    | has done fewer steps than others | its number of steps |
 
-    If no row applies, all ranks are returned.
+    Returns:
+        The ranks to blame (all ranks if no row applies), the kind of evidence, and the collective that they block if
+        the evidence is a flight recorder.
     """
     stopped = [each for each in reports if each.state in ("T", "t", "D")]
     if stopped:
@@ -103,26 +105,32 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, Blocked
 
 
 def waits(stack: str) -> bool:
-    """Whether the main thread waits for other ranks. Pure. faulthandler writes the newest frame first."""
+    """Returns whether the main thread waits for other ranks: in a collective, or in the agreement on a stop. Pure.
+
+    Args:
+        stack: the stacks of a rank as faulthandler writes them.
+    """
     threads = re.split(r"\n\s*\n", stack.strip())
     main = threads[-1]  # faulthandler writes the main thread last
-    newest = next((line for line in main.splitlines() if line.lstrip().startswith("File ")), "")
+    newest = next((line for line in main.splitlines() if line.lstrip().startswith("File ")), "")  # the first one
     return bool(_WAITS.search(newest))
 
 
 class StepWatch:
-    """Records when each rank of an agent has last done a step."""
+    """Finds ranks of an agent that have sent no heartbeat for too long. A rank sends one at each step."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._last: dict[int, tuple[int, float]] = {}
 
     def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """The places of the ranks that listen, have done a step, and then nothing for `timeout` seconds.
+        """Returns the local indices of the ranks whose last heartbeat is at least the timeout old.
+
+        Only ranks that check for stops at step boundaries and have done a step are watched.
 
         Args:
-            signs: of all ranks of the agent.
-            now: seconds of a monotonic clock.
+            signs: heartbeats of all ranks of the agent, in order.
+            now: current time in seconds of a monotonic clock.
         """
         found = []
         for place, sign in enumerate(signs):
@@ -135,13 +143,13 @@ class StepWatch:
 
 
 class Activity:
-    """Signs of life of an agent's ranks, for every kind of workload: CPU time, output, steps."""
+    """Measures how long an agent's ranks have been idle, for any workload: no CPU time, output or heartbeat."""
 
     def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
         """
         Args:
             ranks: number of this agent's ranks.
-            now: see `idle`.
+            now: current time in seconds of the clock that `idle` gets.
             every: seconds between two measurements of CPU time.
         """
         self._every = every
@@ -150,15 +158,15 @@ class Activity:
         self._last, self._next = now, now
 
     def idle(self, signs: Sequence[Sign], pids: Sequence[int], printed: Sequence[int], now: float) -> float:
-        """Seconds since the last sign of life of any rank.
+        """Returns the seconds since the last CPU time, output or heartbeat of any rank.
 
-        Ranks that wait in NCCL keep a core busy, so a hang of such ranks is only found by their steps.
+        Ranks that wait in NCCL keep a core busy: their hang is not seen here, only by `StepWatch`.
 
         Args:
-            signs: of each rank.
-            pids: of each rank; 0 if it has ended.
-            printed: bytes of output of each rank.
-            now: seconds of a monotonic clock.
+            signs: heartbeat of each rank.
+            pids: process id of each rank; 0 if it has ended.
+            printed: bytes of output of each rank so far.
+            now: current time in seconds of a monotonic clock.
         """
         for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
             if self._seen[place] != (sign.beats, count):
@@ -176,7 +184,7 @@ class Activity:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
+    """Returns the CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
     try:
         values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = [Path(task.path, "children").read_text() for task in os.scandir(f"/proc/{pid}/task")]
@@ -187,14 +195,18 @@ def cpu_seconds(pid: int) -> float:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    """The ranks to blame for a hang, from the reports of all agents. Pure."""
+    """Finds the ranks to blame for a hang in the reports of all agents. Pure.
+
+    Args:
+        reports: the fields of a `Report` for each rank.
+    """
     guilty, sign, collective = suspects([Report(**report) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
     return Blamed(ranks, sign, collective, min((each.step for each in guilty), default=None))
 
 
 class Stacks:
-    """Files in memory for the stacks of one agent's ranks: a rank that hangs may be unable to write to a disk."""
+    """Files for the stacks of one agent's ranks, in memory: a rank that hangs may be unable to write to a disk."""
 
     def __init__(self, ranks: int) -> None:
         self._files = [memory_file.make(f"stacks-{place}") for place in range(ranks)]
@@ -205,19 +217,29 @@ class Stacks:
             os.lseek(file, 0, os.SEEK_SET)  # the ranks share the position
 
     def file(self, place: int) -> int:
-        """The file descriptor for the rank with this place; see `serve`."""
+        """Returns the descriptor of a rank's file, to pass to `serve` in the rank.
+
+        Args:
+            place: index of the rank among the agent's ranks.
+        """
         return self._files[place]
 
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
-        """The process state and the stacks of every rank; empty stacks for a rank that wrote none in time.
+        """Signals the ranks to write their stacks, and waits for them at most WRITES seconds.
 
-        Only processes with a handler get the signal, which would kill others: a rank that was just forked, a program
-        that a rank has executed, or an unrelated process with the id of a rank that is gone.
+        Only processes that handle or ignore the signal get it. It would kill a rank that was just forked, a program
+        that a rank has executed, or an unrelated process that has the id of a rank that is gone.
+
+        Args:
+            pids: process id of each rank of the agent; 0 if it has ended.
+
+        Returns:
+            For each rank the kernel's state letter of its process, and its stacks; empty if it wrote none in time.
         """
         self.clear()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if pid > 0 and _survives(pid):  # 0 means none, and would signal this process's group
+                if pid > 0 and _survives(pid):  # kill(0) would signal this process's group
                     os.kill(pid, SIGNAL)
         deadline, sizes = time.monotonic() + WRITES, [-1] * len(pids)
         while time.monotonic() < deadline:
@@ -232,12 +254,16 @@ class Stacks:
 
 
 def serve(file: int) -> None:
-    """In a rank: `SIGNAL` makes it write the stacks of all threads to this file from now on."""
+    """In a rank: installs the handler of `SIGNAL` that writes the stacks of all threads to a file.
+
+    Args:
+        file: descriptor of the file; see `Stacks.file`.
+    """
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 
 
 def _survives(pid: int) -> bool:
-    """Whether a process handles or ignores the signal (man 5 proc, SigCgt and SigIgn)."""
+    """Returns whether a process handles or ignores `SIGNAL` (man 5 proc, SigCgt and SigIgn)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:  # it is gone
@@ -247,7 +273,7 @@ def _survives(pid: int) -> bool:
 
 
 def state(pid: int) -> str:
-    """The kernel's state letter of a process; empty if it is gone."""
+    """Returns the kernel's state letter of a process (R, S, D, T, ...); empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,7 +1,7 @@
-"""Heartbeats of forked ranks, in memory that they share with their agent: no file, no lock, no system call.
+"""Heartbeats of ranks, in memory that they share with their agent: no disk, no lock, no system call.
 
-The memory begins with the agent's words to all of its ranks. Then each rank has a slot: its heartbeat, its step time,
-and its part in the agreement on stops (see `stop_memory`).
+The memory starts with what the agent writes for all of its ranks (`stop_memory.AgentWords`). Then each rank has a slot:
+its heartbeat, its step time, and its state in the agreement on stops (`stop_memory.RankWords`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from launcher.worker import stop_memory
 from launcher.worker.stop_agreement import Proposal, RankState
 from launcher.worker.stop_memory import AgentWords, RankWords
 
-INTERVAL = 1.0  # seconds between two heartbeats of a rank that waits
-_SLOT = struct.Struct("=qqqq")  # how it reacts to a stop, last step, heartbeats, how far it has joined
+INTERVAL = 1.0  # seconds between two heartbeats during long work between two steps (`alive`)
+_SLOT = struct.Struct("=qqqq")  # reaction to a stop request, last step, number of heartbeats, progress of joining
 _PACE = struct.Struct("@dq")  # seconds of a step without waiting, number of steps measured
 _AGENT = stop_memory.AGENT
 _SIZE = _SLOT.size + _PACE.size + stop_memory.RANK
@@ -31,15 +31,16 @@ _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Sign:
-    """The heartbeat of one rank.
+    """The heartbeat of one rank, as its agent reads it.
 
     Attributes:
-        listens: whether it checks for a stop at step boundaries: then it gets the time to save and exit by itself.
+        listens: whether the rank checks for stop requests at step boundaries. The agent then does not end it, but lets
+            it save and exit.
         step: steps of the run that are done; -1 before the first.
-        beats: number of heartbeats.
-        gives_up: its error is final: a restart would not help.
-        arrived: it waits for the other ranks to make the process group.
-        joined: all ranks have arrived.
+        beats: number of heartbeats so far.
+        gives_up: whether the rank fails with an error that a restart would not help.
+        arrived: whether the rank is ready to make the process group, and waits for the others.
+        joined: whether the rank has seen that all ranks have arrived.
     """
 
     listens: bool
@@ -51,11 +52,11 @@ class Sign:
 
 
 class Slot:
-    """One rank's slot. Only the rank writes to it, and a torn read does no harm.
+    """One rank's slot, for use in its process. Only the rank writes to it; a torn read by the agent does no harm.
 
     Attributes:
-        stop: the rank's part in the agreement on stops.
-        agent: the agent's part in it, for all of its ranks.
+        stop: what the rank writes in the agreement on stops.
+        agent: what the agent writes in that agreement, for all of its ranks.
     """
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
@@ -68,38 +69,47 @@ class Slot:
         self.pace(0.0, 0)
 
     def listen(self) -> None:
-        """From now on this rank exits by itself after a stop request."""
+        """Records that this rank checks for stop requests and exits without being ended by the agent."""
         self._listens = _LISTENS
         self._write()
 
     def arrive(self) -> None:
-        """This rank waits for the others to make the process group."""
+        """Records that this rank is ready to make the process group, and waits for the others."""
         self._joining = _ARRIVED
         self._write()
 
     def join(self) -> None:
-        """All ranks have arrived."""
+        """Records that all ranks have arrived."""
         self._joining = _JOINED
         self._write()
 
     def give_up(self) -> None:
-        """This rank is about to fail, and a restart would fail too."""
+        """Records that this rank is about to fail with an error that a restart would repeat."""
         self._listens = _GIVES_UP
         self._write()
 
     def beat(self, step: int | None = None) -> None:
-        """Sends a heartbeat, with the number of steps of the run that are done."""
+        """Sends a heartbeat.
+
+        Args:
+            step: steps of the run that are done; None: as many as at the last heartbeat.
+        """
         self._step = self._step if step is None else step
         self._beats += 1
         self._write()
 
     def progress(self, step: int) -> None:
-        """Records the steps of the run that are done, unless `beat` is called at each step."""
+        """Sends a heartbeat with the steps done, unless the rank listens: then each step boundary calls `beat`."""
         if self._listens != _LISTENS:
             self.beat(int(step))  # some programs count in fractions of an epoch
 
     def pace(self, seconds: float, steps: int) -> None:
-        """Records the seconds of a step without waiting, as measured lately, and the number of steps measured."""
+        """Records how fast this rank is.
+
+        Args:
+            seconds: seconds of a recent step, without the time spent waiting for other ranks.
+            steps: number of steps measured so far.
+        """
         _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
 
     def _write(self) -> None:
@@ -107,10 +117,10 @@ class Slot:
 
 
 class Pulse:
-    """The slots of one agent's ranks, made before they are forked."""
+    """In an agent: the shared memory with the slots of its ranks, made before they are forked."""
 
     def __init__(self, ranks: int) -> None:
-        self._file = os.fdopen(memory_file.make(_NAME), "r+b", buffering=0)  # a rank may become another program
+        self._file = os.fdopen(memory_file.make(_NAME), "r+b", buffering=0)  # a file, as a rank may exec a program
         self._file.truncate(_AGENT + ranks * _SIZE)
         self._memory = mmap.mmap(self._file.fileno(), _AGENT + ranks * _SIZE)
         self._ranks = ranks
@@ -120,22 +130,26 @@ class Pulse:
         """Resets all slots.
 
         Args:
-            world_size: ranks of all agents, if they agree on stops through their agents; otherwise 0.
+            world_size: number of ranks of all agents if the ranks agree on stops through their agents; otherwise 0.
         """
         self._agent = AgentWords(self._memory)
         self._agent.clear(world_size)
         self._stops = [Slot(self._memory, index).stop for index in range(self._ranks)]
 
     def slot(self, index: int) -> Slot:
-        """The slot for the rank with this place, for use in its process."""
+        """Returns the slot of a rank.
+
+        Args:
+            index: index of the rank among the agent's ranks.
+        """
         return Slot(self._memory, index)
 
     def share(self) -> int:
-        """Returns the descriptor of the shared memory, which outlives a rank's exec of another program; see `mine`."""
+        """Returns the descriptor of the shared memory, through which a program that a rank executes finds its slot."""
         return self._file.fileno()
 
     def signs(self) -> list[Sign]:
-        """The heartbeats of all ranks, in order."""
+        """Returns the heartbeats of all ranks of the agent, in order."""
         slots = (_SLOT.unpack_from(self._memory, _AGENT + index * _SIZE) for index in range(self._ranks))
         return [
             Sign(how == _LISTENS, step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED)
@@ -143,15 +157,20 @@ class Pulse:
         ]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """Shows the ranks the newest proposal of a stop, and the number of the last committed one."""
+        """Shows the ranks the newest proposal of a stop or save.
+
+        Args:
+            proposal: the newest proposal; None: there was none yet.
+            committed: number of the last committed proposal.
+        """
         self._agent.show(proposal, committed)
 
     def stops(self) -> list[RankState]:
-        """The ranks' parts in the agreement on stops, in order."""
+        """Returns the state of each rank in the agreement on stops, in order."""
         return [words.read() for words in self._stops]
 
     def paces(self) -> list[tuple[float, int]]:
-        """(seconds of a step, steps measured) of each rank, in order; (0, 0) if not measured."""
+        """Returns (seconds of a step, steps measured) of each rank (see `Slot.pace`), in order; (0, 0) if unknown."""
         return [_PACE.unpack_from(self._memory, _AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
@@ -159,16 +178,17 @@ _mine: Slot | None = None
 
 
 def take(slot: Slot) -> None:
-    """In a forked rank: sets this process's slot."""
+    """In a forked rank: makes `slot` the one that `mine` returns."""
     global _mine
     _mine = slot
 
 
 def mine() -> Slot | None:
-    """This rank's slot; None if no agent started it.
+    """Returns this rank's slot; None if no agent started this process.
 
-    A program that a rank has executed finds it through LAUNCHER_PULSE (PID:FILE:PLACE). Its child processes inherit the
-    variable, but have another process id, or lack the file.
+    A program that a rank has executed finds its slot through LAUNCHER_PULSE (PID:FILE:PLACE: the process id, the
+    descriptor of the shared memory, the index of the slot). Child processes inherit the variable but get None, since
+    their process id differs or they lack the descriptor.
     """
     global _mine
     if _mine is None and (value := os.environ.get("LAUNCHER_PULSE")):
@@ -181,7 +201,7 @@ def mine() -> Slot | None:
 
 @contextlib.contextmanager
 def alive() -> Iterator[None]:
-    """Sends heartbeats during work between two steps that may take longer than a step (a save)."""
+    """Context manager: a thread sends heartbeats while the rank does long work between two steps, such as a save."""
     slot, over = mine(), threading.Event()
     if slot is None:
         yield

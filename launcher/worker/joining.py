@@ -1,7 +1,8 @@
-"""Compares, while the ranks of a run join, what they must have in common.
+"""Compares the ranks of a run before they make a process group: torch, NCCL, backends, devices.
 
-Every rank writes its facts into the store. The last rank to join reads all of them, compares, and writes the verdict,
-which every rank reads. So requests and bytes grow linearly with the number of ranks, not with its square.
+Every rank writes its facts into the store. The last rank to do so reads and compares all of them, and writes the
+refusals, if any, which every rank reads. So requests and bytes grow linearly with the number of ranks, not with its
+square.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from launcher.formatting import name_ranks
 from launcher.worker import rank_objects
 from launcher.worker.devices import BackendError
 
-_SHOWN = 4  # values, and hosts of each, that an error lists
+_SHOWN = 4  # an error lists at most so many values, and so many hosts of each
 
 
 class RanksDiffer(BackendError):
-    """The ranks cannot work together; the text says which ranks have which values."""
+    """The ranks cannot work together, since they differ; the text says which ranks have which values."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one rank.
+    """Facts about one rank that are compared with those of the other ranks.
 
     Attributes:
-        rank, host: its number, and its node.
-        device: type of its device.
-        gpu: identifies its GPU among those of all nodes; empty if unknown, or if it has none.
-        backend: of its process group.
+        rank, host: number of the rank, and name of its node.
+        device: torch.device type of its device.
+        gpu: an id of its GPU that is unique among all nodes; empty if unknown, or if it computes on the CPU.
+        backend: backend of its process group.
         torch, git: version of torch, and the commit that it was built from.
         nccl: version of NCCL; empty with other backends.
     """
@@ -50,12 +51,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A difference between ranks, or something that they share and must not.
+    """A reason why ranks cannot work together: they differ, or share a GPU.
 
     Attributes:
-        what: the difference.
-        holders: each value with the facts of the ranks that have it, the most common value first.
-        fix: what to do.
+        what: the reason, as the start of a sentence.
+        holders: the values, each with the facts of the ranks that have it; for a difference the commonest value first.
+        fix: what the user can do, as a sentence.
     """
 
     what: str
@@ -64,7 +65,7 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """The error text for the user."""
+        """Error text for the user: the reason, which ranks have which values, and what to do."""
         shown = [f"{value or 'none'} on {_who(ranks)}" for value, ranks in self.holders[:_SHOWN]]
         if len(self.holders) > _SHOWN:
             shown.append(f"and {len(self.holders) - _SHOWN} more")
@@ -81,7 +82,7 @@ _SAME_SOFTWARE = "Give all nodes the same environment (env.activate, env.archive
 
 
 def compare(facts: Sequence[Facts]) -> list[Refusal]:
-    """Why these ranks cannot work together; empty if they can. Pure.
+    """Returns the reasons why these ranks cannot work together; empty if they can. Pure.
 
     | difference | refused |
     |---|---|
@@ -114,7 +115,12 @@ def compare(facts: Sequence[Facts]) -> list[Refusal]:
 
 
 def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
-    """The ranks, grouped by one of their facts."""
+    """Groups the ranks by one of their facts.
+
+    Args:
+        facts: the facts of all ranks.
+        name: name of the field of `Facts` to group by.
+    """
     found: dict[str, list[Facts]] = {}
     for each in facts:
         found.setdefault(getattr(each, name), []).append(each)
@@ -122,7 +128,15 @@ def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
 
 
 def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> Facts:
-    """The facts about this rank."""
+    """Collects the facts about this rank.
+
+    Args:
+        rank: number of this rank.
+        host: name of its node.
+        device: its device.
+        backend: backend of its process group.
+        environ: its environment, for the masks that limit which GPUs it sees.
+    """
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)
@@ -137,13 +151,20 @@ def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: 
 
 
 def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
-    """Identifies a GPU among those of all nodes; empty if nothing does. Pure.
+    """Returns an id of a GPU that is unique among all nodes. Pure; the first row that applies decides.
 
     | known | result |
     |---|---|
-    | the mask names a MIG slice | that name: with some drivers a slice has its GPU's UUID |
+    | the mask names a MIG slice | the slice's name: with some drivers its UUID is that of the whole GPU |
     | a UUID | the UUID |
-    | a PCI address | the address with the host, since other hosts have the same addresses |
+    | a PCI address | the host and the address, since other hosts have the same addresses |
+    | nothing | empty |
+
+    Args:
+        properties: torch's properties of the device.
+        index: index of the device among those that the rank sees.
+        mask: value of CUDA_VISIBLE_DEVICES; empty if it is not set.
+        host: name of the node.
     """
     entries = [entry.strip() for entry in mask.split(",")]
     if index < len(entries) and entries[index].startswith("MIG-"):
@@ -157,7 +178,10 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
 
 
 def xpu_identity(index: int, mask: str, host: str) -> str:
-    """Identifies an XPU, which may be a tile of a card and have its UUID, by its entry in ZE_AFFINITY_MASK. Pure."""
+    """Returns an id of an XPU that is unique among all nodes: the host and its entry in ZE_AFFINITY_MASK. Pure.
+
+    An XPU may be one tile of a card. The UUID would not do, since tiles of a card share it.
+    """
     entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
     return f"{host} XPU {entries[index] if index < len(entries) else index}"
 
@@ -166,7 +190,7 @@ def xpu_identity(index: int, mask: str, host: str) -> str:
 
 
 def share_facts(store: dist.Store, facts: Facts, world_size: int) -> None:
-    """Writes this rank's facts into the store; the last rank to do so compares all of them."""
+    """Writes this rank's facts into the store. The last rank to do so compares all of them, and writes the refusals."""
     store.set(f"joined/{facts.rank}", json.dumps(asdict(facts)))
     if store.add("joined", 1) == world_size:
         found = store.multi_get([f"joined/{rank}" for rank in range(world_size)])
@@ -175,7 +199,7 @@ def share_facts(store: dist.Store, facts: Facts, world_size: int) -> None:
 
 
 def require_alike(store: dist.Store) -> None:
-    """Reads the verdict, which must be in the store already.
+    """Reads the result of the comparison, which must be in the store already; see `share_facts`.
 
     Raises:
         RanksDiffer: the ranks cannot work together.
@@ -184,7 +208,7 @@ def require_alike(store: dist.Store) -> None:
 
 
 def require_alike_in_group(facts: Facts) -> None:
-    """Like `require_alike`, for ranks with a process group and no store (MPI). All ranks must call it.
+    """Compares all ranks through their process group, for MPI, which has no store. All ranks must call it.
 
     Raises:
         RanksDiffer: the ranks cannot work together.

@@ -1,7 +1,7 @@
 """The main function of a rank: prepares the process, and calls the workload or executes the user's program.
 
-A rank is forked by its agent, which calls `run_rank`. Where that agent cannot be forked safely, the rank is started in
-a new interpreter:
+The agent forks a process for each rank, and calls `run_rank` in it. If the agent cannot fork safely, it starts the rank
+in a new interpreter:
 
     python -m launcher.worker.main '{"place": 0, "pulse": 5, "stacks": 6, "lives": 0}'
 """
@@ -29,21 +29,25 @@ from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
 from launcher.worker import debugger, devices, hangs, heartbeat, nccl_report, program, rank_report, script, threads
 
-AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # variables of the agent that do not fit its ranks
+AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's variables, wrong in its ranks: removed
 
 
 def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, lives: int) -> dict[str, Any]:
-    """Runs the workload in this process, whose environment the agent has set.
+    """Runs the workload in this process. The agent has set the rank's environment.
 
     Args:
         plan: the run's plan.
-        place: of this rank among its agent's ranks.
+        place: index of this rank among its agent's ranks.
         pulse_file: descriptor of the memory for heartbeats; see `Pulse.share`.
         stacks_file: descriptor of the file to which this rank writes its stacks when it hangs.
         lives: how often the ranks of this attempt were started before.
 
     Returns:
         The workload's metrics.
+
+    Raises:
+        SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
+        Exception: whatever the workload raises.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
     agents = rank_report.take()
@@ -75,16 +79,23 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
 
 
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
-    """The signals that a rank ignores at its start. Pure.
+    """Returns the signals that a rank ignores until it installs handlers (`Stop`). Pure.
 
-    Warning signals are only for ranks that listen. Restarted ranks can resume: a stop request before they listen must
-    not look like a crash; the agent repeats it when they do.
+    Warning signals are only for ranks that check for stops. Restarted ranks also ignore stop signals at first: they can
+    resume, so ending them must not look like a crash. The agent repeats the signal once they check for stops.
+
+    Args:
+        lives: how often the ranks of this attempt were started before.
     """
     return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
 
 
 def end_attempt(error: errors.LauncherError) -> int:
-    """Reports why this attempt ends, although a later one may continue; returns the exit code."""
+    """Prints an error that ends this attempt but not the run; rank 0 also records it as an event.
+
+    Returns:
+        The exit code for the rank.
+    """
     print(f"launcher: {error}", file=sys.stderr, flush=True)
     if os.environ.get("RANK", "0") == "0":
         reason = StopReason.UNREADABLE if error.code == errors.UNAVAILABLE else StopReason.UNKNOWN
@@ -93,13 +104,13 @@ def end_attempt(error: errors.LauncherError) -> int:
 
 
 def final(error: Exception) -> bool:
-    """Whether a retry would fail too, since a workload or the launcher itself refused. Pure."""
+    """Returns whether a retry would fail too: a workload or the launcher has refused what was asked for. Pure."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return not names.isdisjoint(script.FINAL) and script.NOT_FINAL not in names
 
 
 def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str, Any]:
-    # Lazily: torch takes a second, and a rank that becomes a program needs none of it
+    # Lazily: torch takes a second, and a rank that executes a program does not need it
     from launcher.worker import process_group
 
     module, _, function = plan.workload.entry.partition(":")
@@ -122,18 +133,18 @@ def _run_workload(plan: JobPlan, agents: rank_report.AgentChannels) -> dict[str,
         process_group.report(**metrics)
         process_group.close()
     except BaseException:
-        atexit.unregister(process_group.close)  # it could wait for ranks that are gone
+        atexit.unregister(process_group.close)  # it might wait for ranks that have ended
         raise
     return dict(metrics)
 
 
 def nccl_log(plan: JobPlan, rank: int) -> Path:
-    """Returns the file with the NCCL log of a rank."""
+    """Returns the path of a rank's NCCL log in this attempt."""
     return Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs", nccl_report.log_name(rank))
 
 
 def workload_config(plan: JobPlan) -> schema.Workload:
-    """The workload's settings as the dataclass of its schema."""
+    """Returns the workload's settings as the dataclass that the config schema has for its kind."""
     kind = getattr(schema, plan.workload.kind)
     hints = get_type_hints(kind)
     values = {
@@ -144,13 +155,20 @@ def workload_config(plan: JobPlan) -> schema.Workload:
 
 
 def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) -> list[str]:
-    """The command that starts a rank in a new interpreter, which must inherit the descriptors. Pure."""
+    """Returns the command that starts a rank in a new interpreter. Pure.
+
+    The interpreter must inherit both descriptors. See `run_rank` for the arguments.
+    """
     arguments = {"place": place, "pulse": pulse_file, "stacks": stacks_file, "lives": lives}
     return [sys.executable, *own_module("launcher.worker.main"), json.dumps(arguments)]
 
 
 def main(arguments: str) -> int:
-    """Runs a rank in a new interpreter; returns the exit code."""
+    """Runs a rank in an interpreter that was started by `fresh_command`; returns the exit code.
+
+    Args:
+        arguments: the JSON object that is the command's last argument.
+    """
     given = json.loads(arguments)
     report = int(os.environ[rank_report.REPORT])
     for descriptor in (given["pulse"], given["stacks"], report, int(os.environ[rank_report.GATE])):

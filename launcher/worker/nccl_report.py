@@ -1,7 +1,7 @@
 """Reads from NCCL's log (or RCCL's) which network it uses, and compares that with what the site expects.
 
-    environ.update(log_variables(environ, file))     # before the first communicator is made
-    fabric = read(file)                              # after that
+    environ.update(log_variables(environ, file))     # before NCCL makes its first communicator
+    fabric = read(file)                              # after the first collective
     mismatch(fabric, {"net": ("AWS Libfabric",)})
 
 If a plug-in or a device is missing, NCCL falls back to sockets without an error: results are right, but the training is
@@ -19,9 +19,9 @@ LEVELS = (
     "",
     "VERSION",
     "WARN",
-)  # values of NCCL_DEBUG with less output; other values are the user's choice
+)  # values of NCCL_DEBUG that INFO may replace; the user has set any other value on purpose
 SOCKET = "Socket"
-MOST = 1 << 20  # characters that are read of a log
+MOST = 1 << 20  # at most so many characters of a log are read
 
 _VERSION = re.compile(r"\b[NR]CCL version (\S+)")
 _NET = re.compile(r"NCCL INFO Using network (.+)|\[(?:send|receive)\] via NET/([^/\s]+)")
@@ -59,7 +59,7 @@ class Fabric:
 
     @property
     def text(self) -> str:
-        """Such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
+        """Text for the user, such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
         name = f"NCCL {self.version}" if self.version else "NCCL"
         if not self.net:
             return f"{name} does not report its network"
@@ -68,19 +68,19 @@ class Fabric:
 
 
 def log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]:
-    """Returns the variables with which NCCL writes its log to a file; none if the user has set them already. Pure."""
+    """Returns the variables with which NCCL writes its log to a file; none if the user has asked for a log. Pure."""
     if environ.get("NCCL_DEBUG", "").upper() not in LEVELS or environ.get("NCCL_DEBUG_FILE"):
         return {}
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(path)}
 
 
 def log_name(rank: int) -> str:
-    """Returns the name of the file with the log of a rank."""
+    """Returns the file name of a rank's NCCL log."""
     return f"nccl-{rank}.txt"
 
 
 def read(path: Path) -> Fabric | None:
-    """Reads a log; returns None if there is none."""
+    """Reads and parses an NCCL log; returns None if the file cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return parse(file.read(MOST))
@@ -89,7 +89,7 @@ def read(path: Path) -> Fabric | None:
 
 
 def parse(log: str) -> Fabric:
-    """Parses the log of a process. If it names several networks, the last one counts. Pure."""
+    """Parses the NCCL log of a rank. If it names several networks, the last one counts. Pure."""
     version = next((match[1].partition("+")[0] for match in _VERSION.finditer(log)), "")
     nets = [(match[1] or match[2]).strip() for match in _NET.finditer(log)]
     found = {match[1]: tuple(_DEVICE.findall(match[2].partition(";")[0])) for match in _DEVICES.finditer(log)}
@@ -103,12 +103,13 @@ def parse(log: str) -> Fabric:
 
 
 def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str:
-    """Returns how the network differs from what the site expects, and what to do; empty: it does not, or is not known.
+    """Describes how NCCL's network differs from what the site expects, and what to do. Pure.
 
-    Pure.
+    Returns:
+        Text for the user; empty if the network is as expected, or is not known.
 
     Args:
-        fabric: the network of a rank; None: it wrote no log.
+        fabric: network of a rank; None: it wrote no log.
         expects: accepted values of `net`, `plugin` and `provider`. For `net` and `plugin` a value that begins with an
             accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
     """

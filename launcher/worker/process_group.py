@@ -1,4 +1,4 @@
-"""The public API in a rank: `init` makes the process group; `report` and `progress` report to the run."""
+"""The public API in a rank: `init` makes the process group; `progress`, `evaluated` and `report` report to the run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral p
 
 @dataclass(frozen=True)
 class Env:
-    """This rank's place, device and backend.
+    """This rank's position in the job, its device and its backend. `init` returns it.
 
     Attributes:
         rank, local_rank, world_size, local_world_size, node_rank, nnodes: as torch.distributed uses them.
-        hosts: host name of each node rank (empty if unknown).
-        host: this rank's host.
-        backend: gloo, nccl, xccl or mpi.
-        device: the device for this rank's tensors.
-        source: what the ranks were derived from.
+        hosts: host name of each node, by node rank (empty if unknown).
+        host: name of this rank's host.
+        backend: backend of the process group: gloo, nccl, xccl or mpi.
+        device: device for this rank's tensors.
+        source: whose environment variables the ranks were derived from, such as `srun`; see `schedulers.topology`.
         node_ranks: node rank of each rank.
     """
 
@@ -57,7 +57,7 @@ class Env:
     node_ranks: tuple[int, ...]
 
     def node_of(self, rank: int) -> int:
-        """The node rank of another rank."""
+        """Returns the node rank of any rank."""
         return self.node_ranks[rank]
 
 
@@ -67,7 +67,7 @@ _env: Env | None = None
 
 
 def _get_reporter() -> Reporter:
-    """This process's reporter; the run and the rank are in the environment."""
+    """Returns this process's reporter; makes it at the first call from the run and RANK in the environment."""
     global _reporter
     if _reporter is None:
         _reporter = Reporter(current_attempt(), int(os.environ.get("RANK", "0")))
@@ -75,12 +75,18 @@ def _get_reporter() -> Reporter:
 
 
 def report(**metrics: object) -> None:
-    """Adds metrics (JSON types) to the run's result. Only those of rank 0 count."""
+    """Adds metrics (JSON types) to the run's result. Calls on ranks other than 0 do nothing."""
     _get_reporter().report(**metrics)
 
 
 def progress(step: int, total: int, **values: object) -> None:
-    """Reports how far the work is. Call it on rank 0, as often as you like."""
+    """Reports how far the work is. Call it on rank 0; it is cheap enough for every step.
+
+    Args:
+        step: steps of the run that are done.
+        total: steps of the whole run; 0 if unknown.
+        values: other values of this step (JSON types), such as the loss.
+    """
     global _has_progress
     _has_progress = True
     if (slot := heartbeat.mine()) is not None:
@@ -89,32 +95,38 @@ def progress(step: int, total: int, **values: object) -> None:
 
 
 def report_step(step: int) -> None:
-    """Reports the number of steps done, unless the program calls `progress`, which also reports the total."""
+    """Reports the number of steps done, unless the program has called `progress`, which also reports the total."""
     if not _has_progress:
         _get_reporter().progress(step, total=0)
 
 
 def evaluated(step: int, **values: object) -> None:
-    """Reports the result of an evaluation after `step` steps (JSON types). Only those of rank 0 count."""
+    """Reports the result of an evaluation. Calls on ranks other than 0 do nothing.
+
+    Args:
+        step: steps of the run that are done.
+        values: the result (JSON types), such as the accuracy.
+    """
     _get_reporter().evaluated(step, **values)
 
 
 def run_dir() -> Path | None:
-    """The run's directory; None outside of a run."""
+    """Returns the run directory; None outside of a run."""
     attempt = current_attempt()
     return attempt.run.path if attempt else None
 
 
 def rank_zero() -> bool:
-    """Whether this is rank 0: by the process group, else by the variable RANK, else True."""
+    """Returns whether this is rank 0, by the process group or, without one, by RANK; True if neither exists."""
     return dist.get_rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
 
 
 def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: float = 300, timeout: float = 1800) -> Env:
-    """Makes the default process group for whatever started this process, or uses the existing one.
+    """Makes the default process group, however this process was started, or uses the existing one.
 
-    Under this launcher's agent and under torchrun the ranks use the existing store. Elsewhere (srun, mpiexec, pbsdsh,
-    or a plain `python script.py`) rank 0 serves one on a port that the other ranks find and verify.
+    Under this launcher's agent and under torchrun the ranks use the store that is already there. Elsewhere (srun,
+    mpiexec, pbsdsh, or a plain `python script.py`) rank 0 serves a store on a port that the other ranks find and
+    verify.
 
     Args:
         backend: auto (nccl on GPUs, xccl on XPUs, else gloo), gloo, nccl, xccl or mpi.
@@ -122,8 +134,11 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
         rendezvous_timeout: seconds until all ranks must have joined.
         timeout: seconds for each collective.
 
+    Returns:
+        This rank's position, device and backend.
+
     Raises:
-        TopologyError: the environment describes only a part of this rank's place.
+        TopologyError: the environment variables of the job are incomplete, or contradict each other.
         RendezvousError: not all ranks joined in time; the text names the missing ones.
         BackendError: the backend or device is not available here, or the ranks differ.
     """
@@ -135,7 +150,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     if not dist.is_initialized():
         facts = joining.facts_of(place.rank, host, chosen_device, chosen_backend, os.environ)
         nodes = _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
-    atexit.register(close)  # a run without this aborted at exit
+    atexit.register(close)  # without this, processes were seen to abort at exit
     global _reporter, _env
     _reporter = Reporter(current_attempt(), place.rank)
     nodes = nodes or _nodes_by_group(place, host)
@@ -150,7 +165,11 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
 def _make_group(
     place: topology.Topology, facts: joining.Facts, device: torch.device, rendezvous_timeout: float, timeout: float
 ) -> topology.Nodes | None:
-    """Makes the default process group after comparing the ranks; returns the nodes, if a store has them."""
+    """Compares the ranks, and makes the default process group.
+
+    Returns:
+        The nodes of all ranks; None with MPI, which has no store to collect them through.
+    """
     if facts.backend == "mpi":
         dist.init_process_group("mpi")
         joining.require_alike_in_group(facts)
@@ -182,7 +201,11 @@ def close() -> None:
 
 
 def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
-    """This rank's device, which becomes the current one."""
+    """Chooses this rank's device, and makes it the current one.
+
+    Raises:
+        BackendError: the device that was asked for is not available.
+    """
     kind, index = devices.choose_device(
         wanted, int(os.environ.get(devices.ASKED, "0")), devices.find_accelerators(os.environ),
         rank=place.rank, local_rank=place.local_rank, ranks=place.local_world_size, host=host,
@@ -195,6 +218,11 @@ def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
 
 
 def _backend(wanted: str, device: torch.device) -> str:
+    """Returns the backend's name.
+
+    Raises:
+        BackendError: the name is unknown, or this torch or this machine lacks the backend.
+    """
     available = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available() and torch.cuda.is_available(),
@@ -222,10 +250,16 @@ def _backend(wanted: str, device: torch.device) -> str:
 
 
 def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
-    """The store that the ranks share."""
+    """Connects to the store that the ranks share; rank 0 may have to serve it.
+
+    Args:
+        place: this rank's position in the job.
+        host: name of this host.
+        timeout: seconds to wait for the store, and limit of each request.
+    """
     if place.master_port is not None:
         limit = timedelta(seconds=timeout)
-        # Under an elastic agent the store is the agent's; elsewhere MASTER_PORT is rank 0's to bind.
+        # An elastic agent serves the store itself; elsewhere rank 0 must bind MASTER_PORT.
         serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         store = dist.TCPStore(place.master, place.master_port, is_master=serves, timeout=limit, wait_for_workers=False)
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -245,24 +279,24 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
     _use_interface(rendezvous.interface)
     limit = timedelta(seconds=timeout)
     if rendezvous.listener is not None:
-        # Without the gate of `rendezvous.store`: whatever holds this process's interpreter would block all other ranks.
+        # Without the gate of `rendezvous.store`: code that holds this process's GIL would block all other ranks.
         return dist.PrefixStore("ranks", store_on(rendezvous.listener, rendezvous.host, limit))
     client = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=limit, wait_for_workers=False)
     return dist.PrefixStore("ranks", client)
 
 
 def _use_interface(name: str | None) -> None:
-    """Sets gloo's interface. By default it uses the address of the host name, on many nodes 127.0.1.1."""
+    """Sets gloo's network interface unless the user has. Its default is the host name's address, often 127.0.1.1."""
     if name:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, timeout: float) -> None:
-    """Waits for all ranks to join, so that the error names a rank that hangs before.
+    """Waits until all ranks have joined and were compared. Unlike torch's timeout, the error names the missing ranks.
 
     Raises:
-        RendezvousError: not all have joined in time.
-        RanksDiffer: they cannot work together.
+        RendezvousError: not all ranks have joined in time.
+        RanksDiffer: the ranks cannot work together.
     """
     joining.share_facts(store, facts, place.world_size)
     try:
@@ -276,11 +310,11 @@ def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, tim
 
 
 def _places(place: topology.Topology, own: str) -> list[Place]:
-    """Where each rank runs. A host that the environment does not contain is empty.
+    """Returns the place (host and task) of each rank; the host is empty if the environment does not name it.
 
     Args:
-        place: this rank's place.
-        own: name of this host, which the environment need not contain.
+        place: this rank's position in the job.
+        own: name of this host, used if the environment does not name it.
     """
     node_ranks = topology.nodes_in_order(place) if place.hosts else ()
     hosts = [place.hosts[node] for node in node_ranks] or [""] * place.world_size
@@ -289,7 +323,7 @@ def _places(place: topology.Topology, own: str) -> list[Place]:
 
 
 def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.Nodes:
-    """The nodes of all ranks, through the store. Rank 0 collects them, so that each rank reads one key."""
+    """Returns the nodes of all ranks. Rank 0 collects them in the store, so that each rank reads one key."""
     if place.world_size == 1:
         return topology.assign_nodes([(0, host)], place.hosts)
     store.set(f"node/{place.rank}", json.dumps(_node_of(place, host)))
@@ -301,11 +335,12 @@ def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.N
 
 
 def _nodes_by_group(place: topology.Topology, host: str) -> topology.Nodes:
-    """The nodes of all ranks, without a store: for MPI, and process groups that others have made."""
+    """Returns the nodes of all ranks through the process group: for MPI, and for a group that the program has made."""
     nodes = rank_objects.all_gather(_node_of(place, host)) if dist.get_world_size() > 1 else [(0, host)]
     return topology.assign_nodes(nodes, place.hosts)
 
 
 def _node_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
+    """Returns this rank's node rank (None if the environment does not tell) and host name."""
     known = place.hosts[place.node_rank] if place.node_known and place.hosts else host
     return place.node_rank if place.node_known else None, known

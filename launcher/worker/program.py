@@ -1,14 +1,15 @@
 """A rank that is the user's own program: a script written for torchrun, a module, or any executable file.
 
-A forked rank executes it, so that it is what torchrun would have started: a new Python, with the same process id,
-output files and place in the job. Its environment contains torchrun's variables and these:
+A forked rank executes (execve) the program, so that the program gets what torchrun would give it, such as a new Python
+interpreter. The process id, the output files and the rank stay the same. The environment contains torchrun's variables
+and these:
 
 | variable | value |
 |---|---|
-| `LAUNCHER_CHECKPOINT_DIR` | folder for its checkpoints, the same in every attempt |
+| `LAUNCHER_CHECKPOINT_DIR` | folder for the program's checkpoints, the same in every attempt |
 | `LAUNCHER_ATTEMPT`, `LAUNCHER_ROUND` | how often the run, and its ranks within this attempt, were started before |
 | `LAUNCHER_RESTART` | 1 if either is more than 0, else 0 |
-| `LAUNCHER_PULSE` | where `launcher.progress` sends its heartbeats |
+| `LAUNCHER_PULSE` | where `launcher.progress` sends its heartbeats; see `heartbeat.mine` |
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from launcher.worker import debugger, rank_report, script
 
 @dataclass(frozen=True)
 class Shared:
-    """Descriptors that this process shares with its agent, and its place among that agent's ranks.
+    """Descriptors that a rank shares with its agent, and its index among the agent's ranks.
 
     Attributes:
-        pulse: memory with the heartbeats of all ranks of the agent.
-        stacks: file for this rank's stacks.
-        report: file for how this rank ends.
-        place: of this rank.
+        pulse: descriptor of the memory with the heartbeats of all ranks of the agent.
+        stacks: descriptor of the file for this rank's stacks.
+        report: descriptor of the file for the report of how this rank ends; see `rank_report`.
+        place: index of this rank among the agent's ranks.
     """
 
     pulse: int
@@ -47,16 +48,19 @@ class Shared:
 
 
 def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, Any]:
-    """Executes the program, or runs it in this process if the workload says so (`fork`).
+    """Replaces this process by the program, or with `workload.fork` runs the program in this process.
 
     Args:
         plan: the run's plan.
         shared: what this process shares with its agent.
-        attempt: number of this attempt.
+        attempt: number of this attempt, from 0.
         lives: how often the ranks of this attempt were started before.
 
+    Returns:
+        Empty metrics, after a program that ran in this process.
+
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
     os.environ.update(variables(plan, os.environ, attempt, lives))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,20 +84,20 @@ def _execute(plan: JobPlan, shared: Shared) -> NoReturn:
         os.set_inheritable(descriptor, True)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # it requests stacks, which only a Python program can write
-    os.setpgid(0, 0)  # a scheduler's signal to all processes of a task then comes once, from the agent
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # it requests stacks; script.py handles it, others must survive it
+    os.setpgid(0, 0)  # a scheduler's signal to all processes of a task then arrives once, through the agent
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(words[0], words, os.environ)  # noqa: S606  a list of words needs no shell
 
 
 def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list[str]:
-    """The command that a rank executes. Pure.
+    """Returns the command line that a rank executes. Pure.
 
     Args:
-        params: the workload's settings.
-        python: the interpreter, if the workload names none.
-        executable: whether its script is executed directly.
+        params: the workload's settings: script or module, args, python.
+        python: path of the interpreter to use if the workload names none.
+        executable: whether the script is an executable file to be executed directly, without an interpreter.
     """
     words = words_of(params["args"])
     if params["module"] is None and executable:
@@ -103,9 +107,16 @@ def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list
 
 
 def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: int) -> dict[str, str]:
-    """The variables for the program besides those of its place. Pure.
+    """Returns the program's environment variables besides those of its rank. Pure.
 
-    Like torchrun, it limits OpenMP's threads, so that ranks that share a node do not each use all CPUs.
+    Like torchrun, this limits OpenMP's threads, so that ranks that share a node do not each use all CPUs. A value of
+    OMP_NUM_THREADS that the user has set stays.
+
+    Args:
+        plan: the run's plan.
+        environ: the rank's environment.
+        attempt: number of this attempt, from 0.
+        lives: how often the ranks of this attempt were started before.
     """
     found = {
         "LAUNCHER_RESTART": str(int(attempt > 0 or lives > 0)),
@@ -121,7 +132,7 @@ def _is_executable(path: str | None) -> bool:
 
 
 def _run_here(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs a Python program in this forked rank, which has loaded torch already."""
+    """Runs a Python program in this forked rank, where torch is loaded already; returns empty metrics."""
     words = words_of(params["args"])
     if params["module"]:
         script.run_module(params["module"], words)

@@ -1,8 +1,8 @@
 """Sends objects between ranks, as pickles with a MAC.
 
-Unpickling executes whatever the sender chose, and gloo accepts whoever connects as a rank (docs/security.md). So this
-replaces torch's `all_gather_object` and similar functions: it unpickles only data with a MAC made with the ranks'
-secret. All ranks of the group call the same function.
+Unpickling executes whatever the sender chose, and gloo accepts whoever connects as a rank (docs/security.md). So these
+functions replace torch's `all_gather_object` and the like: they unpickle only data with a MAC made with the secret that
+the ranks of a job share. All ranks of the group must call the same function.
 """
 
 from __future__ import annotations
@@ -24,20 +24,27 @@ from launcher.worker import accelerator
 
 MAC = hashlib.sha256().digest_size  # bytes
 SMALL = 1 << 10  # bytes; a broadcast up to this size is one message
-LENGTH = 8  # bytes
+LENGTH = 8  # bytes of the length at the start of a broadcast
 
 T = TypeVar("T")
 
 
 class NotFromARank(RuntimeError):
-    """The data was not sent by a rank of this job."""
+    """Received data has no valid MAC, so it was not sent by a rank of this job."""
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks on rank 0; an empty list on the others.
+    """Collects a value of each rank on rank 0.
+
+    Args:
+        value: this rank's value; it must be picklable.
+        group: the process group; None: the default group.
+
+    Returns:
+        On rank 0 the values of all ranks, in order; an empty list on the other ranks.
 
     Raises:
-        NotFromARank: an object has no valid MAC.
+        NotFromARank: a received value has no valid MAC.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else []
@@ -46,10 +53,10 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, in order.
+    """Collects a value of each rank on every rank, in order of rank. For the arguments see `gather`.
 
     Raises:
-        NotFromARank: an object has no valid MAC.
+        NotFromARank: a received value has no valid MAC.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes]
@@ -58,10 +65,14 @@ def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
-    """Rank 0's value; the arguments of other ranks are ignored. A small one takes a single message.
+    """Returns rank 0's value on every rank. A small value takes a single message.
+
+    Args:
+        value: the value, on rank 0; ignored on the other ranks.
+        group: the process group; None: the default group.
 
     Raises:
-        NotFromARank: the object has no valid MAC.
+        NotFromARank: the received value has no valid MAC.
     """
     device = _device(group)
     sealed = _seal(value) if dist.get_rank() == 0 else b""
@@ -77,7 +88,7 @@ def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
 
 
 def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """This rank's sealed value, padded to the longest of all ranks, and the lengths of all ranks' values."""
+    """Returns this rank's value with its MAC, padded to the longest of all ranks, and the unpadded sizes in bytes."""
     device, sealed = _device(group), _seal(value)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(sealed)], dtype=torch.int64, device=device), group=group)
@@ -102,11 +113,13 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _seal(value: object) -> bytes:
+    """Returns a MAC followed by the pickled value."""
     data = pickle.dumps(value)
     return _mac(data) + data
 
 
-def _open(sealed: bytes) -> T:  # type: ignore[type-var]  # whatever the sender gave
+def _open(sealed: bytes) -> T:  # type: ignore[type-var]  # the sender's value may have any type
+    """Checks the MAC, and returns the unpickled value. Raises NotFromARank if the MAC is not valid."""
     if not hmac.compare_digest(sealed[:MAC], _mac(sealed[MAC:])):
         raise NotFromARank(
             "an object that another rank should have sent does not carry the secret of this job's ranks. Outside of a "
@@ -121,10 +134,10 @@ def _mac(data: bytes) -> bytes:
 
 @cache
 def _secret() -> bytes:
-    """The secret of the run; outside of a run, of the user.
+    """Returns the run's secret; outside of a run, the user's.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: the run's secret cannot be read.
     """
     attempt = current_attempt()
     return attempt.run.secret() if attempt else shared_secret.of_user()

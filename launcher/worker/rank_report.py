@@ -1,8 +1,8 @@
-"""The two channels between an agent and a rank that it starts: a gate before it joins, and a report when it ends.
+"""The two channels between an agent and its rank: a gate that the rank waits at to join, and a report of how it ended.
 
-The agent passes two descriptors in the rank's environment, which the rank takes first of all:
+The agent passes two descriptors in the rank's environment. The rank first of all removes them from there:
 
-| variable | the descriptor of |
+| variable | descriptor of |
 |---|---|
 | `LAUNCHER_GATE` | a pipe that becomes readable when the rank may use the store; its content is not read |
 | `LAUNCHER_REPORT` | a file in memory, in which the rank writes how it ended: one JSON object, never a pickle |
@@ -35,10 +35,10 @@ from launcher.failures.symptoms import LOST_PEER
 from launcher.worker import script
 
 GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"
-SYMPTOM_DELAY = 2.0  # seconds that a survivor waits before it fails, so that the failure of the lost rank comes first
+SYMPTOM_DELAY = 2.0  # seconds by which a rank that lost a peer delays its own failure, so that the cause comes first
 LONGEST_REPORT = 1 << 20  # bytes
 _LAUNCHER = Path(__file__).parents[1]
-# Files and folders whose frames are above those of a workload or a function.
+# Files and folders with the frames that call a workload or a function; they are cut from the traceback that users see.
 ABOVE = (
     *script.ABOVE,
     f"{_LAUNCHER / 'agent'}/",
@@ -55,16 +55,19 @@ class GateError(RuntimeError):
 
 @dataclass(frozen=True)
 class AgentChannels:
-    """A rank's two descriptors."""
+    """In a rank: the descriptors of the gate and of the report."""
 
     gate: int
     report: int
 
     def wait(self, timeout: float) -> None:
-        """Waits until the rank may use the store.
+        """Waits until the agent lets this rank use the store.
+
+        Args:
+            timeout: seconds.
 
         Raises:
-            GateError: not within `timeout` seconds.
+            GateError: the timeout has passed.
         """
         gate = select.poll()  # select() cannot handle descriptors above 1023
         gate.register(self.gate, select.POLLIN)
@@ -77,20 +80,20 @@ class AgentChannels:
 
 
 def take() -> AgentChannels:
-    """Takes this rank's descriptors out of the environment, so that its child processes do not inherit them."""
+    """Removes this rank's descriptors from the environment, so that child processes do not get them; returns them."""
     return AgentChannels(int(os.environ.pop(GATE)), int(os.environ.pop(REPORT)))
 
 
 @dataclass(frozen=True)
 class WorkerError:
-    """How a rank failed, as it reported itself.
+    """The error with which a rank failed, from the rank's own report.
 
     Attributes:
-        code: raised, lost peer (another rank was gone before), or sys.exit (called with a text).
+        code: raised, lost peer (the rank lost its connection to another rank), or sys.exit (called with a text).
         type: name of the exception's class.
-        message: its text.
-        traceback: as Python prints it, starting at the user's frames.
-        lost_peer: whether it failed because another rank was gone.
+        message: text of the exception.
+        traceback: the traceback as Python prints it, starting at the user's frames.
+        lost_peer: whether the rank failed because another rank was gone.
         final: whether a retry would fail too.
     """
 
@@ -103,7 +106,7 @@ class WorkerError:
 
     @property
     def line(self) -> str:
-        """`ValueError: the loss is a banana`: the first line of what Python prints at the end of a traceback."""
+        """One line, as Python prints it at the end of a traceback: `ValueError: the loss is a banana`."""
         text = (
             self.message if self.code == "sys.exit" else f"{self.type}: {self.message}" if self.message else self.type
         )
@@ -112,7 +115,12 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class Report:
-    """A rank's report: metrics or an error; neither if it left no readable report."""
+    """A rank's report.
+
+    Attributes:
+        returned: metrics of a rank that succeeded; None if it failed, or left no readable report.
+        error: error of a rank that failed; None if it succeeded, or left no readable report.
+    """
 
     returned: dict[str, Any] | None = None
     error: WorkerError | None = None
@@ -122,14 +130,14 @@ class Report:
 
 
 def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:
-    """Runs a rank's work in this process, and reports how it ended.
+    """Runs a rank's work in this process, and writes its metrics or its error into the report.
 
     Args:
-        call: the work; returns metrics, or None.
+        call: function that does the work, and returns metrics or None.
         report: descriptor of the report.
 
     Returns:
-        The exit code.
+        The exit code for the process.
     """
     owner = os.getpid()
     try:
@@ -164,10 +172,10 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
 
 
 def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics in JSON types; values of other types as text.
+    """Returns metrics in JSON types; values of other types become text.
 
     Raises:
-        ValueError: they are too large for a report.
+        ValueError: the metrics are too large for a report.
     """
     text = json.dumps(dict(returned), default=str)
     if len(text) > LONGEST_REPORT - 64:
@@ -178,7 +186,7 @@ def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def begin_process() -> None:
-    """Makes a fork behave like a new process: removes what the parent was to do at its exit."""
+    """Makes a forked process behave like a new one: drops the exit handlers and child processes of its parent."""
     atexit._clear()
     # As multiprocessing does in processes that it forks itself: the parent's children are not this one's.
     process._children.clear()  # type: ignore[attr-defined]
@@ -188,7 +196,7 @@ def begin_process() -> None:
 
 
 def end_process(code: int) -> None:
-    """Ends the process as the interpreter would: waits for threads, and calls exit handlers."""
+    """Ends the process as the interpreter would: waits for threads, calls exit handlers, and exits with this code."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -203,7 +211,11 @@ def end_process(code: int) -> None:
 
 
 def read_report(descriptor: int) -> Report:
-    """Reads the report of a rank that has ended."""
+    """Reads the report of a rank that has ended; an empty Report if there is none, or it is not readable.
+
+    Args:
+        descriptor: descriptor of the report.
+    """
     try:
         report = json.loads(os.pread(descriptor, 2 * LONGEST_REPORT, 0))
     except (OSError, ValueError):
@@ -224,7 +236,7 @@ def _error_of(entry: Mapping[str, Any]) -> WorkerError:
 
 
 def read_error_file(path: Path) -> WorkerError | None:
-    """The error that torch's `@record` wrote (TORCHELASTIC_ERROR_FILE); None if there is none that can be read."""
+    """Reads the error file that torch's `@record` writes (TORCHELASTIC_ERROR_FILE); None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             os.fchmod(file.fileno(), 0o600)  # torch creates it with the umask of the user's code
@@ -238,7 +250,13 @@ def read_error_file(path: Path) -> WorkerError | None:
 
 
 def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
-    """Like `script.lost_peer`, for an error that another process has recorded: by type and place."""
+    """Like `script.lost_peer`, for an error that is known only as text.
+
+    Args:
+        kind: name of the exception's class.
+        text: text of the exception.
+        trace: its traceback as text.
+    """
     if kind == "DistNetworkError":
         return True
     if not LOST_PEER.search(text) or not (kind == "RuntimeError" or kind.startswith("Dist")):

@@ -13,12 +13,12 @@ from launcher.runs.events import Evaluated, Progress
 from launcher.worker import tracking
 from launcher.worker.tracking import Tracking
 
-INTERVAL = 0.5  # seconds between two events of a kind that may be frequent
-FIRST = 50  # events of a kind that are all written, so that a short run has a curve, too
+INTERVAL = 0.5  # least seconds between two events of one kind, such as progress, after the first ones
+FIRST = 50  # so many events of each kind are all written, so that a short run has a curve, too
 
 
 class _Due:
-    """Decides whether to write the next event of a kind: the first FIRST ones, later at most one per INTERVAL."""
+    """Decides whether to write the next event of one kind: the first FIRST events, later at most one per INTERVAL."""
 
     def __init__(self) -> None:
         self._left, self._last = FIRST, 0.0
@@ -32,39 +32,52 @@ class _Due:
 
 
 class Reporter:
-    """Reports of rank 0; on other ranks it does nothing."""
+    """Writes the reports of rank 0. On other ranks, and outside of a run, its methods write nothing."""
 
     def __init__(self, attempt: directory.Attempt | None, rank: int) -> None:
         self._attempt = attempt if rank == 0 else None
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
-        # Steps with values may be rare: those without must not use up their share.
+        # Steps with values may be rare: frequent steps without values must not use up their share of events.
         self._due = {"steps": _Due(), "progress": _Due(), "evaluated": _Due()}
         self._tracking: Tracking | None = None
-        self._tracked = self._attempt is not None  # until it is known whether the run has trackers
+        self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
 
     def progress(self, step: int, total: int, **values: Any) -> None:
-        """Reports a step; cheap enough for every step. A total of 0 means unknown."""
+        """Reports progress; cheap enough for every step.
+
+        Args:
+            step: steps of the run that are done.
+            total: steps of the whole run; 0 if unknown.
+            values: other values of this step, such as the loss; numbers also go to the trackers.
+        """
         done = 0 < total <= step
         if self._attempt and self._due["progress" if values else "steps"](always=done):
             self._events(Progress(step=step, total=total, values=values or None))
             self._track("train", values, step, done=done)
 
     def evaluated(self, step: int, **values: Any) -> None:
-        """Reports the result of an evaluation after `step` steps."""
+        """Reports the result of an evaluation after `step` steps of the run."""
         if self._attempt and self._due["evaluated"]():
             self._events(Evaluated(step=step, values=values or None))
             self._track("eval", values, step)
 
     def report(self, **metrics: Any) -> None:
-        """Adds metrics to the run's result."""
+        """Adds metrics to the run's result, and writes the result."""
         self._metrics.update(metrics)
         if self._attempt:
             self._attempt.run.write_result(self._metrics)
             self._track("result", metrics, done=True)
 
     def _track(self, prefix: str, values: dict[str, Any], step: int | None = None, *, done: bool = False) -> None:
-        """Passes numbers to the run's trackers, if it has any."""
+        """Passes numbers to the run's trackers, if it has any.
+
+        Args:
+            prefix: train, eval or result.
+            values: the numbers by name; other values are ignored.
+            step: steps of the run that are done; None: as many as at the last call.
+            done: whether the run's work is complete.
+        """
         if self._tracked and self._tracking is None:
             try:
                 self._tracking = tracking.of(self._attempt) if self._attempt else None

@@ -3,10 +3,10 @@
     python -u script.py script PATH ARGUMENTS...
     python -u script.py module NAME ARGUMENTS...
 
-This replaces a rank, in whatever interpreter the program needs (3.8 or later, without torch or launcher). So it imports
-the standard library only, and none of it before the program's `sys.path` is set up.
-The functions that turn an error into a report, and that recognise the loss of another rank, are used for forked ranks
-as well (`rank_report`).
+A rank that runs a Python program executes this file, in whatever interpreter the program needs (Python 3.8 or later,
+perhaps without torch or launcher). So it imports the standard library only, and only after it has removed its own
+folder from `sys.path`.
+Forked ranks (`rank_report`) also use the functions that turn an error into a report, and that recognise a lost rank.
 """
 
 from __future__ import annotations
@@ -37,14 +37,20 @@ if TYPE_CHECKING:
     Cut = tuple[type[BaseException], BaseException, types.TracebackType | None]
 
 _HERE = os.path.abspath(__file__)
-ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files and folders whose frames are above a program's own
-LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # characters of a report
-FINAL = ("LauncherError", "WorkloadError")  # errors that a retry would raise again,
+ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files with the frames that call a program; cut from its traceback
+LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # most characters of each in a report
+FINAL = ("LauncherError", "WorkloadError")  # names of error classes that a retry would raise again,
 NOT_FINAL = "UnavailableError"  # except this one: a file cannot be read now
 
 
 def main(kind: str, target: str, *arguments: str) -> None:
-    """Runs the program; this process exits with its code."""
+    """Runs the program, and reports its error to the agent. The process exits with the code that the program sets.
+
+    Args:
+        kind: script or module.
+        target: path of the script, or name of the module.
+        arguments: arguments of the program.
+    """
     settings = json.loads(os.environ.pop("LAUNCHER_PROGRAM", "{}"))
     _prepare(settings)
     descriptor, owner = settings.get("report", -1), os.getpid()
@@ -72,12 +78,12 @@ def main(kind: str, target: str, *arguments: str) -> None:
 
 
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
-    """An error in JSON types.
+    """Returns the report of an error, in JSON types.
 
     Args:
         error: the error.
-        shown: the error as the user will see it; see `cut`.
-        lost_peer_words: see `lost_peer`.
+        shown: type, error and traceback as the user will see them; see `cut`.
+        lost_peer_words: regular expression for texts of lost connections; see `lost_peer`.
     """
     lost = lost_peer(error, lost_peer_words)
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -93,13 +99,13 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
 
 
 def exit_report(leave: SystemExit, shown: Cut) -> dict[str, Any]:
-    """The report of `sys.exit("text")`, which exits with code 1."""
+    """Returns the report of `sys.exit("text")`, which exits with code 1. `shown` is as for `error_report`."""
     report = error_report(leave, shown, "")
     return {**report, "code": "sys.exit", "message": _bounded(f"sys.exit({leave.code!r})", LONGEST_MESSAGE)}
 
 
 def lost_peer(error: BaseException, words: str) -> bool:
-    """Whether an error means that another rank is gone. Decided by type and place, never by its text alone.
+    """Returns whether an error means that another rank is gone. The error's type and where it was raised decide.
 
     | type | raised | text | lost peer |
     |---|---|---|---|
@@ -116,7 +122,7 @@ def lost_peer(error: BaseException, words: str) -> bool:
 
     Args:
         error: the error.
-        words: pattern of the texts of gloo, NCCL and torch for a lost connection.
+        words: regular expression for the texts of gloo, NCCL and torch about a lost connection; empty matches none.
     """
     seen = set()
     cause: BaseException | None = error
@@ -142,7 +148,7 @@ def _is_lost_peer(error: BaseException, words: str) -> bool:
 
 
 def _in_collective(trace: types.TracebackType | None) -> bool:
-    """Whether torch.distributed or autograd is among the innermost frames that are torch's."""
+    """Returns whether torch.distributed or autograd is among the innermost frames, as long as they are torch's."""
     inner = False
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -155,12 +161,12 @@ def _in_collective(trace: types.TracebackType | None) -> bool:
 
 
 def _is_gloos(text: str) -> bool:
-    """Whether a text begins like gloo's errors: `[.../gloo/transport/tcp/pair.cc:553] `."""
+    """Returns whether a text starts like gloo's errors: `[.../gloo/transport/tcp/pair.cc:553] `."""
     return re.match(r"\[[^\]\s]*gloo/[^\]\s]*:\d+\] ", text) is not None
 
 
 def _raised_natively(trace: types.TracebackType | None) -> bool:
-    """Whether the innermost Python frame called native code that raised, instead of executing a `raise`."""
+    """Returns whether native code raised the error, and not a `raise` statement in the innermost Python frame."""
     if trace is None:
         return False
     while trace.tb_next is not None:
@@ -170,7 +176,12 @@ def _raised_natively(trace: types.TracebackType | None) -> bool:
 
 
 def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
-    """Returns type, error and traceback of an error, without the outer frames that are in files of `above`."""
+    """Returns type, error and traceback of an error. The traceback lacks the outermost frames of files in `above`.
+
+    Args:
+        error: the error; it also gets the shorter traceback.
+        above: paths of files, or starts of paths, to leave out.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(above):
         frames = frames.tb_next
@@ -181,9 +192,9 @@ def write_report(descriptor: int, owner: int, report: dict[str, Any]) -> None:
     """Writes a report for the agent.
 
     Args:
-        descriptor: of the file that the agent has made for this rank; -1 if there is none.
-        owner: process id of the rank; a fork of the rank that ends here writes nothing.
-        report: in JSON types.
+        descriptor: descriptor of the file that the agent has made for this rank; -1 if there is none.
+        owner: process id of the rank; in a fork of the rank this function writes nothing.
+        report: the report, in JSON types.
     """
     if descriptor < 0 or os.getpid() != owner:
         return
@@ -201,7 +212,7 @@ def _text(error: BaseException) -> str:
 
 
 def _bounded(text: str, most: int) -> str:
-    """The text without its middle if it is too long; characters that JSON cannot represent are escaped."""
+    """Returns a text without its middle part if it has more than `most` characters; lone surrogates are escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= most:
         return text
@@ -211,17 +222,17 @@ def _bounded(text: str, most: int) -> str:
 # -- the debugger
 
 
-_debug: dict[str, Any] = {}  # arguments for `launcher.worker.debugger`, and its context manager once it is loaded
+_debug: dict[str, Any] = {}  # "arguments" of `debugger.install`, and what it returns ("watch") once it is called
 
 
 def _first_breakpoint(*arguments: Any, **options: Any) -> None:
-    """Replaces breakpoint() until the first call, which loads launcher's debugger."""
+    """Replaces breakpoint(): its first call loads launcher's debugger, which handles that and later calls."""
     _load_debugger()
     sys.breakpointhook(*arguments, **options)  # must be the last statement
 
 
 def _load_debugger() -> None:
-    """Makes breakpoint() launcher's, if this interpreter can import launcher."""
+    """Installs launcher's debugger if this interpreter can import launcher; otherwise breakpoint() does nothing."""
     sys.breakpointhook = sys.__breakpointhook__
     arguments = dict(_debug["arguments"])
     folder = arguments.pop("launcher")
@@ -239,7 +250,11 @@ def _load_debugger() -> None:
 
 
 def _debug_error(error: BaseException) -> BaseException:
-    """Lets the debugger, if loaded, handle an error; returns the error that ends the program."""
+    """Lets the debugger, if it is loaded, stop at an error (debug.post_mortem).
+
+    Returns:
+        The error that ends the program: the given one, or the debugger's if the user has typed `q`.
+    """
     watch = _debug.get("watch")
     if watch is None:
         return error
@@ -254,7 +269,11 @@ def _debug_error(error: BaseException) -> BaseException:
 
 
 def _prepare(settings: dict[str, Any]) -> None:
-    """Sets up what the agent shares with this process, and hides it from processes that the program starts."""
+    """Installs the debugger and the handler that writes stacks; makes the agent's descriptors not inheritable.
+
+    Args:
+        settings: the JSON object in LAUNCHER_PROGRAM; see `program._execute`.
+    """
     if "debug" in settings and "PYTHONBREAKPOINT" not in os.environ:
         _debug["arguments"] = settings["debug"]
         if settings["debug"]["ranks"]:
@@ -280,7 +299,7 @@ def run_script(path: str, arguments: list[str]) -> None:
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     module.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = module  # where pickle and multiprocessing's spawn look
+    sys.modules["__main__"] = module  # pickle and multiprocessing's spawn look the program up there
     exec(code, module.__dict__)  # noqa: S102
 
 

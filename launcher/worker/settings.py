@@ -1,4 +1,4 @@
-"""The settings of a run that its ranks need: sections of the plan, its directory, and the deadline."""
+"""The settings of a run that trainings in its ranks need: sections of the plan, the run directory, the deadline."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Settings:
     Attributes:
         checkpoint, resume, train: sections of the plan.
         run_dir: the run directory; None outside of a run.
-        attempt: number of this attempt.
-        world_size: ranks of the run if it gets all its nodes.
+        attempt: number of this attempt, from 0.
+        world_size: number of ranks of the run when it has all its nodes; None outside of a run.
         timeout: seconds for each collective; None: torch's default.
-        deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: never,
-            or other ranks know it better.
+        deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: there
+            is no time limit, or this rank only estimates it and leaves it to rank 0.
     """
 
     checkpoint: Checkpoint = CHECKPOINT
@@ -47,12 +47,12 @@ class Settings:
 
     @property
     def checkpoint_dir(self) -> Path | None:
-        """The folder of checkpoints; None: none are written."""
+        """Folder of the run's checkpoints; None if no checkpoints are written."""
         return Path(self.checkpoint.dir) if self.checkpoint.dir else None
 
 
 def settings() -> Settings:
-    """Returns the settings of the run that this process belongs to.
+    """Returns the settings of the run that this process belongs to; outside of a run the defaults.
 
     Raises:
         RunError: the run's record cannot be read.

@@ -1,14 +1,14 @@
 """Measures how long each rank works in a step, at next to no cost, and passes it to the rank's agent.
 
-In synchronous training all steps take equally long, since all ranks wait for the slowest. What differs is the time that
-a rank does not wait. A training marks where its own work ends and where waiting ends:
+In synchronous training all steps take equally long on all ranks, since each waits for the slowest. What differs is how
+much of a step a rank works. A training marks where its own work ends and where its waiting ends:
 
-    pace.begin()      # a step begins (Resumable calls it at each boundary)
+    pace.begin()      # a step starts (Resumable calls this at each boundary)
     pace.computed()   # the time since the last mark was this rank's own work
-    pace.waited()     # the time since the last mark was spent waiting for others
+    pace.waited()     # the time since the last mark was spent waiting for other ranks
 
 `watch_gradients` and `watch_blocks` set the marks for DistributedDataParallel and FSDP. A step without `computed` does
-not count. On a GPU marks are CUDA events, which are never waited for.
+not count. On a GPU the marks are CUDA events, and the host never waits for them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch import nn
 from launcher.worker import accelerator, heartbeat
 
 INTERVAL = 1.0  # seconds between two reports to the agent
-KEPT = 1024  # steps between two reports whose times are kept
-BEHIND = 64  # steps that the device may be behind
+KEPT = 1024  # times of at most so many steps are kept for the next report
+BEHIND = 64  # at most so many steps are kept that the device has not finished
 
 M = TypeVar("M")
 
 
 class _Clock(Protocol[M]):
-    """Marks points in a device's time."""
+    """Measures time on a device: `mark` sets a mark, `passed` tells whether the device has reached it."""
 
     def mark(self) -> M: ...
     def passed(self, mark: M) -> bool: ...
@@ -40,7 +40,7 @@ class _Clock(Protocol[M]):
 
 
 class _Host:
-    """The host's clock, for work that is done when a call returns."""
+    """Measures time with the host's clock, for the CPU, where work is complete when a call returns."""
 
     @staticmethod
     def mark() -> float:
@@ -56,7 +56,7 @@ class _Host:
 
 
 class _Device:
-    """The time at which an accelerator reaches a point of the current stream."""
+    """Measures time with events on the accelerator's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = accelerator.module(device).Event
@@ -74,11 +74,11 @@ class _Device:
 
 
 class Pace(Generic[M]):
-    """Measures one rank's step time. Does nothing in a process without an agent.
+    """Measures how long one rank works in a step. Does nothing in a process without an agent.
 
     Attributes:
-        units: for ranks that do different numbers of equal parts of a step's work: this rank's number. The reported
-            time is that of one part.
+        units: number of equal parts of a step's work, such as micro-batches, that this rank does. The reported time is
+            divided by it, so that ranks with different shares can be compared.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class Pace(Generic[M]):
     ) -> None:
         """
         Args:
-            device: that this rank computes on.
-            slot: where to write the time; None: this rank's slot, if it has one.
-            clock: None: the device's.
+            device: the device that this rank computes on.
+            slot: the heartbeat slot to write the time to; None: this rank's slot, if it has one.
+            clock: the clock to measure with; None: the one for the device.
         """
         self.units = 1.0
         self._slot = heartbeat.mine() if slot is None else slot
         self._clock: Any = clock or (_Host if device.type == "cpu" else _Device(device))
         self._mark: M | None = None
-        self._spans: list[tuple[M, M]] = []  # of this step
-        self._owed: deque[list[tuple[M, M]]] = deque(maxlen=BEHIND)  # of steps that the device has not finished
+        self._spans: list[tuple[M, M]] = []  # (first, last) mark of each span of work in this step
+        self._owed: deque[list[tuple[M, M]]] = deque(maxlen=BEHIND)  # spans of steps that the device has not finished
         self._times: deque[float] = deque(maxlen=KEPT)
         self._steps, self._next_report = 0, 0.0
 
     def begin(self) -> None:
-        """Marks the end of a step and the begin of the next."""
+        """Marks the start of a step, which ends the step before; reports the median time at most once per INTERVAL."""
         if self._slot is None:
             return
         if self._spans:
@@ -129,19 +129,24 @@ class Pace(Generic[M]):
             self._mark = self._clock.mark()
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """Marks the moment when the backward pass reaches the first parameter, the last one to get its gradient.
+        """Calls `computed` when the model's first parameter, the last in a backward pass, has got its gradient.
 
-        By then a rank has done all of its work in a step, and waits for sums over ranks (DistributedDataParallel, or
-        whatever sums gradients after the backward pass).
+        By then the rank has done all of its work in the step, and waits for the sum of gradients over ranks. For
+        DistributedDataParallel, or any training that sums gradients after the backward pass.
         """
         first = next((each for each in model.parameters() if each.requires_grad), None)
         if self._slot is not None and first is not None:
             first.register_post_accumulate_grad_hook(lambda _: self.computed())
 
     def watch_blocks(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """Marks the forward passes of blocks, before each of which `fully_shard` gathers weights, which is waiting.
+        """Counts the forward passes of a model's blocks as work, and the gathering of weights before each as waiting.
 
-        Call it after fully_shard. The time before the model is called (data) counts as work; backward passes do not.
+        Call this after fully_shard. The time before the model is called (data loading) counts as work; the backward
+        pass does not count.
+
+        Args:
+            model: the whole model.
+            blocks: the modules for which `fully_shard` gathers weights.
         """
         if self._slot is None:
             return
@@ -152,6 +157,6 @@ class Pace(Generic[M]):
 
     @staticmethod
     def _in_training(mark: Any) -> None:
-        """Calls `mark` unless this is an evaluation. Returns None: a hook's result would replace the model's values."""
+        """Calls `mark` if gradients are enabled. Returns None: a hook's result would replace the model's values."""
         if torch.is_grad_enabled():
             mark()

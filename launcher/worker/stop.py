@@ -1,13 +1,12 @@
-"""Combines all reasons to stop early: each becomes a flag, and all ranks agree on it at a step boundary.
+"""Collects the reasons to stop early in a flag of each rank, and lets all ranks agree to stop after the same step.
 
-A signal handler only sets the flag; whatever it interrupts (a collective, a data loader) continues. A rank without a
-flag (PBS signals one node only) learns of it from the others:
+A signal handler only sets the flag; the interrupted work (a collective, a data loader) continues. The signal may reach
+some ranks only (PBS signals one node), so the ranks combine their flags at step boundaries:
 
-- Ranks with an agent agree through their agents, and a boundary takes some microseconds; see
-  `launcher.worker.stop_agreement`. A rank may have to wait only at the boundary where all act.
-- Other ranks (`init()` under srun, mpiexec or torchrun) combine their flags with one small all_reduce in a gloo group
-  of its own. It runs in the background from one boundary to the next, and only every few steps if steps are short, so
-  that it costs next to nothing; see `interval`.
+- Ranks with an agent agree through their agents; see `launcher.worker.stop_agreement`. A boundary takes some
+  microseconds. A rank may have to wait only at the boundary where all ranks stop or save.
+- Other ranks (`init()` under srun, mpiexec or torchrun) use one small all_reduce in a gloo group of its own. If steps
+  are short, it runs in the background and only every few steps, so that it costs next to nothing; see `interval`.
 
 | cause | source | known to |
 |---|---|---|
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
     from launcher.worker.process_group import Env
 
 FILES_INTERVAL = 1.0  # seconds between two checks for RUN/stop and RUN/save
-LATENCY = 0.5  # seconds within which a stop is agreed on, if steps are shorter than that
-SLOW_STEP = 0.1  # seconds; ranks with longer steps agree at once, which costs them next to nothing
-SAVES = 2  # the lead before a deadline is this many saves of the longest duration so far,
+LATENCY = 0.5  # seconds between two agreements in the background
+SLOW_STEP = 0.1  # seconds; ranks with longer steps agree at every boundary, which costs them next to nothing
+SAVES = 2  # a stop before a deadline comes early enough for this many saves of the longest duration so far,
 MARGIN = 5.0  # plus these seconds
-RAREST = 64  # steps between two agreements at most, since steps may become longer
+RAREST = 64  # most steps between two agreements, since steps may become longer
 LOOK = 0.001  # seconds between two polls of a rank that waits for the commit of a stop or a save
 _RANKS = 1 << 32
 _REASONS = {
@@ -62,11 +61,11 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all ranks have agreed on.
+    """What all ranks have agreed to do at a step boundary.
 
     Attributes:
         stop: the stop reason as text, the same on every rank; None: continue.
-        save: whether to save now, since a rank wants to, or because of RUN/save.
+        save: whether to save now, because a rank's save is due or RUN/save exists.
     """
 
     stop: str | None = None
@@ -77,7 +76,7 @@ CONTINUE = Verdict()
 
 
 def interval(step_time: float) -> int:
-    """Steps between two agreements on stops; 0: at every step, and the step waits for the result. Pure.
+    """Returns the number of steps between two agreements; 0: at every step, which waits for the result. Pure.
 
     | steps | agreements |
     |---|---|
@@ -93,21 +92,21 @@ def interval(step_time: float) -> int:
 
 
 class _ThroughAgents:
-    """A rank's part in the agreement through the agents."""
+    """The agreement through the agents, as seen from one rank."""
 
     def __init__(self, slot: heartbeat.Slot) -> None:
         self._slot, self._pid, self._stopped = slot, os.getpid(), False
-        self._state = replace(slot.stop.read(), closed=False)  # this process may have had boundaries before
+        self._state = replace(slot.stop.read(), closed=False)  # an earlier Stop of this process has counted boundaries
         self._slot.stop.write(self._state)
 
     def want(self, cause: Cause) -> None:
-        """For a signal handler: shows the agent the cause before the next boundary."""
+        """Shows the agent a cause at once, not only at the next boundary. For use in a signal handler."""
         forked = os.getpid() != self._pid  # for example a data loader's worker
         if not (forked or self._stopped or self._state.closed):
             self._update(cause=max(cause, self._state.cause))
 
     def boundary(self, want: Want, step_time: float) -> Want:
-        """Returns what all ranks do at this boundary.
+        """Counts a boundary, and returns what all ranks do there; waits if a proposal for this boundary is open.
 
         Args:
             want: what this rank wants.
@@ -144,14 +143,14 @@ class _ThroughAgents:
 
 
 class Stop:
-    """A rank's stop flag. All ranks make one, at the same point of their program."""
+    """A rank's stop flag, and its agreement with other ranks. All ranks make one at the same point of the program."""
 
     def __init__(self, env: Env, run: Settings | None = None) -> None:
-        """Installs the signal handlers, and declares to the agent that this rank exits by itself after a stop request.
+        """Installs the signal handlers, and declares to the agent that this rank checks for stop requests and exits.
 
         Args:
-            env: this rank.
-            run: the run's settings; None: those of the run that this process belongs to.
+            env: this rank's position in the job.
+            run: the run's settings; None: the settings of the run that this process belongs to.
         """
         self._env = env
         self._settings = settings() if run is None else run
@@ -164,7 +163,7 @@ class Stop:
             self._ends, self._max_lead = time.monotonic() + left, max(self._lead, left / 2)
         self._slot = heartbeat.mine()
         self._agents: _ThroughAgents | None = None
-        # A program may have a process group of some of the ranks, which then agree among themselves.
+        # A program's process group may contain only some of the run's ranks, which then agree among themselves.
         if self._slot is not None and 1 < env.world_size == self._slot.agent.world_size:
             self._agents = _ThroughAgents(self._slot)
         self._group: dist.ProcessGroup | None = None
@@ -187,17 +186,17 @@ class Stop:
             self._slot.listen()
 
     def take_signals(self) -> None:
-        """Installs the signal handlers; call it again after others may have replaced them."""
+        """Installs the signal handlers. Call it again if other code may have replaced them."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
 
     def boundary(self, step: int, *, save_due: bool = False) -> Verdict:
-        """Returns what to do between two steps. All ranks must call it after every step, with equal steps.
+        """Sends a heartbeat, and returns what to do between two steps. All ranks must call it after every step.
 
         Args:
-            step: steps of the run that are done.
-            save_due: whether this rank wants to save. One such rank is enough. It must repeat this until the verdict is
-                to save.
+            step: steps of the run that are done, the same on all ranks.
+            save_due: whether this rank wants to save. One rank is enough for all to save. The rank must pass True at
+                every boundary until the verdict is to save.
         """
         now = time.monotonic()
         if self._slot is not None:
@@ -219,10 +218,13 @@ class Stop:
         return verdict
 
     def save_took(self, seconds: float) -> None:
-        """Makes stops before the deadline early enough for saves of this duration.
+        """Makes the stop before the deadline early enough for saves of this duration.
 
-        The lead is at most half of the attempt. Beyond that it logs that the attempt is too short, since an attempt
-        that mostly saves would be of no use.
+        The time between the stop and the deadline is limited to half of the attempt, or to resume.lead if that is
+        longer. If saves need more, this logs that the attempt is too short.
+
+        Args:
+            seconds: how long a save took.
         """
         wanted = SAVES * seconds + MARGIN
         if wanted > self._max_lead:
@@ -235,7 +237,7 @@ class Stop:
         self._lead = max(self._lead, wanted)
 
     def close(self) -> None:
-        """Declares that this rank has no more boundaries. All ranks call it after equally many."""
+        """Declares that this rank has no more boundaries. All ranks call it after the same number of boundaries."""
         if self._agents is not None:
             self._agents.close()
         if self._work is not None:
@@ -271,7 +273,7 @@ class Stop:
     def _wanted(self, now: float, save_due: bool) -> Want:
         """Returns what this rank requests: a stop or a save."""
         cause = self._cause
-        ahead = 0.0 if self._agents is None else self._step_time  # agents agree on a later boundary
+        ahead = 0.0 if self._agents is None else self._step_time  # agents agree on a boundary after this one
         if self._ends is not None and now + ahead >= self._ends - self._lead:
             cause = max(cause, Cause.DEADLINE)
         looks = self._env.rank == 0 or self._env.world_size == 1
@@ -284,10 +286,10 @@ class Stop:
         return Want(cause, self._env.rank if cause else 0, save_due or save_file)
 
     def _flags_of(self, want: Want) -> torch.Tensor:
-        """The tensor for an all_reduce, int64 [3]: cause and rank, whether to save, and this rank's interval."""
+        """Returns the tensor for an all_reduce, int64 [3]: cause and rank, whether to save, this rank's interval."""
         wanted = interval(self._step_time) if self._last is not None else 0
         wanted = min(wanted, 2 * max(self._interval, 1))  # the first step may be unusually fast
-        who = _RANKS - 1 - self._env.rank  # of several ranks the maximum chooses the lowest
+        who = _RANKS - 1 - self._env.rank  # so that the maximum over ranks chooses the lowest rank
         return torch.tensor([want.cause * _RANKS + who if want.cause else 0, int(want.save), wanted])
 
     def _combined(self, flags: torch.Tensor) -> Verdict:
@@ -308,7 +310,7 @@ class Stop:
         return Verdict(None, agreed.save)
 
     def _stop_event(self) -> StopEvent:
-        """The event of the stop that all ranks have agreed on, without the step."""
+        """Returns the event for the stop that all ranks have agreed on; the caller adds the step."""
         rank = self._agreed.rank
         return StopEvent(reason=_REASONS[self._agreed.cause], rank=rank, host=self._host_of(rank))
 

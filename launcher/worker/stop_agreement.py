@@ -1,37 +1,39 @@
 """The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective. Pure.
 
-Ranks count the calls of `Stop.boundary` in their process, and all call it equally often. So "boundary 120" is the same
-point of the program on every rank, even if a step has several boundaries (evaluations).
+Each rank counts its calls of `Stop.boundary`, and all ranks make the same calls. So "boundary 120" is the same point of
+the program on every rank, even if a step has several boundaries (evaluations).
 
-1. A rank that wants something (to stop, to save) writes it into the memory that it shares with its agent.
+1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
 2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
-3. The leader proposes one boundary for all, `at`: the highest that it knows of plus a margin, so that ranks need not
-   wait there. It sends `propose` to all agents, and each writes the proposal into the memory of its ranks.
-4. A rank reads it at its next boundary. If that is not beyond `at`, it accepts, and from then on does not pass `at`
-   before it knows the outcome of the proposal. If it is beyond `at` already, it refuses.
+3. The leader proposes one boundary for all ranks, `at`: the highest boundary that it knows of plus a margin, so that
+   ranks need not wait there. It sends `propose` to all agents, and each writes the proposal into the memory of its
+   ranks.
+4. A rank reads the proposal at its next boundary. If that boundary is not beyond `at`, the rank accepts, and does not
+   pass `at` before it knows the outcome of the proposal. If the boundary is beyond `at`, the rank refuses.
 5. An agent sends `agree` once: when all of its ranks have accepted, or when one has refused. A rank that had reached
-   `at` before it saw the proposal, and so does not answer there, has refused. One that has ended before `at`, or will
-   have no more boundaries (`Stop.close`), counts as one that has accepted.
+   `at` before it saw the proposal, and so does not answer there, counts as refusing. A rank that has ended before `at`,
+   or has no more boundaries (`Stop.close`), counts as accepting.
 6. When all agents have accepted, the leader sends `commit`: all ranks act at the boundary `at`. After a refusal it
-   proposes a later boundary instead, with twice the margin; ranks that wait at the old one continue.
+   proposes a later boundary instead, with twice the margin; ranks that wait at the old boundary continue.
 
 | message | from | content |
 |---|---|---|
-| `want` | agent | what its ranks want: `cause`, `rank`, `save`; their `boundary`, and seconds of a step: `step_time` |
+| `want` | agent | what its ranks want: `cause`, `rank`, `save`; their highest `boundary`; `step_time` in seconds |
 | `propose` | leader | `number`, boundary `at`, and what to do there: `cause`, `rank`, `save` |
-| `agree` | agent | whether its ranks have `accepted` the proposal `number`; the highest `boundary` of them |
-| `commit` | leader | the proposal `number` is to be carried out |
+| `agree` | agent | whether its ranks have `accepted` the proposal `number`; their highest `boundary` |
+| `commit` | leader | `number` of the proposal that all ranks are to carry out |
 
-Why all act at the same boundary: a proposal is carried out only if no rank has refused it. So every rank has accepted
-it at `at` or before, and waits there for the commit if that has not arrived yet.
+Why all ranks act at the same boundary: a proposal is committed only if no rank has refused it. So every rank has
+accepted it at `at` or before, and waits there for the commit if that has not arrived yet.
 
-Why there is no deadlock: a rank that waits at `at` has done everything before it, so every rank reaches `at`, or
-closes. It accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective with ranks
-that wait. Its agent sees that from its boundary, and refuses for it. A rank that hangs before is detected as a hang.
+Why there is no deadlock: a rank that waits at `at` has done everything before it, so every other rank reaches `at`, or
+closes. Either it accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective with
+ranks that wait. In the second case its agent sees this from its boundary, and refuses for it. A rank that hangs before
+`at` is found by the detection of hangs.
 
-Why nothing is lost: the leader keeps what ranks want until a proposal that contains it is carried out. An agent does
-not send what an open proposal contains. It shows its ranks the next proposal only when all of them have acted on the
-last committed one; what a rank wants after that is new.
+Why no request is lost: the leader keeps what ranks want until a proposal that contains it is committed. An agent does
+not send again what an open proposal contains. It shows its ranks the next proposal only when all of them have acted on
+the last committed one, so what a rank wants after that is a new request.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ from enum import Enum, IntEnum
 from typing import Any
 
 ROUND_TRIP = 0.05  # seconds from a proposal to its commit, during which ranks continue
-MOST_AHEAD = 16  # boundaries between the highest known one and the first that is proposed; steps may become longer
+MOST_AHEAD = 16  # most boundaries from the highest known one to the first proposed one; steps may become longer
 
 Message = Mapping[str, Any]
 
 
 class Cause(IntEnum):
-    """Why to stop; of several causes the highest becomes the stop reason."""
+    """Cause of a stop, from the least to the most important: of several causes the highest becomes the stop reason."""
 
     NONE = 0
     DEADLINE = 1
@@ -61,11 +63,11 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True)
 class Want:
-    """What one or several ranks want to do at a boundary.
+    """What one or several ranks want to do at a boundary. False in a condition if they want nothing.
 
     Attributes:
-        cause: why to stop; NONE: no stop.
-        rank: the lowest rank with this cause; 0 if there is none.
+        cause: cause of the stop; NONE: no stop.
+        rank: the lowest rank with this cause; 0 if the cause is NONE.
         save: whether to save.
     """
 
@@ -77,13 +79,13 @@ class Want:
         return self.cause is not Cause.NONE or self.save
 
     def without(self, served: Want) -> Want:
-        """What is left after something was done. A stop for one cause serves for any other."""
+        """Returns what is left to do after the ranks have done `served`. A stop for any cause satisfies all causes."""
         stop = self.cause if served.cause is Cause.NONE else Cause.NONE
         return Want(stop, self.rank if stop else 0, self.save and not served.save)
 
 
 def joined(wants: Iterable[Want]) -> Want:
-    """All of them combined."""
+    """Combines several wants: the highest cause with its lowest rank, and a save if any of them wants one."""
     wants = list(wants)
     cause = max((want.cause for want in wants), default=Cause.NONE)
     rank = min(want.rank for want in wants if want.cause is cause) if cause else 0
@@ -92,11 +94,11 @@ def joined(wants: Iterable[Want]) -> Want:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What all ranks will do at one boundary, if all agree.
+    """The leader's proposal of what all ranks do at one boundary. They do it if all agents accept.
 
     Attributes:
-        number: of the proposal, from 1.
-        at: the boundary.
+        number: number of the proposal in this round, from 1.
+        at: number of the boundary.
         want: what to do there.
     """
 
@@ -107,15 +109,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank shows its agent.
+    """The state of a rank in the agreement, which the rank shows its agent.
 
     Attributes:
-        boundary: how many boundaries it has reached.
-        closed: whether it will have no more.
-        cause, save: what it wants.
-        acted: number of the last proposal that it has carried out.
-        answered: number of the last proposal that it has answered.
-        accepted: the answer.
+        boundary: number of boundaries that the rank has reached.
+        closed: whether the rank has no more boundaries.
+        cause, save: what the rank wants.
+        acted: number of the last proposal that the rank has carried out; 0: none.
+        answered: number of the last proposal that the rank has answered; 0: none.
+        accepted: whether the rank accepted the proposal `answered`.
         step_time: seconds of a step; 0 if unknown.
     """
 
@@ -136,26 +138,26 @@ class Then(Enum):
     """What a rank does at a boundary."""
 
     CONTINUE = "continue"
-    REFUSE = "refuse"  # and continue
-    ACCEPT = "accept"  # and continue
-    WAIT = "wait"  # having accepted, until the proposal is committed or replaced
-    ACT = "act"
+    REFUSE = "refuse"  # refuse the proposal, and continue
+    ACCEPT = "accept"  # accept the proposal, and continue
+    WAIT = "wait"  # accept the proposal, and wait until it is committed or replaced
+    ACT = "act"  # carry out the proposal
 
 
 def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int) -> Then:
-    """What a rank does at a boundary. Pure.
+    """Returns what a rank does at a boundary. Pure.
 
-    | proposal | its boundary | result |
+    | newest proposal | its boundary | result |
     |---|---|---|
     | none, or the rank has carried it out | | continue |
-    | any other | passed | refuse |
-    | any other | not reached yet | accept |
-    | any other | this one | wait; act once it is committed |
+    | any other | before this boundary | refuse |
+    | any other | after this boundary | accept |
+    | any other | this boundary | act if the proposal is committed, else wait |
 
     Args:
-        boundary: that the rank has reached.
-        acted: number of the last proposal that it has carried out.
-        proposal: the newest.
+        boundary: number of the boundary that the rank has reached.
+        acted: number of the last proposal that the rank has carried out.
+        proposal: the newest proposal; None: there was none yet.
         committed: number of the last committed proposal.
     """
     if proposal is None or proposal.number == acted:
@@ -171,13 +173,13 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
 
 
 def answer(rank: RankState, proposal: Proposal) -> bool | None:
-    """Whether a rank accepts a proposal that it was shown; None if it has not reached a boundary since. Pure.
+    """Returns whether a rank accepts the proposal that its agent has shown it; None if that is still open. Pure.
 
-    | it has answered | its boundary | result |
+    | the rank has answered | its boundary | result |
     |---|---|---|
     | yes | | its answer |
     | no | before the proposed one | None |
-    | no | the proposed one, or beyond | False: it was there before it was shown the proposal |
+    | no | the proposed one, or beyond | False: it had got there before it was shown the proposal |
     """
     if rank.answered == proposal.number:
         return rank.accepted
@@ -185,10 +187,11 @@ def answer(rank: RankState, proposal: Proposal) -> bool | None:
 
 
 class AgentSide:
-    """One agent in one round: between its ranks and the leader.
+    """The agreement in one agent, during one round: between its ranks and the leader.
 
     Attributes:
-        proposal, committed: to be shown to the ranks after each `look`.
+        proposal: the newest proposal, which the agent must show its ranks after each `look`; None: none yet.
+        committed: number of the last committed proposal, to be shown with it.
     """
 
     def __init__(self, first_rank: int) -> None:
@@ -205,24 +208,24 @@ class AgentSide:
 
     @property
     def waits(self) -> bool:
-        """Whether the agent must look again soon, at the next boundary of its ranks."""
+        """Whether the agent must call `look` again soon: ranks must still answer a proposal, or be shown a message."""
         return bool(self._next) or (self.proposal is not None and self._answered != self.proposal.number)
 
     def receive(self, message: Message) -> None:
-        """Takes a message `propose` or `commit` from the leader."""
+        """Takes a message `propose` or `commit` from the leader; the next `look` handles it."""
         self._next.append(message)
 
     def look(self, ranks: Sequence[RankState], ended: Collection[int] = ()) -> list[Message]:
-        """Reads the state of the ranks; returns the messages to send to the leader.
+        """Evaluates the state of the ranks, and returns the messages to send to the leader.
 
         Args:
-            ranks: each of this agent's, in order.
-            ended: places of those whose process has ended.
+            ranks: state of each rank of this agent, in order.
+            ended: local indices of the ranks whose processes have ended.
         """
         here = {place: rank for place, rank in enumerate(ranks) if place not in ended and not rank.closed}
         highest = max((rank.boundary for rank in ranks), default=0)
-        # The ranks were shown the proposal after the last look. A rank that was closed then, and is closed now, will
-        # see it before its next boundary, if it has one.
+        # The ranks were shown the proposal after the last look. A rank that is closed will see it before its next
+        # boundary, if it reopens.
         messages = self._answer(ranks, here, highest)
         while self._next and self._may_show(self._next[0], here):
             self._show(self._next.popleft())
@@ -246,7 +249,10 @@ class AgentSide:
         return [{"type": "agree", "number": proposal.number, "accepted": accepted, "boundary": highest}]
 
     def _may_show(self, message: Message, here: Mapping[int, RankState]) -> bool:
-        """Whether all ranks have carried out the current proposal, if it is committed, so that it may be replaced."""
+        """Returns whether a message may be shown to the ranks now.
+
+        A new proposal must not replace a committed one before all ranks have carried that out.
+        """
         current = self.proposal
         if message["type"] == "commit" or current is None or self.committed != current.number:
             return True
@@ -259,7 +265,7 @@ class AgentSide:
             self.proposal = Proposal(int(message["number"]), int(message["at"]), want_of(message))
 
     def _wants(self, here: Mapping[int, RankState]) -> Want:
-        """What the ranks want, without what is in a proposal that they have not carried out yet."""
+        """Returns what the ranks want, without what a proposal contains that they have not carried out yet."""
         current = self.proposal
         wants = []
         for place, rank in here.items():
@@ -276,7 +282,7 @@ class AgentSide:
 
 
 class LeaderSide:
-    """The leading agent in one round. Each method returns the messages to send to all agents of the round."""
+    """The agreement in the leading agent, during one round. Methods return the messages to send to all its agents."""
 
     def __init__(self, agents: Iterable[int]) -> None:
         """
@@ -288,12 +294,17 @@ class LeaderSide:
         self._accepted: set[int] = set()
         self._open: Proposal | None = None
         self._number = 0
-        self._highest = 0  # highest boundary that any rank has reached, or was to act at
+        self._highest = 0  # highest boundary that any rank has reached, or that was proposed
         self._step_time = 0.0
         self._margin = 1
 
     def receive(self, index: int, message: Message) -> list[Message]:
-        """Takes a message `want` or `agree` from an agent."""
+        """Takes a message `want` or `agree` from an agent; returns the messages to send.
+
+        Args:
+            index: index of the agent.
+            message: the message.
+        """
         self._highest = max(self._highest, int(message["boundary"]))
         if message["type"] == "want":
             self._wants[index] = want_of(message)
@@ -308,13 +319,13 @@ class LeaderSide:
         return self._finish()
 
     def leave(self, index: int) -> list[Message]:
-        """No rank of this agent will have another boundary."""
+        """Records that no rank of an agent will have another boundary; returns the messages to send."""
         self._awaited.discard(index)
         self._wants.pop(index, None)
         return self._finish()
 
     def _begin(self) -> list[Message]:
-        """Proposes what ranks want, if they want anything."""
+        """Returns a first proposal of what the ranks want; no message if they want nothing."""
         wanted = joined(self._wants.values())
         self._margin = margin(self._step_time)
         return self._propose(wanted) if wanted else []
@@ -335,19 +346,19 @@ class LeaderSide:
 
 
 def margin(step_time: float) -> int:
-    """Boundaries between the highest known one and the proposed one. Pure.
+    """Returns how many boundaries after the highest known one to propose. Pure.
 
-    During ROUND_TRIP ranks continue with their steps. If a step takes longer than that, the next boundary is proposed,
-    and the ranks wait there a little, which is sooner than one more step.
+    Ranks continue with their steps during ROUND_TRIP. If a step takes longer than that, the next boundary is proposed:
+    the ranks wait there a little, but stop sooner than after one more step.
 
     Args:
-        step_time: seconds; 0 if unknown.
+        step_time: seconds of a step; 0 if unknown.
     """
     return max(1, min(math.ceil(ROUND_TRIP / step_time), MOST_AHEAD)) if step_time > 0 else 1
 
 
 def want_of(message: Message) -> Want:
-    """The Want in a message."""
+    """Returns the Want in the fields of a message `want` or `propose`."""
     return Want(Cause(int(message["cause"])), int(message["rank"]), bool(message["save"]))
 
 

@@ -1,6 +1,6 @@
 """`stopping()`: a call for any training loop that returns whether to save and exit.
 
-`boundary()` is the same for callbacks of other trainers, which can also save and continue.
+`boundary()` is for trainers with callbacks: it also returns whether to save and continue.
 """
 
 from __future__ import annotations
@@ -23,26 +23,33 @@ _steps = 0
 
 
 def stopping(step: int | None = None) -> bool:
-    """Whether to save now and exit with code 75, because the attempt is to end. Call it after each step.
+    """Returns whether to save now and exit with code 75, because the attempt is to end. Call it after each step.
 
-    All ranks of the process group must call it equally often: it returns True on all of them after the same step. They
-    agree through their agents, or, without an agent and with short steps, in the background every half second or 64
-    steps. The stop reason (the time is nearly up, a signal, RUN/stop) is in the run's events. Without a process group
-    it is this process's own flag.
+    All ranks of the process group must make the same calls: it returns True on all of them after the same step. They
+    agree through their agents or, without an agent and with short steps, in the background every half second or 64
+    steps. A process without a process group decides alone. The stop reason (the time is nearly up, a signal, RUN/stop)
+    is in the run's events.
 
     The first call replaces the handlers of SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, and declares to the agent that this
-    rank exits by itself: the agent does not end it, and counts it as hung if it does not call again within
-    launch.hang_timeout.
+    rank exits after a stop request. The agent then does not end it, and counts it as hung if it does not call again
+    within launch.hang_timeout.
 
     Args:
-        step: steps of the run that are done, those of earlier attempts included, for `status`; None: the calls in this
-            process are counted.
+        step: steps of the run that are done, including earlier attempts, for `status`; None: the calls in this process
+            are counted instead.
     """
     return boundary(step).stop is not None
 
 
 def boundary(step: int | None = None) -> Verdict:
-    """Like `stopping`, and also whether to save and continue (RUN/save). The same on all ranks after the same step."""
+    """Like `stopping`, but returns the stop reason, and also whether to save and continue (RUN/save).
+
+    Args:
+        step: see `stopping`.
+
+    Returns:
+        What all ranks do after this step. After a stop each further call returns that stop again.
+    """
     global _stopped, _steps
     if _stopped is not None:
         return _stopped
@@ -58,9 +65,9 @@ def boundary(step: int | None = None) -> Verdict:
 
 
 def listen() -> Stop:
-    """This process's stop flag; the first call makes it, and takes the signals, as described at `stopping`.
+    """Returns this process's stop flag. The first call makes it and replaces signal handlers; see `stopping`.
 
-    All ranks make the first call at the same point.
+    All ranks must make the first call at the same point of the program.
     """
     global _stop
     if _stop is None:
@@ -69,7 +76,7 @@ def listen() -> Stop:
 
 
 def _here() -> Env:
-    """This rank, whatever made the process group."""
+    """Returns this rank's position in the process group, also if the program made the group without `init`."""
     if process_group._env is not None and dist.is_initialized():
         return process_group._env
     host = socket.gethostname()
@@ -77,7 +84,7 @@ def _here() -> Env:
     alone = not dist.is_initialized()
     world = 1 if alone else dist.get_world_size()
     backend = "none" if alone else "mpi" if dist.get_backend() == "mpi" else dist.get_backend()
-    # Otherwise the environment describes another world than this group, or the nodes of ranks are unknown.
+    # Empty if the environment describes more or fewer ranks than this group has.
     node_ranks = topology.nodes_in_order(place) if world == place.world_size else ()
     return Env(
         rank=place.rank if alone else dist.get_rank(),

@@ -1,4 +1,4 @@
-"""Sets the default number of threads that a rank computes with: the number of its cores."""
+"""Sets the number of threads with which torch computes in a rank: by default the number of its cores."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import os
 import sys
 from collections.abc import Mapping
 
-OWN_CORES = "LAUNCHER_CORES"  # how many cores the agent has bound this rank to; unset: it shares those of its node
+OWN_CORES = "LAUNCHER_CORES"  # variable: number of cores the agent has bound this rank to; unset if it is not bound
 
 
 def cores(environ: Mapping[str, str], local_world_size: int) -> int:
-    """Returns the number of a rank's own cores or, if it has none, of its part of the node's CPUs, at least 1.
+    """Returns the number of cores that a rank is bound to or, if it is not bound, its share of the node's CPUs.
 
     Args:
         environ: the rank's environment.
-        local_world_size: the number of ranks on its node.
+        local_world_size: number of ranks on its node.
+
+    Returns:
+        A number of at least 1.
     """
     own = environ.get(OWN_CORES, "")
     return int(own) if own.isdecimal() and int(own) else max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 
 def fit(environ: Mapping[str, str]) -> None:
-    """Lowers torch's number of threads to the number of this rank's own cores.
+    """Lowers torch's number of threads to the number of cores that this rank is bound to.
 
-    A forked rank inherits the number from its agent, which has the cores of all ranks. It does nothing in a rank
-    without torch, or without cores of its own.
+    A forked rank inherits torch's number from its agent, which has the cores of all ranks. Does nothing if torch is not
+    loaded, or the rank is not bound to cores.
     """
     torch = sys.modules.get("torch")
     if torch is not None and OWN_CORES in environ:

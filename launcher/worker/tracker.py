@@ -12,7 +12,13 @@ CLOSE_TIMEOUT = 5.0  # seconds to wait at the end for entries that have not reac
 
 @dataclass(frozen=True)
 class Entry:
-    """Numbers of one step; `moment`: seconds since the epoch."""
+    """Numbers reported together at one step.
+
+    Attributes:
+        step: steps of the run that are done.
+        moment: when they were reported, in seconds since the epoch.
+        values: the numbers by name (`train/loss`).
+    """
 
     step: int
     moment: float
@@ -27,11 +33,11 @@ class About:
         run_id, attempt: the run's id, and this attempt's number.
         folder: the run directory.
         experiment: name under which related runs are grouped.
-        uri: MLflow's; empty: MLFLOW_TRACKING_URI, else the folder mlflow next to the run.
-        log_dir: TensorBoard's.
-        config: the config, flat (`workload.lr`).
+        uri: MLflow's tracking URI.
+        log_dir: directory for TensorBoard's event files.
+        config: the run's config as text, by dotted key (`workload.lr`), without secrets.
         tags: other facts (job, hosts, ...).
-        project, entity, mode, group: W&B's; an empty entity or group is W&B's default.
+        project, entity, mode, group: W&B's settings of these names; an empty entity or group is W&B's default.
     """
 
     run_id: str
@@ -49,10 +55,14 @@ class About:
 
 
 class Tracker(Protocol):
-    """A tracker. All its methods are called in one thread, and may raise anything."""
+    """The interface of a tracker. All methods are called in one thread, and may raise any exception."""
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Takes entries, in order; the first call starts the tracker's run."""
+        """Writes entries, in order; the first call starts the tracker's run."""
 
     def close(self, done: bool) -> None:
-        """Ends the tracker's run; `done`: whether the work is complete."""
+        """Ends the tracker's run.
+
+        Args:
+            done: whether the work of the run is complete; otherwise a later attempt may continue it.
+        """

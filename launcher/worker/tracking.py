@@ -24,9 +24,9 @@ from launcher.worker.tracking_mlflow import MLflow
 from launcher.worker.tracking_tensorboard import TensorBoard
 from launcher.worker.tracking_wandb import WandB
 
-QUEUE = 10_000  # entries that may wait
-BATCH = 200  # of them that are handed on at once
-FAILURES = 3  # in a row, after which a tracker is given up
+QUEUE = 10_000  # most entries in a tracker's queue
+BATCH = 200  # most entries that a tracker gets in one call
+FAILURES = 3  # failures in a row after which a tracker is disabled
 
 
 class Tracking:
@@ -35,7 +35,8 @@ class Tracking:
     def __init__(self, trackers: Mapping[str, Callable[[], Tracker]]) -> None:
         """
         Args:
-            trackers: by name, a function that makes each; called in the thread, since it may take seconds.
+            trackers: for each tracker its name, and a function that makes it, which is called in the tracker's thread
+                since it may take seconds.
         """
         self._feeds = [_Feed(name, make) for name, make in trackers.items()]
         self._step, self._pid = 0, os.getpid()
@@ -44,12 +45,12 @@ class Tracking:
         self._finalize = Finalize(None, self.close, exitpriority=100)  # at the end of forked processes, too
 
     def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Takes the numbers among `values`, each as `prefix/name`; returns at once.
+        """Queues the numbers among `values`, each as `prefix/name`; returns at once.
 
         Args:
             prefix: train, eval or result.
-            values: values of other types than numbers are ignored.
-            step: of the training; None: the last one.
+            values: the values by name; those that are not numbers are ignored.
+            step: steps of the run that are done; None: as many as at the last call.
         """
         self._step = self._step if step is None else step
         if numbers := dict(numbers_in(prefix, values)):
@@ -58,12 +59,12 @@ class Tracking:
                 feed.put(entry)
 
     def finished(self) -> None:
-        """Records that the work is complete."""
+        """Records that the work is complete, for `Tracker.close`."""
         for feed in self._feeds:
             feed.done = True
 
     def close(self) -> None:
-        """Waits CLOSE_TIMEOUT seconds for what is still queued, and logs what was lost."""
+        """Waits at most CLOSE_TIMEOUT seconds until the queues are empty, and logs how many entries were lost."""
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = True
@@ -74,7 +75,7 @@ class Tracking:
             feed.join(deadline - time.monotonic())
 
     def _close_at_the_end(self) -> None:
-        """Closes before `atexit` functions run: a tracker's own (W&B's) would end it too early."""
+        """Closes when the main thread ends, before `atexit` functions run: W&B's would end its run too early."""
         threading.main_thread().join()
         self.close()
 
@@ -93,7 +94,7 @@ class _Feed:
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Takes an entry, or drops it; returns at once."""
+        """Queues an entry, or drops it if the queue is full or the tracker disabled; returns at once."""
         if self._given_up:
             return
         try:
@@ -119,7 +120,7 @@ class _Feed:
                 self._try(lambda: self._open().close(self.done))
 
     def _batch(self) -> list[Entry]:
-        """The entries in the queue, or those that come within a moment."""
+        """Returns the next entries in the queue, at most BATCH; waits 0.1 s for the first one, so may be empty."""
         found = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=0.1))
@@ -133,7 +134,7 @@ class _Feed:
         return self._tracker
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Calls the tracker; logs its failures."""
+        """Calls the tracker, and logs its first failure. FAILURES in a row, or a missing package, disable it."""
         try:
             action()
             self._failures = 0
@@ -149,7 +150,7 @@ class _Feed:
 
 
 def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(`train/loss`, its value) for each number; those in nested mappings as `prefix/outer/inner`. Pure."""
+    """Yields (`train/loss`, its value) for each number; numbers in nested mappings as `prefix/outer/inner`. Pure."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers_in(f"{prefix}/{key}", value)
@@ -159,7 +160,7 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(`workload.lr`, its value as text) for each key with a value; secrets are redacted. Pure."""
+    """Yields (`workload.lr`, its value as text) for each key with a value; secrets are redacted. Pure."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -168,14 +169,14 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _redacted(key: str, value: str) -> str:
-    """The value without secrets, since a tracker may show it to others."""
+    """Returns a config value without secrets, since a tracker may show it to others."""
     if is_secret(key):
         return HIDDEN
     return without_password(value) if "://" in value else value
 
 
 def of(attempt: Attempt) -> Tracking | None:
-    """The trackers of this attempt's run; None if it has none."""
+    """Starts the trackers of this attempt's run; returns None if the run has none."""
     plan = attempt.run.plan()
     if not plan.track:
         return None

@@ -1,7 +1,7 @@
-"""MLflow: one MLflow run for all attempts of a run.
+"""The tracker that writes to MLflow: one MLflow run for all attempts of a run.
 
-MLflow keeps all values that it gets, so steps that are repeated after a restart are left out: the values of the first
-time stay. Parameters cannot be changed either: those of the first attempt stay.
+MLflow keeps every value that it gets, so values of steps that a later attempt repeats are left out. Parameters cannot
+be changed either: those of the first attempt stay.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ENVIRONMENT = {
     "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 prefers a database, which does not suit a cluster's file system
 }
 RUN = "mlflow_run"  # file in the run directory: the tracking URI and the id of the run there
-METRICS = 1000  # per call
-PARAMETERS = 100
+METRICS = 1000  # most metrics per call
+PARAMETERS = 100  # most parameters per call
 LONGEST = 500  # characters of a parameter's value
 
 
@@ -45,7 +45,7 @@ class MLflow:
         self._client: Any = MlflowClient(tracking_uri=about.uri)
         self._run: str | None = None
         self._known: frozenset[str] = frozenset()  # metrics that earlier attempts have logged
-        self._last: dict[str, int] = {}  # their last steps
+        self._last: dict[str, int] = {}  # the last step of each of those metrics, as far as it was looked up
 
     def log(self, entries: Sequence[Entry]) -> None:
         # Lazily: MLflow takes a second, and may not be here
@@ -92,6 +92,7 @@ class MLflow:
             return str(found.experiment_id)
 
     def _earlier(self) -> str | None:
+        """Returns the id of the MLflow run that an earlier attempt made on the same server; None if there is none."""
         try:
             uri, _, run = (self._about.folder / RUN).read_text().strip().rpartition(" ")
         except OSError:
@@ -113,7 +114,7 @@ class MLflow:
         return {f"launcher.{name}": value for name, value in self._about.tags.items()}
 
     def _last_step(self, name: str) -> int:
-        """The last step of a metric in earlier attempts; -1 if there is none."""
+        """Returns the last step of a metric in earlier attempts; -1 if there is none."""
         if name not in self._last:
             history = self._client.get_metric_history(self._run, name) if name in self._known else ()
             self._last[name] = max((metric.step for metric in history), default=-1)

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written by torch's own SummaryWriter."""
+"""The tracker that writes TensorBoard's event files, with torch's SummaryWriter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-FILES = "events.out.tfevents.*"
+FILES = "events.out.tfevents.*"  # pattern of the names of event files
 
 
 class TensorBoard:
@@ -29,7 +29,7 @@ class TensorBoard:
 
         self._about, self._kind = about, SummaryWriter
         self._writer: SummaryWriter | None = None
-        self._before: set[Path] | None = None  # files of earlier attempts; None once this attempt's file is private
+        self._before: set[Path] | None = None  # files of earlier attempts; None once this attempt's file has mode 0600
 
     def log(self, entries: Sequence[Entry]) -> None:
         writer = self._writer or self._begin(entries[0])
@@ -47,7 +47,7 @@ class TensorBoard:
             self._writer.close()
 
     def _begin(self, first: Entry) -> SummaryWriter:
-        """Opens a new file, and hides the steps of earlier files that this attempt repeats."""
+        """Opens a new file, and hides the values of earlier files for steps that this attempt repeats."""
         about, step = self._about, redone_from(first)
         self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
         run_files.make_folder(about.log_dir)
@@ -58,16 +58,19 @@ class TensorBoard:
 
 
 def redone_from(first: Entry) -> int:
-    """The first step whose training values an attempt repeats, by its first entry. Pure.
+    """Returns the first step for which to hide the training values of earlier attempts. Pure.
 
-    An attempt that follows one that stopped between a step and its evaluation begins with that evaluation: then the
-    training values of the step are in the earlier file only.
+    If the earlier attempt stopped between a step and its evaluation, this attempt starts with that evaluation. The
+    training values of the step are then in the earlier file only, and must stay visible.
+
+    Args:
+        first: the first entry of this attempt.
     """
     trains = any(name.startswith("train/") for name in first.values)
     return first.step if trains else first.step + 1
 
 
 def _table(values: Mapping[str, str]) -> str:
-    """A table in Markdown. Pure."""
+    """Returns keys and values as a table in Markdown. Pure."""
     rows = [f"| {key} | `{value.replace('|', chr(92) + '|')}` |" for key, value in values.items()]
     return "\n".join(["| key | value |", "|---|---|", *rows])

@@ -1,7 +1,7 @@
-"""Weights & Biases: one W&B run for all attempts of a run.
+"""The tracker that writes to Weights & Biases: one W&B run for all attempts of a run.
 
-W&B keeps all values that it gets, so steps that are repeated after a restart are left out: the values of the first time
-stay. Offline, each start of rank 0 writes a folder; `wandb sync` combines them into one run by its id.
+W&B keeps every value that it gets, so values of steps that a later attempt repeats are left out. In offline mode each
+start of rank 0 writes a folder of its own; `wandb sync` combines them into one run by its id.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from launcher.worker.tracker import About, Entry
 
 RUN = "wandb_run"  # JSON file in the run directory: W&B's id of the run, its rows, the last step of each metric
 STEP = "step"  # the metric on W&B's horizontal axis
-# Limits, in seconds and tries, for a server that does not respond. By default it takes minutes, at the end as well.
-# Values that did not get there are still in the run directory, for `wandb sync`.
+# Limits, in seconds and tries, for a server that does not respond. W&B's defaults take minutes, also when it finishes.
+# Values that did not reach the server are still in the run directory, for `wandb sync`.
 LIMITS = {
     "init_timeout": 10, "x_graphql_timeout_seconds": 5, "x_graphql_retry_max": 1, "x_file_stream_timeout_seconds": 5,
     "x_file_stream_retry_max": 3, "x_file_stream_retry_wait_max_seconds": 2, "x_file_transfer_timeout_seconds": 5,
@@ -77,12 +77,13 @@ class WandB:
         return run
 
     def _keep(self) -> None:
+        """Writes the id, the number of rows and the last steps to the run directory, for later attempts."""
         text = json.dumps({"id": self._id, "rows": self._rows, "last": self._last})
         run_files.write(self._about.folder / RUN, text + "\n", sync=False)
 
 
 def _earlier(about: About) -> tuple[str, int, dict[str, int]]:
-    """The W&B id, the number of rows, and the last steps of metrics from earlier attempts; or a new id, 0 and none."""
+    """Returns the W&B id, the number of rows, and each metric's last step from earlier attempts; or a new id, 0, {}."""
     try:
         kept = json.loads(unwrap(read_text(about.folder / RUN)) or "")
         return str(kept["id"]), int(kept["rows"]), {str(name): int(step) for name, step in kept["last"].items()}
