@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -41,14 +40,21 @@ def resubmissions(paths: utils.JobPaths) -> Path:
 
 
 def link_as(file: Path, name: Path) -> None:
-    """Links a file under another name, unless that exists. Copies it where there are no hard links."""
+    """Links a file under another name, unless that exists. Copies it, atomically, where there are no hard links.
+
+    Raises:
+        OSError: neither is possible.
+    """
     run_files.make_folder(name.parent)
     try:
         os.link(file, name)
     except FileExistsError:
         pass
-    except PermissionError:  # a file system without hard links
-        shutil.copy(file, name)
+    except OSError as error:
+        if error.errno not in run_files.WITHOUT_LINKS:
+            raise
+        if not name.exists():
+            run_files.replace(name, file.read_bytes())
 
 
 class FunctionEnvironment(job_environment.JobEnvironment):
