@@ -43,7 +43,7 @@ def main(run_dir: str) -> int:
     else:
         os.environ["SUBMITIT_EXECUTOR"] = "slurm"
 
-    # Lazily: the guard comes first, and nothing of a folder that others can write to is unpickled
+    # Lazily: only after the guard has started, and after the check that nobody else can write the files to unpickle
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
 
@@ -71,7 +71,10 @@ def main(run_dir: str) -> int:
 
 
 def _pose_as_local_job() -> None:
-    """The variables that submitit's own LocalJobEnvironment reads, for jobs that are ours to number."""
+    """Sets the variables that submitit's LocalJobEnvironment reads, from the job's id and topology.
+
+    For every scheduler but Slurm, for which submitit has an environment of its own.
+    """
     place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
     os.environ.update(
         SUBMITIT_EXECUTOR="local",
@@ -85,8 +88,11 @@ def _pose_as_local_job() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process without Python's own shutdown: on a busy node that takes seconds of those that PBS leaves
-    between SIGTERM and SIGKILL, and whoever waits for this process has as much to record then."""
+    """Exits with this code at once, without Python's own shutdown.
+
+    On a busy node the shutdown takes seconds. The job script, which waits for this process, needs them: it has to
+    record the end between the scheduler's SIGTERM and SIGKILL.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

@@ -1,8 +1,8 @@
 """Runs one node's part of an attempt: its agent joins the rendezvous, runs the ranks of this node, and reports the end.
 
-After a failure that ranks can resume from, they start again in the next round; see `supervisor` and `coordinator`.
-torch is loaded once; ranks are forked from here before any GPU is touched.
-With launch=tasks every rank has an agent of its own, started by the scheduler, and nothing else is different.
+After a failure that ranks can resume from, they restart in the next round; see `supervisor` and `coordinator`.
+torch is loaded once; ranks are forked from here before any GPU is used.
+With launch=tasks the scheduler starts one agent per rank instead of one per node; nothing else is different.
 """
 
 from __future__ import annotations
@@ -59,8 +59,12 @@ def run(run_dir: str) -> dict[str, Any]:
     Returns:
         The metrics of the first rank of this agent.
 
+    Args:
+        run_dir: the run directory, for error messages; the attempt itself is found by LAUNCHER_RUN_DIR.
+
     Raises:
-        AttemptFailed: with the cause and the exit code that the job script decides by.
+        AttemptFailed: the attempt has failed or has to be resumed; the exit code tells the job script which.
+        UnavailableError: the run directory cannot be read now.
     """
     attempt = current_attempt()
     here = socket.gethostname()
@@ -108,10 +112,12 @@ def run(run_dir: str) -> dict[str, Any]:
 
 
 def _can_enter(folder: str) -> bool:
-    """Returns whether this process can enter a folder. If not, Slurm starts a task in /tmp, with a line in a log.
+    """Returns whether this process can use a directory as its working directory.
+
+    Slurm does not fail if it cannot: it starts the task in /tmp, and only logs that.
 
     Raises:
-        OSError: it cannot be known now.
+        OSError: that is unknown now.
     """
     try:
         return bool(os.stat(f"{folder}/."))
@@ -122,7 +128,7 @@ def _can_enter(folder: str) -> bool:
 
 
 class _LeftOut(Exception):
-    """The preflight found this node bad, and the others continue without it."""
+    """The preflight has excluded this node, and the other nodes continue without it."""
 
 
 class _Agent:
@@ -168,10 +174,10 @@ class _Agent:
             renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
             self._means.recorders = Recorders(self._folder, os.environ, renamed=renamed)
             os.environ.update(self._means.recorders.variables)
-        self._lives = 0  # how often ranks of this attempt were started before; a preflight may begin rounds before any
+        self._lives = 0  # how often this attempt has started ranks before this round; rounds of a preflight start none
 
     def run(self) -> dict[str, Any]:
-        """Returns the metrics of the first rank when the work is done."""
+        """Runs all rounds until the ranks have done their work. Returns the metrics of this agent's first rank."""
         try:
             return self._run()
         finally:
@@ -215,11 +221,11 @@ class _Agent:
         return outcome.metrics
 
     def _continued_by_others(self, number: int, *, wait: bool) -> bool:
-        """Returns whether others take part in a round without this agent.
+        """Returns whether other agents have started a round without this agent; False as well if that is unknown.
 
         Args:
-            number: the round.
-            wait: whether to wait as long as they may need to begin it.
+            number: number of the round.
+            wait: whether to wait for as long as they may need to start it.
         """
         if not self._control.elastic:
             return False
@@ -229,7 +235,12 @@ class _Agent:
             return False
 
     def _round(self, history: History, rendezvous: Rendezvous) -> Done | NextRound:
-        """Runs the ranks for one round."""
+        """Starts the ranks of this agent, and supervises them until the end of the round. Returns what follows.
+
+        Raises:
+            AttemptFailed: the attempt is over.
+            RendezvousError: a list of launch.bind does not fit this node.
+        """
         plan, means = self._plan, self._means
         place = rendezvous.place_of(self.own.index)
         assert place is not None
@@ -277,7 +288,7 @@ class _Agent:
         return ranks
 
     def _files(self, placement: Placement) -> dict[str, int]:
-        """Returns the descriptors of the files that a rank shares with its agent."""
+        """Returns the descriptors of the files that a rank shares with its agent, as arguments of `run_rank`."""
         means = self._means
         return {"pulse_file": means.pulse.share(), "stacks_file": means.stacks.file(placement.place)}
 
@@ -286,7 +297,7 @@ class _Agent:
         return Fresh(fresh_command(placement.place, **files, lives=self._lives), list(files.values()))
 
     def _start(self, rendezvous: Rendezvous, ranks: Sequence[Placement]) -> None:
-        """Starts the ranks.
+        """Starts the ranks of this agent. They wait at the gate of `WorkerGroup`.
 
         Raises:
             AttemptFailed: this node cannot start them.
@@ -306,7 +317,7 @@ class _Agent:
             raise self._cannot_start(rendezvous, fault_of_end(error.left, self.own.host)) from None
 
     def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
-        """Makes the store of the ranks, on the leader.
+        """Starts the ranks' store, on the leader.
 
         Raises:
             AttemptFailed: no threads or file descriptors are left for it.
@@ -318,7 +329,12 @@ class _Agent:
             raise self._cannot_start(rendezvous, fault) from None
 
     def _cannot_start(self, rendezvous: Rendezvous, fault: Fault) -> AttemptFailed:
-        """Reports to the others, who may continue without this node, that it cannot run ranks now."""
+        """Reports to the other agents, who may continue without this one, that it cannot run ranks. Returns the error.
+
+        Args:
+            rendezvous: the agents of the round.
+            fault: why it cannot; host, node and step are filled in here.
+        """
         own, leader = self.own, rendezvous.members[0]
         fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
         failure = RoundFailure(Kind.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
@@ -331,11 +347,15 @@ class _Agent:
         return AttemptFailed(fault, errors.RESUME, decides=not continues)
 
     def _next(self, outcome: NextRound, before: Rendezvous) -> tuple[History, Rendezvous]:
-        """Returns the next round.
+        """Joins the next round. Returns the history and the rendezvous of it.
+
+        Args:
+            outcome: the end of the last round.
+            before: the rendezvous of the last round.
 
         Raises:
-            AttemptFailed: it does not begin; the run can be resumed.
-            AttemptOver: the others have continued without this agent, and ended.
+            AttemptFailed: the round does not start; the run can be resumed.
+            AttemptOver: the others have continued without this agent, and the attempt has ended.
         """
         history = outcome.history
         try:
@@ -355,7 +375,12 @@ class _Agent:
         return self._control.join()
 
     def _preflighted(self, rendezvous: Rendezvous) -> tuple[History, Rendezvous]:
-        """Returns the first round in which all nodes pass the preflight. After each preflight bad nodes are left out.
+        """Runs the preflight until all nodes pass. After each one, a new round starts without the bad nodes.
+
+        Returns the history and the rendezvous of the round in which all nodes have passed.
+
+        Args:
+            rendezvous: the rendezvous of round 0.
 
         Raises:
             _LeftOut: this node is bad.
@@ -386,9 +411,10 @@ class _Agent:
                 self._report_changes(number, before, rendezvous)
 
     def _preload(self) -> None:
-        """Imports modules of the launcher and of its workloads that all ranks need.
+        """Imports modules of the launcher and of its workloads that all ranks need, to share them by fork.
 
-        If an import fails, or hangs, the ranks repeat it: the user sees their traceback, or which rank is missing.
+        Errors are ignored, and a hang ends at launch.rendezvous_timeout: the ranks repeat the import, so that the user
+        sees their traceback, or which rank is missing.
         """
 
         def too_long(*_: object) -> None:
@@ -405,7 +431,7 @@ class _Agent:
             signal.signal(signal.SIGALRM, previous)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
-        """Reports the agents that do not take part any more, or came back."""
+        """Writes the event `resized` if agents were lost or came back between two rounds. `number`: the new round."""
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
         if old.keys() == new.keys():
             return
@@ -415,5 +441,5 @@ class _Agent:
         ))  # fmt: skip
 
     def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
-        """Returns where these members run."""
+        """Returns the hosts and nodes of these members, in the order of their indices."""
         return tuple(place_of(self._plan, members[index]) for index in sorted(indices))

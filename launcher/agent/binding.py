@@ -1,9 +1,9 @@
-"""Binds the ranks of one agent to cores, by the node's description, the plan and the agents of the round.
+"""Chooses the CPU cores of one agent's ranks, from the node's hardware, the plan and the agents of the round.
 
     ranks, event = Binder(plan, os.environ).bind(rendezvous.members, position, ranks)
 
-Each rank gets its mask right after the fork (see `workers`); threads and processes that it starts inherit it. By the
-kernel's default policy memory is allocated on the NUMA node that touches it first, which is that of those cores.
+Each rank gets its CPU mask right after the fork (see `child`); threads and processes that it starts inherit it. By the
+kernel's default policy memory is allocated on the NUMA node that touches it first, so it is local to these cores.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from launcher.worker.threads import OWN_CORES
 
 THREADS = "OMP_NUM_THREADS"
 
-Look = Callable[[], "tuple[Node, Set[int]]"]  # returns the description of the node, and the CPUs of the job there
+Look = Callable[[], "tuple[Node, Set[int]]"]  # returns the node's hardware, and the ids of the job's CPUs there
 
 
 def look_here(environ: Mapping[str, str]) -> tuple[Node, Set[int]]:
-    """Returns this node, and the CPUs that this process may use: those of the job that the site does not reserve."""
+    """Returns this node's hardware, and the ids of the CPUs that this process may use (sched_getaffinity)."""
     return sysfs.read(environ=environ), os.sched_getaffinity(0)
 
 
 class Binder:
-    """Binds the ranks of one agent in each round. The node is read once."""
+    """Chooses the cores of one agent's ranks in each round. The node's hardware is read only once."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], look: Look | None = None) -> None:
         """
         Args:
-            plan: the run.
+            plan: the run's plan.
             environ: environment of the agent.
-            look: reads the node; None: this one.
+            look: returns the hardware and the CPUs to use; None: those of this node.
         """
         self._plan, self._environ = plan, dict(environ)
         self._wanted = wanted.parse(plan.launch.bind)
@@ -54,12 +54,12 @@ class Binder:
     def bind(
         self, agents: Sequence[AgentLike], position: int, ranks: Sequence[Placement]
     ) -> tuple[list[Placement], Bound]:
-        """Returns the ranks with their CPUs, and the event about it.
+        """Returns the ranks with their CPUs and the variables that depend on them, and the event that records this.
 
         Args:
             agents: all agents of the round, in the order of their ranks.
-            position: index of this agent among them.
-            ranks: the ranks of this agent.
+            position: index of this agent in `agents`.
+            ranks: the ranks of this agent, without CPUs.
 
         Raises:
             BindingRefused: a list of launch.bind does not fit this node.
@@ -85,10 +85,10 @@ class Binder:
     def _binding(
         self, node: Node, allowed: Set[int], agents: Sequence[AgentLike], position: int
     ) -> tuple[int, Binding]:
-        """Returns a binding, and the number of its ranks that come before this agent's.
+        """Returns a binding, and the index in it of this agent's first rank.
 
-        Simulated nodes share the cores of one machine, so the binding contains the ranks of all agents of this host.
-        With launch=tasks each rank has an agent, and the CPUs that the scheduler has given to it.
+        The binding covers the ranks of all agents of this host, since simulated nodes share the cores of one machine.
+        With launch=tasks it covers only this agent's rank, which has its own CPUs from the scheduler.
         """
         own = agents[position]
         tasks = self._plan.launch.mode == LaunchMode.tasks.value
@@ -121,7 +121,13 @@ class Binder:
         )  # fmt: skip
 
     def _variables(self, rank: Placement, bound: masks.RankBinding, alone: bool) -> dict[str, str]:
-        """Returns the variables for a rank's cores, if it is bound, and for the network device paired with its GPU."""
+        """Returns a rank's variables for its cores, if it is bound, and for the network device paired with its GPU.
+
+        Args:
+            rank: the rank.
+            bound: its cores and devices.
+            alone: whether the rank is bound to cores.
+        """
         plan = self._plan
         found = {OWN_CORES: str(bound.own), **threads(self._environ, plan, bound.own)} if alone else {}
         local_rank = int(rank.environment["LOCAL_RANK"])
@@ -132,14 +138,19 @@ class Binder:
 
 
 def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, str]:
-    """Returns the variable OMP_NUM_THREADS of a bound rank, if it changes. Pure.
+    """Returns the variable OMP_NUM_THREADS of a bound rank, or nothing if it keeps the agent's value. Pure.
 
-    | OMP_NUM_THREADS of the agent | the rank's |
+    | OMP_NUM_THREADS of the agent | OMP_NUM_THREADS of the rank |
     |---|---|
-    | any, and train.invariant | the same: the order of sums depends on it |
-    | unset | its cores |
-    | what the job's script sets, which is cpus_per_proc, and more than its cores | its cores |
-    | any other | the same: the user's |
+    | any, if train.invariant | the same: the order of sums depends on it |
+    | unset | the number of its cores |
+    | cpus_per_proc, as the job script sets it, and more than the rank's cores | the number of its cores |
+    | any other | the same: the user has set it |
+
+    Args:
+        environ: environment of the agent.
+        plan: the run's plan.
+        cores: number of the rank's cores.
     """
     given = environ.get(THREADS)
     ours = not given or (given == str(plan.cpus_per_proc) and int(given) > cores)

@@ -1,4 +1,4 @@
-"""Runs a rank in the forked child: resets what it inherited from its agent, runs its work, and exits."""
+"""Runs a rank in a process forked from the agent: resets inherited signals, files and CPUs, runs its work, exits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher.processes import orphans
 from launcher.rendezvous.rank_environment import Placement
 from launcher.worker import rank_report
 
-# Signals that an agent ignores at times. What it was itself started with ignored (nohup) stays so, as do those that
-# Python ignores.
+# Signals that an agent ignores at times. Signals that were ignored when the agent started (nohup), or that Python
+# ignores, stay ignored in ranks.
 _AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
 
 Run = Callable[[Placement], "Mapping[str, Any] | None"]
@@ -31,7 +31,7 @@ class Fresh:
     """How to start a rank in a new interpreter; see `launcher.worker.main.fresh_command`.
 
     Attributes:
-        command: program and arguments.
+        command: argv of the interpreter.
         descriptors: file descriptors that it inherits.
     """
 
@@ -44,7 +44,18 @@ def run_child(
     keep: tuple[int, int, int, int, Path], mask: set[Any], ignore: Collection[signal.Signals],
     close: Sequence[int],
 ) -> NoReturn:  # fmt: skip
-    """Runs a rank in the forked child: resets what it inherited from the agent, runs its work and exits."""
+    """Runs a rank in the forked child, and exits with the rank's exit code.
+
+    Args:
+        placement: the rank.
+        run: function that does the rank's work.
+        fresh: how to start the rank in a new interpreter instead of calling `run`; None: call `run`.
+        agent: process id of the agent; the rank dies with it.
+        keep: descriptors for stdout, stderr, the report and the gate, and the path of the error file.
+        mask: signal mask to restore.
+        ignore: signals that the rank ignores from the start.
+        close: inherited descriptors to close.
+    """
     code = errors.FAILED
     try:
         orphans.die_with_parent(agent)
@@ -63,7 +74,7 @@ def run_child(
         if fresh is not None:
             for descriptor in (gate, report, *fresh.descriptors):
                 os.set_inheritable(descriptor, True)
-            os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  a list of words needs no shell
+            os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  an argv list needs no shell
         rank_report.begin_process()
         code = rank_report.run_and_report(partial(run, placement), report)
     except BaseException:
@@ -74,7 +85,7 @@ def run_child(
 
 
 def _reset_signals(ignore: Collection[signal.Signals]) -> None:
-    """Replaces the agent's signal handlers by the defaults."""
+    """Replaces the agent's signal handlers by the defaults, and ignores the signals in `ignore`."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number in ignore:
@@ -95,10 +106,10 @@ def _take_cpus(placement: Placement) -> None:
 
 
 def _take_streams(out: int, err: int) -> None:
-    """Redirects standard input to /dev/null, and the outputs to the rank's files."""
+    """Redirects stdin to /dev/null, and stdout and stderr to the descriptors of the rank's files."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (out, 1), (err, 2)):
-        os.dup2(descriptor, number)  # which is inherited by what it starts
+        os.dup2(descriptor, number)  # makes it inheritable by child processes
     if nothing > 2:
         os.close(nothing)
     # Line buffering keeps the output of a rank that is killed.

@@ -1,4 +1,4 @@
-"""The rounds of an attempt, for one agent: it begins them as the leader, takes part in them, or joins one later."""
+"""How an agent gets into the rounds of an attempt: it starts them as the leader, takes part, or joins one later."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from launcher.rendezvous.protocol import leaders_rendezvous, refusal, rendezvous
 from launcher.rendezvous.round_files import Round, Rounds
 from launcher.runs.events import AgentCount, Fault, Place
 
-REJOIN = 5.0  # seconds for which an agent tries to reach the leader of a round before it reads again which that is
-FILE_DELAY = 90.0  # seconds beyond a heartbeat after which other nodes see a file's new time stamp
-LOOK = 0.2  # seconds between two looks into the attempt's folder
+REJOIN = 5.0  # seconds for which an agent tries to connect to a round's leader before it reads the newest round again
+FILE_DELAY = 90.0  # seconds, besides launch.heartbeat, until other nodes see the new mtime of a file
+LOOK = 0.2  # seconds between two polls of the attempt's directory
 
 T = TypeVar("T")
 
 
 class Overtaken(Exception):
-    """This agent's round is over, and others have begun the next one without it."""
+    """This agent's round is over, and other agents have started the next one without it."""
 
 
 class AttemptOver(Exception):
@@ -45,7 +45,7 @@ class AttemptOver(Exception):
 
 
 class Control(Link):
-    """The connection of one agent to the others, and the rounds that it takes part in, for a whole attempt."""
+    """One agent's connection to the others for a whole attempt, and its way into each round: start, join, rejoin."""
 
     def __init__(
         self, own: Member, *, attempt: Path, limits: Limits, places: Sequence[Place], hosts: Sequence[str],
@@ -54,14 +54,14 @@ class Control(Link):
         """
         Args:
             own: this agent.
-            attempt: the attempt's folder.
-            limits: settings of the run.
-            places: host and node of each member of the job, by index.
-            hosts: names under which they are reached, with the suffix of the fabric.
+            attempt: the attempt's directory.
+            limits: the run's settings for the leader.
+            places: host and node of each agent of the job, by member index.
+            hosts: host name to connect to for each agent (with cluster.host_suffix), by member index.
             secret: the run's secret.
             key: distinguishes this attempt from all others.
-            port_range: ports that a leader may use.
-            join_timeout: seconds in which all must have arrived for the first round.
+            port_range: lowest and highest port that a leader may use.
+            join_timeout: seconds in which all agents must have arrived for the first round.
             signals: the signals of this process.
             blame: see `Coordinator`.
         """
@@ -79,25 +79,25 @@ class Control(Link):
         return self._limits.least < self.size
 
     def names(self, indices: Iterable[int]) -> str:
-        """Returns the names of these members, for messages."""
+        """Returns the hosts of the members with these indices, as text for messages."""
         return ", ".join(text.of_place(self._places[index]) for index in indices)
 
-    # -- what is known of rounds
+    # -- which rounds have started
 
     def begun(self, number: int) -> bool:
-        """Returns whether some agents have begun this round. Waits while the file server does not answer.
+        """Returns whether any agents have started the round with this number. Retries while its file cannot be read.
 
         Raises:
-            RendezvousError: it has not answered for too long.
+            RendezvousError: the file could not be read for the whole join timeout.
             StopRequested: a signal asks this agent to stop.
         """
         return self._read(lambda: self._rounds.begun(number))
 
     def others_begin(self, number: int) -> bool:
-        """Waits as long as others may need to begin this round without this agent, and returns whether they did.
+        """Waits for as long as others may need to start this round without this agent. Returns whether they did.
 
         Raises:
-            RendezvousError: it cannot be known.
+            RendezvousError: the file of the round could not be read for the whole join timeout.
             StopRequested: a signal asks this agent to stop.
         """
         give_up = time.monotonic() + self._limits.heartbeat * 2 + EXCHANGE
@@ -108,13 +108,18 @@ class Control(Link):
         return True
 
     def _pause(self) -> None:
-        """Waits for a moment; messages are kept for `poll`."""
+        """Waits at most LOOK seconds, and keeps messages for `poll`. Raises StopRequested if a signal has arrived."""
         others, self._inbox = self._inbox, []
         self._inbox = [*others, *self.poll(LOOK)]
         self._signals.require_none()
 
     def _read(self, read: Callable[[], T]) -> T:
-        """Returns the result of a read of the rounds. Retries it for the join timeout while the file server fails."""
+        """Returns the result of `read`, which reads files of rounds. Retries it on OSError, for the join timeout.
+
+        Raises:
+            RendezvousError: it failed for the whole join timeout.
+            StopRequested: a signal asks this agent to stop.
+        """
         give_up = time.monotonic() + self._join_timeout
         while True:
             try:
@@ -127,7 +132,7 @@ class Control(Link):
             self._pause()
 
     def _attempt_over(self) -> bool:
-        """Whether the attempt is known to have ended; False also if that cannot be known now."""
+        """Returns whether the attempt has ended (its exit code is written); False as well if that is unknown."""
         return exists(self._exit_code, retry_seconds=0) == Ok(True)
 
     def _heartbeat(self) -> None:
@@ -138,10 +143,10 @@ class Control(Link):
     # -- taking part in a round
 
     def first(self) -> tuple[History, Rendezvous]:
-        """Returns round 0, or the next one if that has begun.
+        """Joins round 0, or the next round if round 0 has started already. Returns its history and rendezvous.
 
         Raises:
-            RendezvousError: not all arrived in time.
+            RendezvousError: not all agents arrived in time, or round 0 has started and the run is not elastic.
             AttemptOver: the attempt ended before this agent could take part.
             StopRequested: a signal asks this agent to stop.
         """
@@ -152,16 +157,18 @@ class Control(Link):
         return self._round_of(History(), 0, range(self.size), self._join_timeout)
 
     def next(self, history: History, before: Rendezvous, lost: Collection[int]) -> tuple[History, Rendezvous]:
-        """Returns the next round, of the members of the one before, and of those that wait.
+        """Joins the next round, of the last round's members and the agents that wait to join. Returns it.
+
+        If the leader is lost, the remaining members are tried as leaders, by index.
 
         Args:
-            history: with the number of the round.
-            before: the round that is over.
+            history: the rounds so far; `history.round` is the number of the new round.
+            before: the rendezvous of the last round.
             lost: indices of members that are gone.
 
         Raises:
-            RendezvousError: too few arrived.
-            Overtaken: the others have begun without this agent.
+            RendezvousError: too few members arrived.
+            Overtaken: the others have started the round without this agent.
             StopRequested: a signal asks this agent to stop.
         """
         left = sorted(member.index for member in before.members if member.index not in lost)
@@ -198,17 +205,17 @@ class Control(Link):
         raise problem
 
     def join(self) -> tuple[History, Rendezvous]:
-        """Waits until the attempt begins a round, and takes part in it.
+        """Waits until the running round's leader starts a new round, and joins it. Returns its history and rendezvous.
 
         Raises:
-            AttemptOver: the attempt ended before.
+            AttemptOver: the attempt ended before, or its leader shows no heartbeat any more.
             StopRequested: a signal asks this agent to stop.
         """
         self._stop_leading()
         seen, since = "", time.monotonic()
         latest: Round | None = None
         while not self._attempt_over():
-            with contextlib.suppress(OSError):  # a file server that does not answer is no sign of an end
+            with contextlib.suppress(OSError):  # an unavailable file server does not mean that the attempt has ended
                 latest = self._rounds.latest()
                 if latest is None:
                     raise AttemptOver("its rounds are gone")
@@ -229,7 +236,18 @@ class Control(Link):
     def _round_of(
         self, history: History, leader: int, wanted: Collection[int], timeout: float
     ) -> tuple[History, Rendezvous]:
-        """Returns a round with a leader that is this agent, or that it is not connected to yet."""
+        """Joins a round that this agent leads, or with a leader that it is not connected to yet. Returns the round.
+
+        Args:
+            history: the rounds so far; `history.round` is the number of the round.
+            leader: member index of the leader.
+            wanted: indices of the members that the leader waits for.
+            timeout: seconds in which they have to arrive.
+
+        Raises:
+            RendezvousError: the leader was not reached, or too few members arrived.
+            StopRequested: a signal asks this agent to stop.
+        """
         ports = candidate_ports(secret_of(self._secret, f"{history.round}"), self._port_range)
         if leader == self.own.index:
             if self._hub is None:
@@ -243,7 +261,7 @@ class Control(Link):
                 )  # fmt: skip
             return self._lead(history, wanted, timeout)
         deadline = time.monotonic() + timeout
-        # Earlier than the leader gives up: an agent that could not reach it knows why, and the leader does not.
+        # Give up before the leader does: this agent can tell why it did not reach the leader, and the leader cannot.
         self._connect(self._address(leader), ports, self._secret, leader, timeout - min(3.0, timeout / 5))
         return self._await_begin(leader, deadline - time.monotonic() + 15)
 
@@ -264,7 +282,7 @@ class Control(Link):
         return history, replace(rendezvous, listener=self._store_listener)
 
     def _listen_for_ranks(self, members: Sequence[Member]) -> int:
-        """Returns the port of the round's store, which listens where the members have reached this agent.
+        """Opens the listening socket of the round's store, where the members have reached this agent. Returns the port.
 
         Raises:
             RendezvousError: no port is free.
@@ -273,7 +291,7 @@ class Control(Link):
         return int(self._store_listener.getsockname()[1])
 
     def _claim(self, number: int, members: Sequence[Member]) -> Fault | None:
-        """Records a round. Returns why it cannot begin; None: it can."""
+        """Records the start of a round in its file. Returns why the round cannot start; None: it can."""
         assert self._hub is not None
         try:
             claimed = self._rounds.claim(number, self.own, self._hub.port, members)
@@ -290,14 +308,14 @@ class Control(Link):
         return Fault(code=FaultCode.LATE, host=place.host, node=place.node)
 
     def _await_begin(self, leader: int, timeout: float | None) -> tuple[History, Rendezvous]:
-        """Returns the round that the leader begins.
+        """Waits for the leader's `begin` message. Returns the history and the rendezvous of the new round.
 
         Args:
-            leader: index of the leader.
-            timeout: seconds; None: as long as the attempt lasts.
+            leader: member index of the leader.
+            timeout: seconds to wait; None: until the attempt ends.
 
         Raises:
-            RendezvousError: the leader does not begin one with this agent.
+            RendezvousError: the leader has refused this agent, is lost, or has sent nothing in time.
             AttemptOver: the attempt has ended.
         """
 

@@ -1,36 +1,36 @@
-"""Decides for all agents of an attempt, on the leading agent: who takes part in a round, and what follows a failure.
+"""The leader's decisions for all agents of an attempt: who takes part in a round, and what follows a failure.
 
 No I/O: messages in, messages out. Agents send to the leader:
 
 | type | content |
 |---|---|
 | `hello` | the agent has connected: its `member` row |
-| `ready` | its ranks of the last round are gone: it can begin round `round` |
+| `ready` | its ranks of the last round are gone: it can start round `round` |
 | `heartbeat` | `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace` of its ranks |
 | `failure` | its ranks failed: see `verdicts.RoundFailure` |
 | `stop` | it was asked to stop: `level` (`end` or `warning`), and the event `stop` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
 | `stacks` | `reports` of its ranks, after `hang` |
-| `ended` | none of its ranks runs any more, and it waits for the others |
-| `report` | its `value` for `key`: see `Control.collect` |
+| `ended` | all its ranks have ended, and it waits for the other agents |
+| `report` | its `value` for `key`: see `Link.collect` |
 | `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `stop_agreement` |
 
 The leader sends:
 
 | type | content |
 |---|---|
-| `begin` | a round begins: `round`, `members`, `port` of the store, `history` |
-| `refused` | it does not begin, or not with this agent: `fault` |
-| `heartbeat` | nothing: the leader is there |
-| `stop`, `warning` | the ranks are to save and leave: the event `stop` |
-| `regroup` | the same, because the agents `back` came back |
-| `hang` | save the stacks of your ranks |
-| `question` | a request of a command: `text` |
-| `verdict` | the first failure, and what all do about it: see `verdicts.Verdict` |
-| `resized` | to itself: its ranks continue without agents that are lost: the event `resized` |
-| `over` | no rank of this round runs any more |
-| `answer` | the leader's `value` for `key` |
+| `begin` | a round starts: `round`, `members`, `port` of the store, `history` |
+| `refused` | the round does not start, or not with this agent: `fault` |
+| `heartbeat` | nothing: the leader is alive |
+| `stop`, `warning` | the ranks have to save and exit: the event `stop` |
+| `regroup` | the ranks have to save and exit, because the agents `back` came back |
+| `hang` | the agents have to save the stacks of their ranks, and send `stacks` |
+| `question` | a request of an `attach` command: `text` |
+| `verdict` | the first failure, and what all agents do about it: see `verdicts.Verdict` |
+| `resized` | to itself only: the ranks continue without agents that are lost: the event `resized` |
+| `over` | all ranks of this round have ended; `final`: no other round follows |
+| `answer` | the leader's `value` for `key`: see `Link.publish` |
 | `propose`, `commit` | what all ranks do at one step boundary: see `stop_agreement` |
 """
 
@@ -57,14 +57,14 @@ Listen = Callable[[Sequence[Member]], int]
 
 
 class Coordinator:
-    """The state of all agents, on the leader.
+    """The leader's state of all agents. Takes their messages, decides, and collects the messages to send.
 
     Attributes:
-        limits: settings of the run.
+        limits: the run's settings for the leader.
         history: the rounds so far.
-        arrivals: who has arrived for the round that is about to begin; None: none is.
-        verdict: what follows the failure of this round; None: it has had none.
-        reports: the values that agents have sent for each key, by index.
+        arrivals: the agents that have arrived for a round that is about to start; None: no round is.
+        verdict: what follows the failure of this round; None: it has had no failure.
+        reports: the values of `report` messages: by key, then by member index.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Coordinator:
     ) -> None:
         """
         Args:
-            limits: settings of the run.
-            places: host and node of each member of the job, by index.
+            limits: the run's settings for the leader.
+            places: host and node of each agent of the job, by member index.
             own: the leader.
-            claim: records a round with its members; returns a fault if that is impossible.
-            listen: opens the port of the store for a round of these members, and returns it.
-            blame: finds the ranks to blame for a hang from the stacks of all.
+            claim: records the start of a round, by number and members; returns a fault if the round cannot start.
+            listen: opens a port for the ranks' store of a round with these members, and returns it.
+            blame: finds the ranks that cause a hang, from the stacks of all ranks.
         """
         self.limits, self._places, self._own, self._claim, self._blame = limits, places, own, claim, blame
         self._listen = listen
@@ -86,9 +86,9 @@ class Coordinator:
         self.verdict: Verdict | None = None
         self.reports: dict[str, dict[int, Any]] = {}
         self._paces: list[Any] = []
-        self._ready: dict[int, Member] = {}  # members that wait for the next round
+        self._ready: dict[int, Member] = {}  # members that wait for the next round, by index
         self._outbox: list[tuple[tuple[int, ...], Message]] = []
-        self._announced: set[str] = set()  # stop, warning, regroup
+        self._announced: set[str] = set()  # of stop, warning, regroup: those that were broadcast
         self._watch = self._new_watch(())
         self._watching = self._over = False
         self._last_tick: float | None = None
@@ -98,35 +98,35 @@ class Coordinator:
         agents = {member.index: AgentState(member, now) for member in members}
         return FailureDetector(self.limits, self._own, agents, self._blame, listened=self.history.listened)
 
-    # -- the beginning of a round
+    # -- the start of a round
 
     @property
     def members(self) -> list[int]:
-        """Indices of the members of the round."""
+        """Indices of the members of the running round."""
         return list(self._watch.agents)
 
     @property
     def waiting(self) -> list[int]:
-        """Indices of the members that wait for the next round."""
+        """Indices of the agents that wait for the next round and are not in this one, in order."""
         return sorted(index for index in self._ready if index not in self._watch.agents)
 
     def present(self) -> set[int]:
-        """Returns the indices of the members of the round that are connected."""
+        """Returns the indices of the members of the running round that are not lost."""
         return {index for index, agent in self._watch.agents.items() if not agent.gone}
 
     def gather(self, history: History, wanted: Collection[int], timeout: float, now: float) -> None:
-        """The leader is ready for a round, and waits for others.
+        """Starts waiting for the members of a new round.
 
         Args:
-            history: its number is that of the round.
-            wanted: indices of the members that are waited for; the leader's may be among them.
+            history: the rounds so far; `history.round` is the number of the new round.
+            wanted: indices of the members that are waited for, with or without the leader's.
             timeout: seconds in which they have to arrive.
-            now: seconds by the monotonic clock, as everywhere here.
+            now: monotonic seconds, as in the other methods.
         """
         self.history, agents = history, self._watch.agents
         self._ready[self._own.index] = self._own
         wanted = {*wanted, self._own.index}
-        if history.round:  # members that were lost since the verdict are not waited for; those that came back are in
+        if history.round:  # members lost since the verdict are not waited for; waiting agents are included
             wanted = {index for index in wanted if index not in agents or not agents[index].gone}
             wanted |= self._ready.keys()
         self.arrivals = Arrivals(self._places, self._own.index, self.limits.least, wanted, now + timeout)
@@ -134,14 +134,14 @@ class Coordinator:
         self.tick(now)
 
     def refuse_waiting(self, fault: Fault) -> None:
-        """Sends a refusal to the agents that wait for a round to begin, or for its ranks to be started."""
+        """Sends a refusal because of `fault` to the agents that wait for a round to start. No-op while ranks run."""
         waits = self.arrivals is not None or not self._watching
         others = {*self._ready, *self._watch.agents} - {self._own.index}
         if waits and others:
             self._send(sorted(others), refused(fault))
 
     def watch(self, now: float) -> None:
-        """The ranks of the round are being started: from now on they are watched."""
+        """Starts watching the members of the round for failures. Call it when their ranks are being started."""
         self._watching = True
         self._found(self._watch.start(now))
 
@@ -169,10 +169,10 @@ class Coordinator:
         begin = {"type": "begin", "round": self.history.round, "port": port, "history": asdict(self.history)}
         self.broadcast({**begin, "members": rows})
 
-    # -- what happens
+    # -- events
 
     def receive(self, index: int, message: Message, now: float) -> None:
-        """Takes a message of a member. Messages of an unknown type are ignored."""
+        """Handles a message of the agent with this index. Messages of an unknown type are ignored."""
         agent = self._watch.agents.get(index)
         if agent is not None:
             agent.last_message = now
@@ -187,7 +187,7 @@ class Coordinator:
             handle(agent, message, now)
 
     def disconnected(self, index: int, now: float) -> None:
-        """A member's connection was closed: its process has ended, or the network is broken."""
+        """Handles the closed connection of the agent with this index: it has ended, or the network is broken."""
         self._ready.pop(index, None)
         if self.arrivals is not None:
             self.arrivals.arrived.pop(index, None)
@@ -204,7 +204,10 @@ class Coordinator:
         self._look_at_ended()
 
     def tick(self, now: float) -> None:
-        """Does what is due."""
+        """Does what is due: starts a gathered round, checks timeouts, asks for stacks, lets waiting agents in.
+
+        If the leader itself was suspended, no agent counts as silent for that time.
+        """
         if self._last_tick is not None and now - self._last_tick > self.limits.heartbeat / 2:
             self._watch.present(now)
         self._last_tick = now
@@ -229,12 +232,12 @@ class Coordinator:
         return outbox
 
     def take_paces(self) -> list[Any]:
-        """Returns the step times that agents have sent since the last call."""
+        """Returns the `pace` fields of the heartbeats since the last call: step times of the agents' ranks."""
         paces, self._paces = self._paces, []
         return paces
 
     def broadcast(self, message: Message) -> None:
-        """Sends to all members of the round."""
+        """Sends a message to all members of the round."""
         self._send(self.members, message)
 
     def _broadcast_all(self, messages: Iterable[Message]) -> None:
@@ -303,9 +306,9 @@ class Coordinator:
             self.broadcast({"type": "hang"})
 
     def _found(self, failure: RoundFailure | None) -> None:
-        """Decides what follows a failure; only the first one of a round counts.
+        """Decides what follows a failure, and broadcasts the verdict. Only the first failure of a round counts.
 
-        The loss of a node is none where ranks are independent, and enough are left.
+        If the ranks are independent and enough members are left, the loss of a node does not end the round.
         """
         if failure is None or self.verdict is not None:
             return
@@ -337,7 +340,7 @@ class Coordinator:
         self._send([self._own.index], {"type": "resized", "resized": event_json.values(resized)})
 
     def _look_at_waiting(self) -> None:
-        """Lets a new round begin for members that wait, once this one has made progress, so that nothing is lost."""
+        """Sends `regroup` if agents wait to join, all ranks can resume, and this round has made progress."""
         if self._announced & {"stop", "regroup"} or not self._watch.all_resumable:
             return
         if self._watch.step > self.history.best and (waiting := self.waiting):

@@ -1,4 +1,4 @@
-"""Watches a running round on the leader: agents that are lost or leave, ranks that do not join or hang. No I/O."""
+"""The leader's timeouts in a running round: agents that are lost or leave, ranks that do not join or hang. No I/O."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from launcher.rendezvous.members import Member
 from launcher.runs.events import Accused, Fault, Hang, HostSignal, Stop
 from launcher.worker.hangs import Blamed
 
-STACKS = 10.0  # seconds in which all agents send the stacks of their ranks, and what NCCL has recorded
-LEAVE_TIMEOUT = 2.0  # seconds in which every agent that is asked to stop reports that
+STACKS = 10.0  # seconds in which all agents have to send the stacks of their ranks, and NCCL's flight recorders
+LEAVE_TIMEOUT = 2.0  # seconds from the first `leaving` message in which the other agents have to send theirs
 
 Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The settings of a run that the leader needs. Times are in seconds.
+    """The settings of a run that the leader needs. Times are in seconds; None: no limit.
 
     Attributes:
-        least: number of agents with which the run can continue.
-        rendezvous_timeout: until every rank must have joined; None: no limit (MPI, programs, a debugger).
-        start_timeout: from joining to the first step; None: no limit.
-        idle_timeout: without a sign of life of any rank; None: no limit.
-        hang_timeout: without a step, after the first; None: no limit.
-        heartbeat: without a message, after which an agent counts as lost.
-        max_restarts: number of restarts in a row that may bring no progress.
-        stacks_in: folder in which agents save the stacks of ranks that hang.
+        least: minimum number of agents with which the run can continue.
+        rendezvous_timeout: from the start of the ranks until all must have joined; None for MPI, programs, debuggers.
+        start_timeout: from the last rank's joining to the first step.
+        idle_timeout: longest time without CPU use, output or steps of any rank.
+        hang_timeout: longest time of a rank without a step, after its first step.
+        heartbeat: time without a message after which an agent counts as lost.
+        max_restarts: maximum number of restarts in a row without progress.
+        stacks_in: directory in which agents save the stacks of ranks that hang.
         independent: whether ranks continue when another node is lost.
     """
 
@@ -53,11 +53,14 @@ class AgentState:
 
     Attributes:
         member: the agent.
-        last_message: when its last message arrived, by the monotonic clock.
-        step: most steps of the run that it has reported.
-        resumable, joined, missing, idle: its last heartbeat; see `coordinator`.
-        ended: whether none of its ranks runs any more.
-        leaving: whether its ranks are being ended because of a stop request.
+        last_message: monotonic time at which its last message arrived.
+        step: highest step of the run that it has reported; -1: none.
+        resumable: whether it has reported that its ranks can resume.
+        joined: whether it has reported that all its ranks have joined the process group.
+        missing: its global ranks that have not arrived at the process group, by its last heartbeat.
+        idle: seconds without CPU use, output or steps of any of its ranks, by its last heartbeat.
+        ended: whether all its ranks have ended.
+        leaving: whether it is ending its ranks because of a stop request.
         gone: whether it is lost.
     """
 
@@ -75,14 +78,15 @@ class AgentState:
 
 @dataclass
 class _Hang:
-    """Ranks hang, and the stacks of all ranks are awaited.
+    """A suspected hang. The leader waits for the stacks of all ranks.
 
     Attributes:
-        limit, seconds: the key of the timeout that expired, and its value.
-        silent: the ranks that were reported; empty: all.
-        step: steps that were done when it was noticed.
-        deadline: when to decide without the stacks that are missing.
-        reports: what agents have sent, by index.
+        limit: config key of the timeout that expired, such as launch.hang_timeout.
+        seconds: value of that timeout.
+        silent: the ranks that were reported as silent; empty: all ranks.
+        step: highest step of the run when the timeout expired.
+        deadline: monotonic time at which to decide without the stacks that are missing.
+        reports: the reports (`hangs.Report`) of each agent's ranks, by member index.
     """
 
     limit: str
@@ -94,21 +98,21 @@ class _Hang:
 
 
 class FailureDetector:
-    """The state of all agents of one round. `look` returns the failure that it finds.
+    """Takes what the agents of a round report. `look` checks all timeouts, and returns the failure that it finds.
 
     Attributes:
-        agents: the agents, by index.
-        wants_stacks: whether the agents have to be asked for the stacks of their ranks.
-        first_stop: the first stop request that an agent reported.
+        agents: the agents of the round, by member index.
+        wants_stacks: whether the caller has to ask the agents for the stacks of their ranks.
+        first_stop: the first stop request that an agent reported; None: none has.
     """
 
     def __init__(self, limits: Limits, own: Member, agents: Mapping[int, AgentState], blame: Blame, *, listened: bool):
         """
         Args:
-            limits: settings of the run.
+            limits: the run's settings for the leader.
             own: the leader.
-            agents: all agents of the round, by index.
-            blame: finds the ranks to blame for a hang from the stacks of all.
+            agents: all agents of the round, by member index.
+            blame: finds the ranks that cause a hang, from the stacks of all ranks.
             listened: whether ranks of an earlier round could resume.
         """
         self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
@@ -118,12 +122,12 @@ class FailureDetector:
         self._join_by: float | None = None
         self._joined_at: float | None = None
         self._hang: _Hang | None = None
-        self._leave: tuple[float, int] | None = None  # until when agents may report that they leave, and the signal
+        self._leave: tuple[float, int] | None = None  # deadline for `leaving` messages, and the first one's signal
 
     # -- what agents report
 
     def start(self, now: float) -> RoundFailure | None:
-        """The ranks are being started: from now on they are watched. Returns a failure if agents are gone already."""
+        """Starts the timeouts, while the ranks are being started. Returns a failure if agents are lost already."""
         self.present(now)
         if self._limits.rendezvous_timeout is not None:
             self._join_by = now + self._limits.rendezvous_timeout
@@ -131,12 +135,12 @@ class FailureDetector:
         return self.lost(gone, FaultCode.NODE_ENDED, during=AgentPhase.STARTING) if gone else None
 
     def present(self, now: float) -> None:
-        """No agent counts as silent before now: the leader itself was stopped, or held up by a file server."""
+        """Restarts the heartbeat timeout of all agents, since the leader itself was suspended or held up."""
         for agent in self.agents.values():
             agent.last_message = now
 
     def heartbeat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
-        """Takes a heartbeat."""
+        """Takes the fields of an agent's heartbeat message."""
         agent.step = max(agent.step, int(message.get("step", -1)))
         agent.resumable = bool(message.get("resumable")) or agent.resumable
         agent.joined = bool(message.get("joined")) or agent.joined
@@ -144,27 +148,27 @@ class FailureDetector:
         agent.idle = float(message.get("idle", 0.0))
 
     def leave(self, agent: AgentState, number: int, now: float) -> None:
-        """The ranks of an agent are being ended because of a signal."""
+        """Records that an agent is ending its ranks because of the signal `number`."""
         agent.leaving = True
         if self._leave is None:
             self._leave = now + LEAVE_TIMEOUT, number
 
     def silent(self, agent: AgentState, ranks: Sequence[int], now: float) -> None:
-        """These ranks of an agent have done no step for launch.hang_timeout."""
+        """Records a suspected hang: these ranks of an agent have done no step for launch.hang_timeout."""
         if self._hang is None:
             silent = tuple(Accused(host=agent.member.host, rank=rank) for rank in ranks)
             self._suspect("launch.hang_timeout", self._limits.hang_timeout or 0.0, silent, now)
 
     def stacks(self, index: int, reports: list[dict[str, Any]]) -> None:
-        """Takes the stacks of an agent's ranks."""
+        """Takes the reports (`hangs.Report`) of the ranks of the agent with this index."""
         if self._hang is not None:
             self._hang.reports[index] = reports
 
-    # -- what they amount to
+    # -- failures
 
     @property
     def step(self) -> int:
-        """The most steps of the run that any agent has reported."""
+        """Highest step of the run that any agent has reported; -1: none."""
         return max((agent.step for agent in self.agents.values()), default=-1)
 
     @property
@@ -173,28 +177,32 @@ class FailureDetector:
 
     @property
     def all_resumable(self) -> bool:
-        """Whether all ranks that run can resume."""
+        """Whether all running ranks can resume."""
         return all(agent.resumable or agent.ended for agent in self.agents.values()) or self._listened
 
     @property
     def leaves(self) -> bool:
-        """Whether agents have reported that their ranks are being ended."""
+        """Whether any agent has reported that it is ending its ranks because of a stop request."""
         return self._leave is not None
 
     @property
     def urgent(self) -> bool:
-        """Whether `look` has to be called soon."""
+        """Whether `look` has to be called more often: agents are leaving, or stacks are awaited."""
         return self._hang is not None or self._leave is not None
 
     def look(self, now: float) -> RoundFailure | None:
-        """Returns the failure that is due; None: there is none."""
+        """Checks all timeouts. Returns the failure that it finds; None: there is none.
+
+        Args:
+            now: monotonic seconds, as in the other methods.
+        """
         return self._silent_agents(now) or self.left(now) or self._not_joined(now) or self._hanging(now)
 
     def lost(self, agents: Sequence[AgentState], code: FaultCode, **details: Any) -> RoundFailure:
-        """Marks agents as gone, and returns the failure.
+        """Marks agents as gone, and returns the failure of the round.
 
         Args:
-            agents: the agents.
+            agents: the lost agents, at least one.
             code: how they were lost.
             details: other fields of the Fault.
         """
@@ -226,7 +234,10 @@ class FailureDetector:
         return self.lost(silent, FaultCode.NODE_SILENT, seconds=float(limit)) if silent else None
 
     def left(self, now: float) -> RoundFailure | None:
-        """Returns the failure if agents leave, and all others have reported that too or have had the time to."""
+        """Returns the failure of a round whose agents end their ranks because of a stop request; None: not, or not yet.
+
+        It waits up to LEAVE_TIMEOUT for all other agents to report the same; agents that do not may be dead.
+        """
         if self._leave is None:
             return None
         until, number = self._leave
@@ -255,7 +266,7 @@ class FailureDetector:
             return None
         self._join_by = None
         missing = [(rank, agent.member) for agent in self.agents.values() for rank in agent.missing]
-        if not missing:  # they have arrived, and wait for each other: the timeout of the process group counts
+        if not missing:  # all have arrived, and wait for each other: the process group's own timeout applies
             return None
         accused = [Accused(host=member.host, rank=rank) for rank, member in missing]
         return self._failure(Kind.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout))
@@ -298,7 +309,7 @@ class FailureDetector:
         )  # fmt: skip
 
     def _member_of(self, rank: int | None) -> Member | None:
-        """Returns the agent of a rank."""
+        """Returns the agent of a global rank; None: no such rank."""
         first = 0
         for agent in self.agents.values():
             if rank is not None and first <= rank < first + agent.member.ranks:

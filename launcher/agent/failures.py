@@ -1,4 +1,4 @@
-"""Makes faults, with codes (launcher/failures/codes.py), of the exits of processes and of errors of an agent. Pure."""
+"""Turns exit codes of ranks and errors of an agent into faults with codes (launcher/failures/codes.py). Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failure:
     """How one rank failed.
 
     Attributes:
-        fault: its description.
+        fault: the fault with its code.
         final: whether a retry would fail as well.
         time: when the agent noticed it, in seconds since the epoch.
     """
@@ -44,7 +44,7 @@ class Failure:
 
 
 def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None:
-    """Returns the failure that an exit shows; None: the rank has done its work. The first line that matches counts.
+    """Returns the failure of a rank that has ended; None: it has done its work. The first row that matches decides.
 
     | exit code | report | failure |
     |---|---|---|
@@ -53,13 +53,13 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
     | 0 | none | returned early |
     | 75 | any | left |
     | 93 | any | no retry |
-    | any other, or a signal | an error | raised, or lost peer: what came after it does not matter |
+    | any other, or a signal | an error | raised, or lost peer: the error came first |
     | a signal | none, or metrics | killed |
     | any other | none, or metrics | exited |
 
     Args:
-        ended: the exit.
-        host: host of the rank.
+        ended: the rank's exit code and report.
+        host: host name of the rank.
         returns: whether the rank has to report metrics; a user's program only has to exit with 0.
     """
     code, error = ended.code, ended.error
@@ -93,13 +93,13 @@ def fault_of_start(error: StartError, host: str) -> Fault:
 
 
 def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
-    """Returns the fault of ranks of the last round whose processes still exist."""
+    """Returns the fault of a node on which processes of ranks still exist after SIGKILL."""
     return Fault(
         code=FaultCode.STILL_THERE, rank=left[0].rank, host=host, error="; ".join(map(str, left)), signal="SIGKILL"
     )
 
 
-# Of failures at the same time the lowest number is the cause: an exception may follow from the death of another rank,
+# The failure with the lowest number is the cause of the others: an exception may follow from the death of another rank,
 # and a lost peer always does.
 _BLAME = {
     FaultCode.NO_RETRY: 0,
@@ -123,18 +123,18 @@ def to_blame(failures: Sequence[Failure]) -> Failure:
 
 
 def failed_by(error: Exception, host: str) -> AttemptFailed:
-    """Returns how the attempt ends after an error that an agent cannot continue after. Pure.
+    """Returns how the attempt ends after an error that stops an agent. Pure.
 
     | error | the attempt |
     |---|---|
     | transient: the file server does not answer, no file descriptor or memory is left | can be resumed |
     | the leader was lost, or the others have continued, at an unexpected moment | can be resumed |
-    | the run is damaged | fails, and would fail again |
+    | the run directory is damaged (RunError) | fails, and would fail again |
     | any other: no permission, a full disk | fails |
 
     Args:
         error: an OSError, a RunError, LeaderLost or Overtaken.
-        host: host of the agent.
+        host: host name of the agent.
     """
     lost = isinstance(error, (LeaderLost, Overtaken))
     unreadable = isinstance(error, errors.RunError)
@@ -157,7 +157,7 @@ def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Faul
     Args:
         verdict: the verdict on all nodes.
         rendezvous: the agents that took part.
-        host: host of the agent that writes it.
+        host: host name of the agent that writes the event.
     """
     hosts = dict.fromkeys(member.host for member in rendezvous.members if member.index in verdict.lost)
     return Fault(

@@ -1,4 +1,4 @@
-"""Forks of a process that has imported torch: whether they are safe, their cost, and garbage collection."""
+"""Forking a process that has imported torch: whether that is safe, and how to make it fast and safe."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 
-LONE = 0.5  # seconds to wait for other threads of this process that are ending
+LONE = 0.5  # seconds to wait for other threads of this process to end
 LARGE = 1 << 21  # bytes of a large page
 _MADV_COLLAPSE = 25  # madvise(2)
 
 
 @contextlib.contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Context for forks: garbage of this process, such as the store of an earlier round, is never collected in them.
+    """Context manager for forks: keeps the children's garbage collector off this process's objects (gc.freeze).
 
-    A store's destructor joins its thread, which does not exist in a fork: a rank hung for ever in its first collection.
+    Without it a rank can hang in its first collection: the destructor of an earlier round's store joins a thread that
+    does not exist in the child.
     """
     gc.freeze()
     try:
@@ -30,9 +31,9 @@ def garbage_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def imports_without_collection() -> Iterator[None]:
-    """Context for imports: the garbage collector is off, and ignores the imported objects afterwards.
+    """Context manager for imports: the garbage collector is off, and ignores the imported objects afterwards.
 
-    During the import of torch it scans all objects many times and finds nothing: 0.15 of 0.85 s.
+    During the import of torch it would scan all objects many times and find nothing: 0.15 of 0.85 s.
     """
     gc.disable()
     try:
@@ -43,10 +44,11 @@ def imports_without_collection() -> Iterator[None]:
 
 
 def use_large_pages() -> None:
-    """Puts this process's memory into large pages, where the kernel can (Linux 6.1): forks start and end faster.
+    """Moves this process's memory into large pages, if the kernel can (Linux 6.1), so that forks start and end faster.
 
-    A fork copies an entry for each page, and frees it at its end. Of 150 MB with torch this takes longer than all that
-    the launcher does for a point. What a fork writes to is copied in small pages, as ever.
+    A fork copies a page-table entry for each page, and frees it at its end. For the 150 MB of a process with torch this
+    takes longer than all else that the launcher does for a point. Memory that a child writes to is still copied in
+    small pages.
     """
     advise = ctypes.CDLL(None).madvise
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
@@ -55,7 +57,7 @@ def use_large_pages() -> None:
 
 
 def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
-    """The ranges of addresses, begin and end, in a process's private memory that whole large pages can take. Pure.
+    """Returns the address ranges (begin, end) of a process's private memory that consist of whole large pages. Pure.
 
     Args:
         maps: lines of /proc/PID/maps (man 5 proc).
@@ -71,7 +73,7 @@ def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
 
 
 def unsafe_to_fork() -> str:
-    """Returns why a fork of this process is unsafe, as text; empty: it is safe."""
+    """Returns why forking this process is unsafe, as the end of a sentence ("has 3 threads"); empty: it is safe."""
     if _uses_gpu():
         return "has initialised a GPU"
     if _threads() > 1:
@@ -88,7 +90,7 @@ def unsafe_to_fork() -> str:
 
 
 def _threads() -> int:
-    """Returns the number of threads of this process, with those of native libraries."""
+    """Returns the number of threads of this process, including threads of native libraries."""
     with os.scandir("/proc/self/task") as threads:
         return sum(1 for _ in threads)
 
@@ -97,7 +99,7 @@ def _uses_gpu() -> bool:
     """Returns whether CUDA or ROCm has opened its devices. NVML, which only queries GPUs, does not open these."""
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # the one that reads this folder
+            with contextlib.suppress(OSError):  # the descriptor of this scandir itself
                 if os.readlink(entry.path) in ("/dev/nvidia-uvm", "/dev/kfd"):
                     return True
     return False
@@ -107,5 +109,5 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
-        )  # Python warns where there are threads; see `unsafe_to_fork`
+        )  # Python warns if there are threads; `unsafe_to_fork` has checked that
         return os.fork()

@@ -1,7 +1,7 @@
-"""An agent's connection to the others: it leads them, or is connected to the agent that does.
+"""An agent's connection to the others: to all of them if it is the leader, else to the leader.
 
-`poll` does all that is due: connections, heartbeats and, on the leader, decisions (see `coordinator`). Whatever an
-agent waits for, it waits there.
+`poll` does all that is due: connections, heartbeats and, on the leader, decisions (see `coordinator`). An agent waits
+nowhere else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from launcher.rendezvous.members import LeaderLost, Member
 from launcher.rendezvous.protocol import hello, not_reached, refusal
 from launcher.runs.events import Fault, Place
 
-CLOSING = 10.0  # seconds for which the leader waits until the others have read the outcome
-HEARTBEATS = 10  # heartbeats in launch.heartbeat
+CLOSING = 10.0  # seconds to wait at the end until the other side has read everything
+HEARTBEATS = 10  # heartbeats that are sent per launch.heartbeat
 
 T = TypeVar("T")
 
@@ -35,16 +35,16 @@ class Link:
 
     Attributes:
         own: this agent.
-        status: the fields of its heartbeats: see `coordinator`.
-        coordinator: on the leader.
+        status: the fields of its heartbeat messages: see `coordinator`.
+        coordinator: the leader's state of all agents; None on other agents.
     """
 
     def __init__(self, own: Member, *, limits: Limits, places: Sequence[Place], signals: Signals) -> None:
         """
         Args:
             own: this agent.
-            limits: settings of the run.
-            places: host and node of each member of the job, by index.
+            limits: the run's settings for the leader.
+            places: host and node of each agent of the job, by member index.
             signals: the signals of this process.
         """
         self.own, self._limits, self._places, self._signals = own, limits, places, signals
@@ -52,13 +52,13 @@ class Link:
         self.coordinator: Coordinator | None = None
         self._hub: Hub | None = None
         self._channel: Channel | None = None
-        self._mine = own  # with the addresses of the connection
+        self._mine = own  # this agent, with the addresses of its connection
         self._inbox: list[Message] = []
         self._next_heartbeat = self._last_message = self._last_listen = 0.0
 
     @property
     def size(self) -> int:
-        """Number of members of the job."""
+        """Number of agents of the job, whether they take part in the round or not."""
         return len(self._places)
 
     @property
@@ -66,7 +66,7 @@ class Link:
         return self._hub is not None
 
     def descriptors(self) -> list[int]:
-        """Returns the descriptors that a forked rank has to close."""
+        """Returns the file descriptors of all connections and signals, which a forked rank has to close."""
         mine = self._hub.descriptors() if self._hub else [self._channel.fileno()] if self._channel else []
         return [number for number in [*mine, *self._signals.descriptors()] if number >= 0]
 
@@ -79,8 +79,8 @@ class Link:
             host: name or address of the leader's host.
             ports: ports that the leader may listen on.
             secret: the attempt's secret.
-            leader: index of the leader.
-            timeout: seconds.
+            leader: member index of the leader.
+            timeout: seconds in which to find the leader.
 
         Raises:
             RendezvousError: the leader was not found in time.
@@ -91,7 +91,7 @@ class Link:
         while True:
             found = find_leader(host, ports, secret, deadline, wake=self._signals.wake)
             self._signals.clear()
-            if self._signals.ends() and problem != NO_ANSWER:  # the leader has given up, and does not know why
+            if self._signals.ends() and problem != NO_ANSWER:  # the leader cannot know why
                 log_line(f"{self.own.host} could not reach {host}: {problem}")
             self._signals.require_none()
             if isinstance(found, Channel):
@@ -100,7 +100,7 @@ class Link:
             if time.monotonic() >= deadline:
                 raise not_reached(self.own, self._places[leader], host, timeout, problem)
             _wait(backoff.pause(), self._signals.wake)
-        self._channel, self._inbox = found, []  # messages of an earlier leader do not count any more
+        self._channel, self._inbox = found, []  # drops the messages of an earlier leader
         self._last_message = self._last_listen = time.monotonic()
         first = hello(self.own, found)
         self._mine = Member.of(first["member"])
@@ -112,14 +112,17 @@ class Link:
             self._channel = None
 
     def _stop_leading(self) -> None:
-        """Closes all connections of an agent that the others continue without."""
+        """Closes all connections, and stops being the leader: the others continue without this agent."""
         if self._hub is not None:
             self._hub.close()
             self._hub = self.coordinator = None
         self._disconnect()
 
     def close(self) -> None:
-        """Closes the connections; the leader waits until the others have received everything."""
+        """Closes all connections at the end of the attempt, once the other side has read everything (CLOSING seconds).
+
+        The leader first tells agents that still wait for a round that the attempt is over.
+        """
         if self._hub is not None and self.coordinator is not None:
             if number := self._signals.ends():  # agents that wait for a round, or for a preflight, have to know
                 fault = Fault(code=FaultCode.STOPPED_EARLY, host=self.own.host, signal=number.name)
@@ -136,8 +139,10 @@ class Link:
             self._disconnect()
 
     def _finish(self, channel: Channel) -> None:
-        """Waits until the leader has read everything. (Closing a connection with unread data resets it, and the leader
-        loses what it has not read by then.)"""
+        """Waits until the leader has read everything, for at most CLOSING seconds.
+
+        Closing a connection with unread data would reset it, and the leader would lose what it has not read yet.
+        """
         give_up = time.monotonic() + CLOSING
         with contextlib.suppress(ChannelError):
             while channel.unsent and (left := give_up - time.monotonic()) > 0:
@@ -152,7 +157,7 @@ class Link:
     # -- messages
 
     def send(self, message: Message) -> None:
-        """Sends to the leader, which may be this agent."""
+        """Sends a message to the leader, which may be this agent. If that fails, `poll` returns `leader_lost`."""
         if self.coordinator is not None:
             self.coordinator.receive(self.own.index, message, time.monotonic())
             self._deliver()
@@ -163,7 +168,7 @@ class Link:
                 self._lose_leader(str(error))
 
     def heartbeat(self) -> None:
-        """Lets the next `poll` send a heartbeat with the status, without waiting for its interval."""
+        """Makes the next `poll` send a heartbeat with the present `status` at once."""
         self._next_heartbeat = 0.0
 
     def poll(self, timeout: float) -> list[Message]:
@@ -195,7 +200,7 @@ class Link:
         return inbox
 
     def keep_alive(self) -> None:
-        """Sends and receives heartbeats while the agent waits for something else. Messages are kept for `poll`."""
+        """Sends and receives heartbeats, for an agent that is busy with something else. Keeps messages for `poll`."""
         self._inbox = [*self.poll(0.0), *self._inbox]
 
     def _heartbeat(self) -> None:
@@ -216,7 +221,7 @@ class Link:
     def _listen(self, channel: Channel, timeout: float) -> None:
         ready = _wait(timeout, self._signals.wake, channel.fileno(), write=bool(channel.unsent))
         now = time.monotonic()
-        if now - self._last_listen > self._limits.heartbeat / 2:  # this agent itself was stopped, or held up
+        if now - self._last_listen > self._limits.heartbeat / 2:  # this agent itself was suspended, or held up
             self._last_message = now
         self._last_listen = now
         try:
@@ -244,7 +249,12 @@ class Link:
     # -- values that all agents exchange while no ranks run
 
     def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
-        """On the leader: returns what the members of the round have reported within `timeout` seconds, by index.
+        """On the leader: returns the values that the members of the round have reported for a key, by member index.
+
+        Args:
+            key: the subject of the values.
+            value: the leader's own value.
+            timeout: seconds after which it returns without the values that are missing.
 
         Raises:
             StopRequested: a signal asks this agent to stop.
@@ -265,17 +275,17 @@ class Link:
             self._inbox = [*others, *self._inbox]
 
     def publish(self, key: str, value: Any) -> None:
-        """On the leader: sends a value to all other members of the round."""
+        """On the leader: sends a value for a key to all other members of the round, which wait in `answer`."""
         assert self.coordinator is not None and self._hub is not None
         others = [index for index in self.coordinator.members if index != self.own.index]
         self._hub.broadcast(others, {"type": "answer", "key": key, "value": value})
 
     def answer(self, key: str, timeout: float) -> Any:
-        """On the others: returns what the leader has published.
+        """On other agents: waits at most `timeout` seconds for the leader's value for a key, and returns it.
 
         Raises:
-            LeaderLost: it is lost, or publishes nothing in time.
-            RendezvousError: it ends the attempt.
+            LeaderLost: the leader is lost, or has published nothing in time.
+            RendezvousError: the leader has refused this agent.
             StopRequested: a signal asks this agent to stop.
         """
 
@@ -291,14 +301,17 @@ class Link:
         return found[0]
 
     def _await(self, handle: Callable[[Message], T | None], timeout: float | None) -> T | None:
-        """Polls until a message has been handled, which may raise an exception; messages after it are kept.
+        """Polls until `handle` accepts a message, and returns its result. Keeps the messages after that one for `poll`.
 
         Args:
-            handle: returns None for a message that is not the awaited one.
-            timeout: seconds; None: one second at most, for a caller that repeats this.
+            handle: returns None for a message that is not the awaited one. It may raise an exception.
+            timeout: seconds; None: one second, for a caller that repeats this.
 
         Returns:
-            The result of `handle`; None: the timeout has expired.
+            The result of `handle`; None: the timeout has passed.
+
+        Raises:
+            StopRequested: a signal asks this agent to stop.
         """
         give_up = time.monotonic() + (1.0 if timeout is None else timeout)
         while (left := give_up - time.monotonic()) > 0:
@@ -312,12 +325,14 @@ class Link:
 
 
 def _wait(timeout: float, *descriptors: int, write: bool = False) -> set[int]:
-    """Waits until one of the descriptors is ready, and returns those that are. (select() takes none above 1023.)
+    """Waits until one of the descriptors is ready, and returns the ready ones.
+
+    It uses poll(2), since select(2) takes no descriptors above 1023.
 
     Args:
         timeout: seconds.
-        descriptors: descriptors to read from.
-        write: whether the last of them is to be written to as well.
+        descriptors: file descriptors to wait for until they are readable.
+        write: whether to wait for the last one until it is writable, too.
     """
     poll = select.poll()
     for descriptor in descriptors:

@@ -15,12 +15,12 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class _Group:
-    """The cgroup that bounds this process's memory.
+    """The cgroup that limits this process's memory.
 
     Attributes:
-        limit: bytes; None: it has none.
-        peak: most bytes that it has had; None: the kernel does not report it.
-        kills: processes of it that were killed for lack of memory.
+        limit: memory limit in bytes; None: no limit.
+        peak: highest memory use in bytes; None: the kernel does not report it.
+        kills: number of processes in it that the kernel killed for lack of memory, since it was created.
     """
 
     limit: int | None
@@ -29,10 +29,10 @@ class _Group:
 
 
 class Watch:
-    """Counts out-of-memory kills since its creation.
+    """Reads memory use, and counts the out-of-memory kills since this object was made.
 
     Args:
-        root: of the file system; for tests.
+        root: root of the file system; tests replace it.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -40,11 +40,14 @@ class Watch:
         self._kills, self._host_kills = group(root).kills, host_kills(root)
 
     def read(self) -> dict[str, int]:
-        """Returns bytes and counts; unknown values are missing.
+        """Returns memory use in bytes and counts of out-of-memory kills. Values that are zero or unknown are missing.
 
-        `largest`: most resident memory of one process that this one has had and that has ended (getrusage,
-        RUSAGE_CHILDREN). `limit`, `peak`: of the cgroup. `kills`: processes of the cgroup, and `host_kills` of the
-        whole host, that the kernel killed for lack of memory since then.
+        | key | value |
+        |---|---|
+        | `largest` | highest resident memory of any one ended child process (getrusage, RUSAGE_CHILDREN) |
+        | `limit`, `peak` | limit and highest memory use of the cgroup |
+        | `kills` | processes of the cgroup that the kernel has killed for lack of memory since this object was made |
+        | `host_kills` | the same for the whole host |
         """
         now = group(self._root)
         values = {
@@ -63,7 +66,10 @@ def host_kills(root: Path = ROOT) -> int:
 
 
 def group(root: Path = ROOT) -> _Group:
-    """Returns the nearest cgroup with a memory limit, else this process's (man 7 cgroups; versions 2 and 1)."""
+    """Returns the values of the nearest cgroup with a memory limit, upwards from this process's own.
+
+    It reads versions 2 and 1 (man 7 cgroups). `kills` is always that of the process's own cgroup.
+    """
     lines = _text(root / "proc/self/cgroup").splitlines()
     for line in lines:
         _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
@@ -80,7 +86,7 @@ def _read(mount: Path, path: str, limit: str, peak: str, events: str) -> _Group:
     folder = own = mount / path.lstrip("/")
     while True:
         bytes_ = _text(folder / limit).strip()
-        if bytes_.isdecimal() and int(bytes_) < 1 << 60:  # version 1 says a huge number for none
+        if bytes_.isdecimal() and int(bytes_) < 1 << 60:  # version 1 has a huge number for no limit
             text = _text(folder / peak).strip()
             return _Group(int(bytes_), int(text) if text.isdecimal() else None, _kills(own / events))
         if folder in (mount, folder.parent):

@@ -1,4 +1,4 @@
-"""How a round of an agent's ranks, or its attempt, ends."""
+"""How a round or an attempt ends for one agent, as types."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from launcher.runs.events import Fault, Stop
 
 
 class AttemptFailed(Exception):
-    """The attempt ended early. Its text is the cause, for the user.
+    """The attempt ended before its work was done. The text of the exception is the cause, for the user.
 
     Attributes:
         event: the cause.
-        exit_code: what the job script decides by.
-        ours: whether this agent saw it first, and so is the one that prints it.
-        decides: whether the exit code is that of the attempt. That of an agent without a rendezvous is not: the others
-            may continue.
-        suspended: set if the lost members may continue without this agent (see `verdicts.may_be_cut_off`): the event
-            to write if they do not.
+        exit_code: exit code of the agent, from which the job script decides whether the run continues.
+        ours: whether this agent saw the cause first, so that it is the one that prints it.
+        decides: whether the exit code is also the attempt's. False for an agent that the others may continue without.
+        suspended: an event that is not written yet, because the lost members may be continuing without this agent (see
+            `verdicts.may_be_cut_off`); to be written if they do not. None: no such event.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Done:
     """All ranks have done their work.
 
     Attributes:
-        metrics: metrics of the first rank of this agent.
+        metrics: metrics that the first rank of this agent has returned.
     """
 
     metrics: dict[str, Any]
@@ -49,10 +48,10 @@ class Done:
 
 @dataclass(frozen=True)
 class NextRound:
-    """The ranks restart.
+    """The ranks restart in a new round.
 
     Attributes:
-        history: the rounds so far, at the start of the next one.
+        history: the rounds so far; `history.round` is the number of the new round.
         lost: indices of members that are gone.
     """
 

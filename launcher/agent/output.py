@@ -1,7 +1,7 @@
-"""Copies what ranks write to their files to the agent's output: whole lines, each with the rank's number before it.
+"""Copies the output files of ranks to the agent's output: whole lines, each with `[rank]` before it.
 
-A line that is rewritten with carriage returns, such as a progress bar, is copied at most once in STALE seconds, with a
-carriage return behind it, and its last state as a line; launcher/runs/carriage_returns.py reads that.
+A line that is rewritten with carriage returns, such as a progress bar, is copied at most every STALE seconds, ended by
+a carriage return, and its last state as a line; launcher/runs/carriage_returns.py reads that.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-READ = 1 << 16  # bytes that are read from one file in one call
+READ = 1 << 16  # most bytes that one call of `forward` reads from one file
 LONGEST_LINE = 1 << 16  # bytes; longer lines are cut
-STALE = 1.0  # seconds after which a line without an end is copied as it is (a prompt, a progress bar that stands still)
+STALE = 1.0  # seconds after which an unfinished line is copied as it is (a prompt, a progress bar that stands still)
 PIPE = 4096  # bytes that a writable pipe accepts at once (PIPE_BUF, man 7 pipe)
-WAITS = 0.05  # seconds between two attempts to write to a reader that is slow
-_END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")  # of a line, or of a state of one; a \r at the very end is undecided
+WAITS = 0.05  # seconds between two attempts to write to a slow reader
+# The end of a line, or of one state of a rewritten line. A \r as the very last byte may be the start of \r\n.
+_END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")
 
 
 @dataclass
 class _Source:
-    """One file of one rank.
+    """The output or the error file of one rank.
 
     Attributes:
         descriptor: descriptor of the file.
-        prefix: text in front of each line.
-        offset: bytes that have been read.
-        partial: the last line, which has no end yet.
-        since: when it last grew.
-        rewritten: whether the line is rewritten with carriage returns.
-        state: its last complete state.
-        shown, shown_at: the state that was copied last, and when.
+        prefix: text to put in front of each line.
+        offset: number of bytes that have been read.
+        partial: the text after the last line end or carriage return.
+        since: monotonic time at which the file last grew.
+        rewritten: whether the unfinished line is rewritten with carriage returns.
+        state: the last complete state of the rewritten line.
+        shown, shown_at: the state that was copied last, and the monotonic time of that.
     """
 
     descriptor: int
@@ -49,7 +50,7 @@ class _Source:
     shown_at: float = float("-inf")
 
     def lines(self, data: bytes) -> list[bytes]:
-        """Returns the lines that end in these bytes, which follow the ones before."""
+        """Returns the lines that end within `data`, the next bytes of the file; of a rewritten line its last state."""
         *parts, self.partial = _END.split(self.partial + data)
         found = []
         for text, end in zip(parts[::2], parts[1::2], strict=True):
@@ -62,12 +63,12 @@ class _Source:
 
     @property
     def now(self) -> bytes:
-        """The present text of the line that has no end yet."""
+        """The present text of the unfinished line."""
         return self.partial.rstrip(b"\r") or self.state
 
 
 class _Sink:
-    """A descriptor to which data is written without waiting for its reader."""
+    """Writes to a file descriptor without waiting for its reader: keeps what the reader has not taken yet."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._left, self._broken = descriptor, b"", False
@@ -76,7 +77,7 @@ class _Sink:
         self._ready.register(descriptor, select.POLLOUT)
 
     def busy(self) -> bool:
-        """Returns whether the reader has not taken all earlier data."""
+        """Writes as much as possible. Returns whether data is left that the reader has not taken."""
         self._write()
         return bool(self._left)
 
@@ -94,7 +95,7 @@ class _Sink:
                 self._left = self._left[written:]
         except BlockingIOError:
             return
-        except OSError:  # the reader is gone, or the disk is full: the files have everything
+        except OSError:  # the reader is gone, or the disk is full: drop it, since the ranks' files have everything
             self._broken, self._left = True, b""
 
 
@@ -104,28 +105,33 @@ class Forwarder:
     def __init__(self, out: int = 1, err: int = 2, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            out, err: descriptors to copy to.
-            clock: returns seconds, monotonic.
+            out, err: file descriptors to copy the ranks' stdout and stderr to.
+            clock: monotonic clock in seconds; tests replace it.
         """
         self._sinks = (_Sink(out), _Sink(err))
         self._sources: list[tuple[_Source, _Sink]] = []
         self._clock = clock
 
     def add(self, rank: int, out: int, err: int) -> None:
-        """Follows two files from their beginning; `finish` closes their descriptors."""
+        """Adds a rank's files, to be copied from their start; `finish` closes the descriptors.
+
+        Args:
+            rank: global rank, for the prefix.
+            out, err: file descriptors of the rank's stdout and stderr files, open for reading.
+        """
         for descriptor, sink in zip((out, err), self._sinks, strict=True):
             self._sources.append((_Source(descriptor, b"[%d] " % rank), sink))
 
     def forward(self) -> bool:
-        """Copies what has been written since the last call, up to a bound. Returns whether there is more."""
+        """Copies the ranks' new output, up to READ bytes of each file. Returns whether there is more."""
         more = [self._forward(source, sink, self._clock()) for source, sink in self._sources]
         return any(more)
 
     def finish(self, timeout: float = 5.0) -> None:
-        """Copies the rest, including lines without an end, and closes the files.
+        """Copies the rest, including unfinished lines, and closes the files.
 
         Args:
-            timeout: seconds to wait for a slow reader.
+            timeout: most seconds to wait for a slow reader.
         """
         give_up = self._clock() + timeout
         while (self.forward() or any(sink.busy() for sink in self._sinks)) and self._clock() < give_up:
@@ -138,7 +144,7 @@ class Forwarder:
         self._sources.clear()
 
     def descriptors(self) -> list[int]:
-        """Returns the descriptors of the files."""
+        """Returns the descriptors of all ranks' files."""
         return [source.descriptor for source, _ in self._sources]
 
     def _forward(self, source: _Source, sink: _Sink, now: float) -> bool:

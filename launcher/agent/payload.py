@@ -1,4 +1,4 @@
-"""The function that every job carries. Apart from the agent, so that the login node can name it without torch."""
+"""The function that submitit pickles into every job. The login node imports this module without importing torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def run(run_dir: str) -> dict[str, Any]:
-    """This node's part of the run in `run_dir`; see `launcher.agent.attempt.run`."""
-    # Lazily: torch takes a second, and whoever submits needs the name of `run` alone
+    """Runs this node's part of an attempt; see `launcher.agent.attempt.run`."""
+    # Lazily: torch takes a second, and the login node only needs the name of `run`
     from launcher.agent import attempt
 
     return attempt.run(run_dir)

@@ -1,12 +1,12 @@
-"""Decides when the agents send a stop signal to a program, which need not check for stop requests itself.
+"""Decides when the agents send a stop signal to the ranks of a program, which need not check for stop requests itself.
 
-| cause | seen by |
+| cause | detected by |
 |---|---|
-| the time limit is near | the agents that know the time left (time_left.py), and the first one |
+| the time limit is near | the agents that know the time left for sure (time_left.py), and the first agent |
 | `touch RUN/stop` | the first agent |
 | a signal to an agent | that agent, which sends a message to the others |
 
-In each case every rank gets `workload.stop_signal` once, and has `launch.grace` seconds. A rank that calls
+In each case every rank gets `workload.stop_signal` once, and has `launch.grace` seconds to exit. A rank that calls
 `launcher.stopping()` checks by itself, and gets no signal until the scheduler ends the attempt.
 """
 
@@ -22,19 +22,19 @@ from launcher.runs.time_left import time_left
 from launcher.spec.plan import JobPlan
 
 LOOK = 1.0  # seconds between two checks
-RESERVED = 5.0  # seconds before the deadline that agents reserve for writing the end, or half of the lead
+RESERVED = 5.0  # seconds before the deadline (at most half of resume.lead) in which agents record the end
 
 
 class StopChecker:
-    """Checks for stop requests to a program, for one agent."""
+    """One agent's checks whether the ranks of a program have to stop."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool, now: float) -> None:
         """
         Args:
-            plan: the run.
+            plan: the run's plan.
             environ: this agent's environment.
-            first: whether this agent checks for the stop file.
-            now: monotonic time in seconds, as in the other methods.
+            first: whether this is the first agent, which checks for the stop file and estimates the time left.
+            now: monotonic seconds, as in the other methods.
         """
         self._plan, self._first, self._next = plan, first, 0.0
         left = time_left(environ)
@@ -44,19 +44,19 @@ class StopChecker:
         self._saved = _newest_save(plan)
 
     def reason(self, now: float) -> StopReason | None:
-        """Returns why the program has to stop now; None: it has not."""
+        """Returns why the program has to stop now; None: it does not. It checks at most every LOOK seconds."""
         if now < self._next:
             return None
         self._next = now + LOOK
         if self._watches and self._left is not None and now - self._began >= self._left - self._plan.resume.lead:
             return StopReason.TIME_LIMIT
-        # A file server that does not answer is no stop request; the next check is in a second.
+        # A file that cannot be read now is no stop request; the next check is in a second.
         if self._first and exists(Path(self._plan.run_dir) / "stop", retry_seconds=0) == Ok(True):
             return StopReason.STOP_FILE
         return None
 
     def exit_time(self, now: float) -> float:
-        """Returns how many seconds the ranks have from now on until they are killed."""
+        """Returns how many seconds the ranks have to exit if they get the stop signal now; see the function."""
         if self._left is None:
             return float(self._plan.launch.grace)
         left = self._left - (now - self._began)
@@ -69,14 +69,19 @@ class StopChecker:
 
 
 def _newest_save(plan: JobPlan) -> int | None:
-    """Returns when the program saved last, see `saves.newest`; None: unknown now."""
+    """Returns the time of the program's newest save, see `saves.newest`; None: it cannot be read now."""
     found = retry_read(lambda: saves.newest(plan), plan.checkpoint.dir, retry_seconds=0)
     return found.value if isinstance(found, Ok) else None
 
 
 def exit_time(grace: float, lead: float, left: float) -> float:
-    """Returns the seconds that ranks have to exit after a stop signal. Pure.
+    """Returns the seconds that ranks have to exit after a stop signal, before they are killed. Pure.
 
-    That is the grace period, cut so that the agents can still record the end before the deadline; 0 after it.
+    That is the grace period, shortened so that the agents can record the end before the deadline; 0 after the deadline.
+
+    Args:
+        grace: launch.grace, in seconds.
+        lead: resume.lead, in seconds.
+        left: seconds until the scheduler's time limit.
     """
     return max(0.0, min(grace, left - min(RESERVED, lead / 2)) if left > 0 else 0.0)

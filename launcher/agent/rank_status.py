@@ -1,4 +1,4 @@
-"""Looks at the ranks of one agent from time to time: their heartbeats, output, step times, and stacks if they hang."""
+"""Polls the ranks of one agent: reads their heartbeats, output sizes and step times, and their stacks if they hang."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ from launcher.worker.heartbeat import Pulse, Sign
 
 @dataclass
 class Means:
-    """What an agent keeps from one round to the next.
+    """The objects that an agent keeps from one round to the next.
 
     Attributes:
-        plan, attempt, events, signals: see their classes.
-        pulse, stacks: memory and files that its ranks write to.
+        plan: the run's plan.
+        attempt: the attempt.
+        events: writes the agent's events.
+        signals: the signals of the agent's process.
+        pulse: shared memory in which ranks write heartbeats, steps and stop requests.
+        stacks: files in memory to which ranks write their stacks.
         request_handler: serves requests of `attach` commands.
-        environments: variables of each rank, for those that attach to it.
-        recorders: NCCL's flight recorders of its ranks; None: they use no GPUs.
+        environments: environment variables of each rank of this agent, for `attach` commands.
+        recorders: NCCL's flight recorders of the agent's ranks; None: the ranks use no GPUs.
     """
 
     plan: JobPlan
@@ -50,28 +54,30 @@ class Means:
     recorders: Recorders | None = None
 
     def report_resized(self, resized: Resized) -> None:
-        """Writes the event and the log line about agents that do not take part any more, or came back."""
+        """Writes an event and a log line about agents that were lost or came back."""
         self.events(resized)
         log_line(text.of_resized(resized))
 
 
 class RankStatus:
-    """What one agent sees of its ranks in one round. `place` is the number of a rank among those of its agent.
+    """The state of one agent's ranks in one round, as read from outside their processes.
+
+    `place` is always the number of a rank among the ranks of its agent, from 0.
 
     Attributes:
-        signs: the last signs of life of each rank.
-        step: most steps of the run that any rank has done; -1: none.
-        listened: whether a rank has listened for stop requests.
+        signs: the newest heartbeat of each rank, by place.
+        step: highest step of the run that any rank has done; -1: none.
+        listened: whether any rank has listened for stop requests, and so can resume.
     """
 
     def __init__(self, means: Means, rendezvous: Rendezvous, place: int, round_number: int, now: float) -> None:
         """
         Args:
-            means: the agent's.
+            means: the objects that the agent keeps.
             rendezvous: the agents of the round.
-            place: place of this agent among them.
-            round_number: number of the round.
-            now: seconds by the supervisor's clock, as in all methods.
+            place: index of this agent in `rendezvous.members`.
+            round_number: number of the round, from 0.
+            now: monotonic seconds (the supervisor's clock), as in the other methods.
         """
         plan, own = means.plan, rendezvous.members[place]
         self._means, self._ranks, self._host, self._round = means, own.ranks, own.host, round_number
@@ -85,13 +91,13 @@ class RankStatus:
         self._paces = Paces(plan, means.attempt, means.events, rendezvous, place, round_number)
 
     def read(self) -> None:
-        """Reads the signs of life of all ranks."""
+        """Reads the heartbeats of all ranks, and updates the attributes."""
         self.signs = self._means.pulse.signs()
         self.listened = self.listened or any(sign.listens for sign in self.signs)
         self.step = max(self.step, *(sign.step for sign in self.signs))
 
     def due(self, now: float) -> bool:
-        """Returns whether `measure` and `look_for_silence` are due."""
+        """Returns whether `measure`, `silence` and `pace` are due, and if so, sets the next time for them."""
         if now < self._next_look:
             return False
         launch = self._means.plan.launch
@@ -99,11 +105,20 @@ class RankStatus:
         return True
 
     def joined(self, ended: Mapping[int, Any]) -> bool:
-        """Returns whether all ranks have joined the process group; `ended`: the places of those that have ended."""
+        """Returns whether all ranks have joined the process group, or have ended.
+
+        Args:
+            ended: the places of the ranks that have ended, as keys.
+        """
         return all(sign.joined or place in ended for place, sign in enumerate(self.signs))
 
     def measure(self, pids: Sequence[int], now: float) -> dict[str, Any]:
-        """Returns the fields `missing` and `idle` of a heartbeat; `pids`: process ids by place, GONE if ended."""
+        """Returns the fields `missing` and `idle` of a heartbeat message (see `coordinator`).
+
+        Args:
+            pids: process ids by place; GONE for a rank that has ended.
+            now: monotonic seconds.
+        """
         missing = [
             self._first_rank + place
             for place, sign in enumerate(self.signs)
@@ -112,22 +127,26 @@ class RankStatus:
         return {"missing": missing, "idle": round(self._activity.idle(self.signs, pids, self._printed(), now), 1)}
 
     def pace(self, now: float) -> dict[str, Any] | None:
-        """Returns step times to send to the leader; None: none are due. A rank in a debugger is not a slow one."""
+        """Returns step times to send to the leader; None: none are due, or a debugger may be holding up the ranks."""
         return None if self._means.plan.debugs else self._paces.look(self._means.pulse.paces(), now)
 
     def judge_paces(self, paces: Sequence[dict[str, Any]]) -> None:
-        """On the leader: takes the step times of all agents."""
+        """On the leader: takes the `pace` fields of all agents' heartbeats, and reports ranks that have become slow."""
         self._paces.judge(paces)
 
     def silence(self, now: float) -> Message | None:
-        """Returns the message about ranks that do no steps, once; None: there are none."""
+        """Returns the message `silent` once, when ranks have done no step for launch.hang_timeout; None otherwise."""
         if self._silent_sent or not (silent := self._steps.silent(self.signs, now)):
             return None
         self._silent_sent = True
         return {"type": "silent", "ranks": [self._first_rank + place for place in silent]}
 
     def take_stacks(self, pids: Sequence[int]) -> Message:
-        """Saves the stacks of all ranks in their logs, and returns the message with them."""
+        """Takes the stacks of all ranks and saves them among the logs. Returns the message `stacks` with them.
+
+        Args:
+            pids: process ids by place; GONE for a rank that has ended.
+        """
         ranks = [self._first_rank + place for place in range(self._ranks)]
         recorded = self._means.recorders.take(ranks) if self._means.recorders else [""] * len(ranks)
         reports = []
@@ -142,14 +161,14 @@ class RankStatus:
         return {"type": "stacks", "reports": [vars(report) for report in reports]}
 
     def processes(self, pids: Sequence[int]) -> list[Process]:
-        """Returns the processes of all ranks, for `attach`."""
+        """Returns the processes of all ranks, for `attach` commands. `pids`: process ids by place, GONE if ended."""
         return [
             Process(self._first_rank + place, pids[place], sign.step, self._means.environments[place])
             for place, sign in enumerate(self.signs)
         ]
 
     def _printed(self) -> list[int]:
-        """Returns how many bytes each rank has printed."""
+        """Returns the bytes of output of each rank in this round, by place."""
         sizes = []
         for place in range(self._ranks):
             total = 0

@@ -9,25 +9,25 @@ from launcher import errors
 
 
 class Kind(str, Enum):
-    """What kind of failure a round had."""
+    """The kind of failure that ended a round."""
 
     KILLED = "killed"  # a rank, by a signal
     LOST_PEER = "lost peer"  # a rank failed because another one was gone
     HUNG = "hung"  # a rank did no step for too long
-    RAISED = "raised"  # a rank raised an exception, or left with an exit code of its own or before its work was done
-    NO_RETRY = "no retry"  # a rank left with exit code 93
-    LEFT = "left"  # ranks left with exit code 75, by themselves
+    RAISED = "raised"  # a rank raised an exception, or exited with any other code or before its work was done
+    NO_RETRY = "no retry"  # a rank exited with code 93
+    LEFT = "left"  # ranks exited with code 75, by themselves or after a stop request
     LOST_NODE = "lost node"  # an agent is gone
-    REGROUP = "regroup"  # ranks left with exit code 75 because a node came back
+    REGROUP = "regroup"  # ranks exited with code 75 because a node came back
 
 
 class Then(str, Enum):
     """What follows a failure."""
 
-    RESTART = "restart"  # the next round, in place
-    FAIL = "fail"
-    RESUME = "resume"  # the attempt ends, and the run continues in another one
-    NO_RETRY = "no retry"
+    RESTART = "restart"  # the ranks restart in the next round of this attempt
+    FAIL = "fail"  # the attempt ends as failed
+    RESUME = "resume"  # the attempt ends, and the run continues in another attempt
+    NO_RETRY = "no retry"  # the attempt ends as failed, and a retry would fail, too
 
     @property
     def exit_code(self) -> int:
@@ -55,7 +55,7 @@ class History:
 
         Args:
             step: step of the run that this round reached.
-            counts: whether max_restarts limits this restart.
+            counts: whether this restart counts towards max_restarts.
         """
         further = step > self.best
         return replace(
@@ -70,27 +70,28 @@ class History:
 def decide(
     kind: Kind, history: History, step: int, *, listens: bool, stopping: bool, enough: bool, max_restarts: int
 ) -> Then:
-    """Returns what follows a failure: the first line of the table that matches. Pure.
+    """Returns what follows a failure. Pure. The first row that applies decides.
 
-    | what is seen | then |
+    | condition | then |
     |---|---|
-    | exit code 93 | the attempt ends with it |
-    | ranks left with exit code 75 | resume; but a new round if they were asked to because a node came back |
-    | the rank cannot resume, or says that its error is final | fail |
-    | an error of the program in a round without progress | fail: it would happen again |
+    | exit code 93 (NO_RETRY) | no retry |
+    | ranks exited with code 75 by themselves or after a stop request (LEFT) | resume |
+    | ranks exited with code 75 because a node came back (REGROUP); enough nodes, no stop request | restart |
+    | the rank cannot resume, or has reported that its error is final | fail |
+    | an error of the program (RAISED) in a round without progress | fail: it would happen again |
     | a stop request | resume |
     | too few nodes are left | resume |
     | the round made progress, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
     | otherwise | fail |
 
     Args:
-        kind: what happened.
-        history: the rounds before.
+        kind: the kind of failure.
+        history: the earlier rounds.
         step: step of the run that this round reached; it made progress if that is more than in all earlier rounds.
-        listens: whether the rank saves and exits on a stop request, so that it can resume; of a lost node: any rank.
-        stopping: whether the agent has got a stop request.
+        listens: whether the failed rank can resume: it saves and exits on a stop request. Of a lost node: any rank.
+        stopping: whether the agents have got a stop request.
         enough: whether at least min_nodes are left.
-        max_restarts: limit of restarts in a row without progress; 0: no restart after a failure.
+        max_restarts: maximum number of restarts in a row without progress; 0: no restart after a failure.
     """
     if kind is Kind.NO_RETRY:
         return Then.NO_RETRY

@@ -1,4 +1,4 @@
-"""What an agent derives from the plan and its place in the job: limits, the places of all members, the network."""
+"""Settings that an agent derives from the plan: the leader's limits, the places of all agents, network interfaces."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from launcher.spec.plan import JobPlan
 
 
 def limits(plan: JobPlan, logs: Path) -> Limits:
-    """Returns the settings that the leading agent needs. Pure."""
-    # Ranks of MPI, and programs, need not join through our store. While a rank is at a breakpoint, all are silent.
+    """Returns the settings that the leader needs. `logs`: the directory of the ranks' output files. Pure."""
+    # Ranks of MPI, and programs, need not join through our store. While one rank is at a breakpoint, all are silent.
     elsewhere = (
         plan.workload.backend == Backend.mpi.value
         or plan.workload.kind == "Program"
@@ -38,7 +38,12 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
 
 
 def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
-    """Returns where each member of the job runs, by index. Pure."""
+    """Returns the host and node of each agent of the job, by member index. Pure.
+
+    Args:
+        plan: the run's plan.
+        place: the place of this process in the job, and the job's hosts.
+    """
     if plan.launch.mode != LaunchMode.tasks.value:
         return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
     per_node = plan.procs_per_node
@@ -48,13 +53,20 @@ def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
 
 
 def place_of(plan: JobPlan, member: Member) -> Place:
-    """Returns where a member runs. Pure."""
+    """Returns the host and node of an agent; with launch=tasks also its rank. Pure."""
     task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
     return Place(host=member.host, node=member.node_rank, task=task)
 
 
 def set_network(plan: JobPlan, rendezvous: Rendezvous, host: str) -> None:
-    """Sets the interface of gloo and NCCL: cluster.interface, else, for gloo, that of the connection to the leader.
+    """Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to cluster.interface, unless they are set.
+
+    Without cluster.interface it sets only GLOO_SOCKET_IFNAME, to the interface of the connection to the leader.
+
+    Args:
+        plan: the run's plan.
+        rendezvous: the result of the rendezvous.
+        host: name of this host, for errors.
 
     Raises:
         RendezvousError: this host has no interface of that name.

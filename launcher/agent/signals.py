@@ -1,4 +1,4 @@
-"""Signals that are stop requests to an agent. The handlers only record them, and wake the event loop."""
+"""Signals that ask an agent to stop. The handlers only record them, and wake the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ WARNS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, some time before t
 
 
 class StopRequested(Exception):
-    """The agent was asked to stop while it waited for others."""
+    """A signal asked this agent to stop while it waited for other agents.
+
+    Attributes:
+        number: the signal.
+    """
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -55,11 +59,7 @@ class Signals:
         return next((number for number in self._numbers if number in WARNS), None)
 
     def require_none(self) -> None:
-        """Raises an exception if one of the ENDS has arrived.
-
-        Raises:
-            StopRequested: with that signal.
-        """
+        """Raises StopRequested if a signal of ENDS has arrived."""
         if (number := self.ends()) is not None:
             raise StopRequested(number)
 
@@ -69,7 +69,7 @@ class Signals:
             signal.signal(number, signal.SIG_IGN)
 
     def descriptors(self) -> list[int]:
-        """Returns the descriptors that a forked rank has to close."""
+        """Returns the file descriptors of this object, which a forked rank has to close."""
         return [self._reader.fileno(), self._writer.fileno()]
 
     def _take(self, number: int, _: object) -> None:

@@ -1,6 +1,6 @@
-"""Step times of ranks: an agent writes those of its ranks to the attempt's folder `pace`, and sends them to the leader.
+"""Step times of ranks: each agent writes them to the attempt's directory `pace`, and sends them to the leader.
 
-The leader reports each slow rank once. Commands find the same ranks by `launcher.runs.health.stragglers`.
+The leader reports each slow rank once. Commands find the same ranks with `launcher.runs.health.stragglers`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from launcher.runs.events import Pace, SlowRank
 from launcher.runs.health import Straggler, stragglers
 from launcher.spec.plan import JobPlan
 
-FIRST, MOST = 10.0, 60.0  # seconds between two events of an agent: at first, and in a long run
-SHARE = 0.01  # part of the time since the round began that lies between two events, within these bounds
-MOST_EVENTS = 20000  # events of all agents that the leader keeps
+FIRST, MOST = 10.0, 60.0  # shortest and longest seconds between two Pace events of an agent
+SHARE = 0.01  # within these bounds, the interval as a share of the time since the round started
+MOST_EVENTS = 20000  # newest events of all agents that the leader keeps
 
 
 def interval(age: float, straggler_time: float) -> float:
-    """Returns the seconds between two events. Pure.
+    """Returns the seconds between two Pace events of an agent. Pure.
 
     Args:
-        age: seconds since the round began.
-        straggler_time: train.straggler_time, in which there have to be several events.
+        age: seconds since the round started.
+        straggler_time: train.straggler_time in seconds, which has to contain several events.
     """
     return min(max(min(FIRST, straggler_time / 4), SHARE * age), MOST, max(straggler_time, 1.0))
 
@@ -48,10 +48,12 @@ class Paces:
     ) -> None:
         """
         Args:
-            plan, attempt, events: see their classes.
+            plan: the run's plan.
+            attempt: the attempt.
+            events: writes the agent's events.
             rendezvous: the agents of the round.
-            index: place of this agent among them.
-            round_number: number of the round.
+            index: index of this agent in `rendezvous.members`.
+            round_number: number of the round, from 0.
         """
         self._plan, self._events, self._round = plan, events, round_number
         self._own, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
@@ -64,11 +66,11 @@ class Paces:
         self._named: set[int] = set()
 
     def look(self, paces: Sequence[tuple[float, int]], now: float) -> dict[str, Any] | None:
-        """Takes step times. Returns the event to send to the leader, which is also written; None: none is due.
+        """Takes step times. If a Pace event is due, writes it and returns it, to be sent to the leader; else None.
 
         Args:
-            paces: the values of each rank of this agent, see `Pulse.paces`.
-            now: seconds by the monotonic clock.
+            paces: the step time and step count of each rank of this agent, see `Pulse.paces`.
+            now: monotonic seconds.
         """
         for place, (seconds, steps) in enumerate(paces):
             if steps > self._steps[place]:
@@ -82,13 +84,13 @@ class Paces:
             seconds=tuple(float(f"{statistics.median(each):.4g}") if each else None for each in self._seconds),
         )  # fmt: skip
         self._seconds = [[] for _ in self._seconds]
-        with contextlib.suppress(OSError):  # a full disk: no training needs it
+        with contextlib.suppress(OSError):  # a full disk: training does not need the file
             self._file.parent.mkdir(mode=0o700, exist_ok=True)
             event_file.append(self._file, pace)
         return event_file.entry(pace)
 
     def judge(self, paces: Sequence[dict[str, Any]]) -> None:
-        """On the leader: takes the events of agents, and reports each rank that has become slow, once."""
+        """On the leader: takes Pace events of all agents, and reports each rank that has become slow, once."""
         if not paces:
             return
         self._all += paces

@@ -1,8 +1,8 @@
-"""Supervises one agent's ranks in one round, from their start until none of them runs any more.
+"""Supervises one agent's ranks in one round, from their start until all of them have ended.
 
-A loop over events: ranks end, messages and signals arrive, time passes. The leading agent decides for all what follows
-a failure (see `coordinator` and `restart_policy`); this one only reports it. Ranks that can resume are asked to stop
-and get the time to save; others are ended.
+An event loop: ranks end, messages and signals arrive, deadlines pass. The leader decides for all agents what follows a
+failure (see `coordinator` and `restart_policy`); this agent only reports it. On a stop request, ranks that can resume
+are asked to stop and get time to save; others are ended.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from launcher.runs import event_file, event_json, events
 from launcher.runs.events import Accused, Fault, HostSignal, Place, Resized, Stop
 from launcher.worker.stop_agreement import AgentSide
 
-LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: SIGKILL may follow
-TICK = 0.1  # seconds between two looks at the output and the heartbeats of ranks
-AGREES = 0.005  # seconds between two looks while ranks have to answer whether they can stop at a boundary
-DIES = 10.0  # seconds in which a killed rank is gone, unless its node is ill
-DECIDED = 5.0  # seconds beyond a heartbeat in which the leader has decided about a failure
+LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow
+TICK = 0.1  # seconds between two polls of the ranks' output and heartbeats
+AGREES = 0.005  # seconds between two polls while ranks have to answer whether they can stop at a step boundary
+DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad
+DECIDED = 5.0  # seconds, besides launch.heartbeat, in which the leader has to decide about a failure
 # The kind of a rank's failure for the restart policy; all others are errors of the program.
 _KINDS = {
     FaultCode.LOST_PEER: Kind.LOST_PEER,
@@ -71,17 +71,17 @@ class Connection(Protocol):
 
 
 class Phase(Enum):
-    """What this agent's ranks do."""
+    """The state of this agent's ranks."""
 
     RUNNING = "running"
-    LEAVING = "leaving"  # ranks of another agent have left to resume later; ours get the time to do so, too
-    FAILED = "failed"  # ours have failed, and the leader decides about it
-    ENDING = "ending"  # ours cannot resume, and are being ended because of a stop request
-    ENDED = "ended"  # ours have ended without a failure; those of others may not have
+    LEAVING = "leaving"  # other agents' ranks have exited to resume later; this agent's ranks get time to do so, too
+    FAILED = "failed"  # a failure ended the round: this agent's ranks are being ended
+    ENDING = "ending"  # this agent's ranks cannot resume, and are being ended because of a stop request
+    ENDED = "ended"  # this agent's ranks have ended without a failure; other agents' ranks may still run
 
 
 class Supervisor:
-    """Supervises this agent's ranks in one round. `place` is the number of a rank among those of its agent."""
+    """Supervises this agent's ranks in one round. `place` is the number of a rank among the ranks of its agent."""
 
     def __init__(
         self, means: Means, control: Connection, workers: Workers, rendezvous: Rendezvous, place: int, history: History,
@@ -89,13 +89,13 @@ class Supervisor:
     ) -> None:  # fmt: skip
         """
         Args:
-            means: the agent's.
-            control: the connection to the others.
-            workers: the ranks, started.
+            means: the objects that the agent keeps from one round to the next.
+            control: the connection to the other agents.
+            workers: the processes of this agent's ranks, which have been started.
             rendezvous: the agents of the round.
-            place: place of this agent among them; the one at 0 leads.
-            history: the rounds before.
-            clock: returns seconds; for tests.
+            place: index of this agent in `rendezvous.members`; the agent at 0 is the leader.
+            history: the earlier rounds.
+            clock: monotonic clock in seconds; tests replace it.
         """
         plan = means.plan
         self._means, self._plan, self._control, self._workers = means, plan, control, workers
@@ -106,8 +106,8 @@ class Supervisor:
         self._status = RankStatus(means, rendezvous, place, history.round, clock())
         self._phase = Phase.RUNNING
         self._exits: dict[int, WorkerExit] = {}
-        self._requests: dict[str, Stop] = {}  # by level: stop, warning
-        self._returned: tuple[Place, ...] = ()  # agents for which there is to be a new round
+        self._requests: dict[str, Stop] = {}  # by level: `stop` or `warning`
+        self._returned: tuple[Place, ...] = ()  # agents that came back, for which a new round has to start
         self._verdict: Verdict | None = None
         self._cut_off = False  # whether the others may continue without this agent
         self._over = False
@@ -116,20 +116,20 @@ class Supervisor:
         self._stop_checker = (
             StopChecker(plan, os.environ, first=self._leads, now=clock()) if plan.program_resumes else None
         )
-        self._stop_by: float | None = None  # ranks that are left then are killed
+        self._stop_by: float | None = None  # when to kill the ranks that still run
         self._killed_at: float | None = None
-        self._gives_up: float | None = None  # waiting for the leader or for others
+        self._gives_up: float | None = None  # when to stop waiting for the leader or for other agents
         self._too_late = False
         self._terminated = False
-        self._left_first = False  # a rank left to resume later, and the others were ended because of that
+        self._left_first = False  # a rank exited to resume later, and the other ranks were ended because of that
         self._memory = memory.Watch()
         self._stops = AgentSide(self._first_rank)
 
     def run(self) -> Done | NextRound:
-        """Returns when no rank of this agent runs any more, and it is known what follows.
+        """Supervises the ranks until all of this agent have ended and the outcome is known. Returns the outcome.
 
         Raises:
-            AttemptFailed: the attempt is over.
+            AttemptFailed: the attempt is over, without its work done.
         """
         if self._leads and self._control.coordinator is not None:
             self._control.coordinator.watch(self._clock())
@@ -139,10 +139,10 @@ class Supervisor:
                 return outcome
 
     def turn(self, messages: Sequence[Message]) -> Done | NextRound | None:
-        """Handles what has happened since the last call. Returns the outcome; None: there is none yet.
+        """Handles messages, signals, exits and deadlines since the last call. Returns the outcome; None: none yet.
 
         Raises:
-            AttemptFailed: the attempt is over.
+            AttemptFailed: the attempt is over, without its work done.
         """
         now = self._clock()
         self._workers.forward_output()
@@ -168,7 +168,7 @@ class Supervisor:
 
     @property
     def _alive(self) -> list[int]:
-        """Places of the ranks that run."""
+        """Places of the ranks that still run."""
         return [place for place in range(self._own.ranks) if place not in self._exits]
 
     @property
@@ -177,11 +177,11 @@ class Supervisor:
         return self._means.signals.ends() is not None or "stop" in self._requests
 
     def _pids(self) -> list[int]:
-        """Process ids by place; GONE for a rank that has ended."""
+        """Returns the process ids of the ranks, by place; GONE for a rank that has ended."""
         return [GONE if place in self._exits else pid for place, pid in enumerate(self._workers.pids())]
 
     def _pause(self) -> float:
-        """Seconds until the next look."""
+        """Returns the seconds until the next turn of the loop, at the latest."""
         if self._phase in (Phase.FAILED, Phase.ENDING) or self._killed_at is not None:
             return 0.02
         return AGREES if self._stops.waits else TICK
@@ -212,7 +212,7 @@ class Supervisor:
             self._lose_leader(message["reason"], now)
 
     def _agree_on_stops(self) -> None:
-        """Passes what ranks, the leader and the other agents want done at a step boundary."""
+        """Exchanges between ranks and leader what all ranks do at which step boundary (see `stop_agreement`)."""
         pulse, stops = self._means.pulse, self._stops
         before = stops.proposal, stops.committed
         messages = stops.look(pulse.stops(), self._exits)
@@ -222,7 +222,7 @@ class Supervisor:
             self._control.send(message)
 
     def _report_status(self, now: float) -> None:
-        """Updates the status that heartbeats carry; on the leader also passes requests of commands."""
+        """Updates the status in heartbeats. The leader also judges step times, and passes on `attach` requests."""
         status, ranks = self._control.status, self._status
         joined = ranks.joined(self._exits)
         changed = (status.get("resumable"), status.get("joined")) != (self._resumable, joined)
@@ -246,7 +246,7 @@ class Supervisor:
     # -- stop requests
 
     def _look_at_signals(self, now: float) -> None:
-        """Passes a stop request to the other agents and to the ranks; ends ranks that cannot resume."""
+        """Passes stop requests on to the other agents and to the ranks; ends ranks that cannot resume."""
         ends, warns = self._means.signals.ends(), self._means.signals.warns()
         for level, name, number in (("stop", "end", ends), ("warning", "warning", warns)):
             if number and level not in self._requests:
@@ -266,7 +266,7 @@ class Supervisor:
         self._control.send({"type": "stop", "level": name, "stop": event_json.values(stop)})
 
     def _pass_on(self, now: float) -> None:
-        """Signals the ranks that listen, once each; kills those that do not leave in time."""
+        """Signals the ranks that listen for stop requests, once each, and kills those that do not exit in time."""
         warned = self._means.signals.warns() or "warning" in self._requests or self._returned
         wanted = [*([signal.SIGUSR2] if warned else ()), *([signal.SIGTERM] if self._ending else ())]
         for place in self._alive:
@@ -285,7 +285,7 @@ class Supervisor:
             self._kill(now)
 
     def _signal_program(self, stop_checker: StopChecker, now: float) -> None:
-        """Sends each rank of a program its one signal to stop, whatever the cause."""
+        """Sends each rank of a program the stop signal once, on any stop request or if another exits with 75."""
         watches = self._phase is Phase.RUNNING and self._alive and not self._status.listened
         if watches and "stop" not in self._requests and (reason := stop_checker.reason(now)):
             self._request("stop", "end", Stop(reason=reason))
@@ -316,7 +316,7 @@ class Supervisor:
             elif self._stop_by is None:
                 self._left_first = True
                 self._report_left()
-                self._terminate(now)  # ranks that do not listen would not leave by themselves
+                self._terminate(now)  # ranks that do not listen for stop requests would not exit by themselves
             if not self._alive:
                 if self._resumable:
                     self._report_left()
@@ -325,11 +325,11 @@ class Supervisor:
             self._report_failure(to_blame(failed), now)
         elif not self._alive:
             if self._program_signalled or self._phase is Phase.LEAVING:
-                self._report_left()  # they left in time and may have more to do; if not, the next attempt is short
+                self._report_left()  # they exited in time, and may have more to do; if not, the next attempt is short
             self._end(now)
 
     def _may_leave(self, failed: Sequence[Failure]) -> bool:
-        """Whether ranks that ended with an exit code other than 0 did so to resume later."""
+        """Returns whether ranks that ended with an exit code other than 0 did so to resume later."""
         codes = {failure.code for failure in failed}
         if not self._resumable:
             return self._left_first or to_blame(failed).code is FaultCode.LEFT
@@ -338,13 +338,13 @@ class Supervisor:
         return bool(FaultCode.LEFT in codes or leaving or signalled)
 
     def _end(self, now: float) -> None:
-        """No rank of this agent runs any more, and none was killed for a failure."""
+        """Reports to the leader that all ranks of this agent have ended, none of them killed because of a failure."""
         self._phase = Phase.ENDED
         self._gives_up = now + LATE if self._too_late else None
         self._control.send({"type": "ended"})
 
     def _report_failure(self, failure: Failure, now: float) -> None:
-        """A rank has failed: all others of this agent are useless."""
+        """Reports the failure of a rank to the leader, and ends this agent's other ranks."""
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
@@ -355,7 +355,7 @@ class Supervisor:
         self._stop_ranks(now)
 
     def _report_left(self) -> None:
-        """Ranks have left to resume later."""
+        """Reports to the leader that ranks have exited to resume later, and why."""
         if self._returned and not self._ending:
             self._send_failure(Kind.REGROUP, Fault(code=FaultCode.NODE_RETURNED, back=self._returned))
             return
@@ -369,9 +369,9 @@ class Supervisor:
         self._send_failure(Kind.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
 
     def _agreed_stop(self) -> Stop | None:
-        """The stop that the ranks have agreed on and written themselves."""
+        """Returns the Stop event that the ranks have written after agreeing on a stop; None: none, or unreadable."""
         entries: list[dict[str, Any]] = []
-        with contextlib.suppress(errors.RunError):  # the stop request counts, and not how it is described
+        with contextlib.suppress(errors.RunError):  # it only describes the stop request
             entries = list(event_file.read(self._means.attempt.events_file("stop"), retry_seconds=0))
         return events.last(entries, Stop)
 
@@ -384,7 +384,7 @@ class Supervisor:
         self, kind: Kind, fault: Fault, *, listens: bool | None = None, lost: tuple[int, ...] = (),
         exit_code: int | None = None,
     ) -> RoundFailure:  # fmt: skip
-        """Completes a fault by the step, and by this agent if it does not name another one."""
+        """Returns a failure with this fault, completed by the step and, unless set, this agent's host and node."""
         if not fault.host:
             fault = replace(fault, host=self._own.host)
         if fault.node is None:
@@ -411,11 +411,11 @@ class Supervisor:
             self._stop_ranks(now)
 
     def _lose_leader(self, reason: str, now: float) -> None:
-        """The connection to the leader is lost: every agent decides for itself, by the same rules."""
+        """Handles the loss of the leader: every agent then decides for itself, by the same rules."""
         if self._over:  # the leader has left because all is done
             return
         leader = self._rendezvous.members[0]
-        self._over = True  # nobody will send it
+        self._over = True  # no leader is left to send it
         if self._verdict is not None:
             return
         fault = Fault(host=leader.host, node=leader.node_rank, accused=(Accused(host=leader.host),))
@@ -439,7 +439,7 @@ class Supervisor:
         self._receive_verdict(verdict, now)
 
     def _write_verdict(self, verdict: Verdict) -> None:
-        """This agent saw the failure first, and writes it to the run directory and the log."""
+        """Writes the verdict to the run directory and the log. Only the agent that saw the failure first calls it."""
         if verdict.restarts:
             restart = verdict.restart(self._rendezvous.world_size)
             self._means.events(restart)
@@ -491,7 +491,7 @@ class Supervisor:
                 return None
             first = min(self._exits)
             return Done(dict(self._exits[first].returned or {}))
-        if verdict.saves and self._phase is not Phase.ENDED:  # ours could not resume; others may still save
+        if verdict.saves and self._phase is not Phase.ENDED:  # these ranks could not resume; others may be saving
             self._end(now)
         if verdict.saves and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None

@@ -1,7 +1,4 @@
-"""What agents report of a failure, and what the leading agent decides about it for all. Pure.
-
-An agent sends a RoundFailure to the leader, which makes a Verdict of it and sends that to all agents.
-"""
+"""The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (Verdict). Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ class RoundFailure:
 
     Attributes:
         kind: the kind, for the restart policy.
-        fault: its description.
-        member: index of the agent that reports it to the user.
-        listens: whether the rank can resume; of a lost node: whether any rank can.
+        fault: the fault with its code.
+        member: member index of the agent that reports the failure to the user.
+        listens: whether the failed rank can resume; of a lost node: whether any rank can.
         lost: indices of members that are gone.
         saved: whether a program has saved something in this round.
-        stop: why ranks have left to resume later; None: they have not.
-        exit_code: exit code of the attempt, if this failure ends it; None: the one of the decision.
+        stop: why ranks have exited with code 75, to resume later; None: they have not.
+        exit_code: exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict.
     """
 
     kind: Kind
@@ -41,11 +38,11 @@ class RoundFailure:
 
     @property
     def step(self) -> int:
-        """Steps of the run that were done; -1: none."""
+        """Step of the run that the round reached; -1: none."""
         return -1 if self.fault.step is None else self.fault.step
 
     def fields(self) -> dict[str, Any]:
-        """Returns the failure as JSON types, the fields of a message `failure`."""
+        """Returns the fields of a message `failure` or `verdict`, as JSON types."""
         return {
             "kind": self.kind.value, "fault": event_json.values(self.fault), "member": self.member,
             "listens": self.listens, "lost": list(self.lost), "saved": self.saved,
@@ -54,7 +51,7 @@ class RoundFailure:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> RoundFailure:
-        """Returns the failure of a message that contains its `fields`."""
+        """Returns the failure from a message with its `fields`."""
         stop = message["stop"]
         return cls(
             Kind(message["kind"]), event_json.from_values(Fault, message["fault"]), int(message["member"]),
@@ -65,13 +62,13 @@ class RoundFailure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all agents do about the first failure of a round.
+    """The leader's decision about the first failure of a round, which all agents carry out.
 
     Attributes:
         failure: the failure.
         then: what follows.
-        exit_code: exit code of the attempt, if it ends.
-        history: the rounds so far; after a restart, at the start of the next round.
+        exit_code: exit code of the attempt, if the attempt ends.
+        history: the rounds so far; if the ranks restart, as at the start of the next round.
     """
 
     failure: RoundFailure
@@ -85,19 +82,19 @@ class Verdict:
 
     @property
     def saves(self) -> bool:
-        """Whether ranks get the time to save and leave."""
+        """Whether the ranks get time to save and exit."""
         return self.failure.kind in (Kind.LEFT, Kind.REGROUP)
 
     @property
     def event(self) -> Fault | Stop:
-        """The event of a verdict that ends the attempt."""
+        """The event to write if this verdict ends the attempt."""
         stop, step = self.failure.stop, self.failure.step
         if stop is not None:
             return replace(stop, step=step) if step >= 0 else stop
         return replace(self.failure.fault, ends_with=self.exit_code)
 
     def restart(self, world_size: int) -> Restart:
-        """Returns the event of a verdict after which the ranks restart.
+        """Returns the event to write if the ranks restart after this verdict.
 
         Args:
             world_size: world size of the round that is over.
@@ -106,7 +103,7 @@ class Verdict:
         return event_json.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
 
     def message(self) -> dict[str, Any]:
-        """Returns the message `verdict`."""
+        """Returns the message `verdict`, as JSON types."""
         return {
             "type": "verdict", **self.failure.fields(), "then": self.then.value, "ends_with": self.exit_code,
             "history": asdict(self.history),
@@ -114,7 +111,7 @@ class Verdict:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Verdict:
-        """Returns the verdict of a `message`."""
+        """Returns the verdict from a message that `message` has made."""
         failure = RoundFailure.of(message)
         return cls(failure, Then(message["then"]), int(message["ends_with"]), History(**message["history"]))
 
@@ -122,14 +119,14 @@ class Verdict:
 def judge(
     failure: RoundFailure, history: History, *, stopping: bool, members: int, least: int, max_restarts: int
 ) -> Verdict:
-    """Returns what all agents do about a failure. Pure.
+    """Returns the verdict on a failure, by the restart policy. Pure.
 
     Args:
         failure: the first failure of the round.
-        history: the rounds before.
+        history: the earlier rounds.
         stopping: whether the agents were asked to stop.
         members: number of agents in the round.
-        least: number of agents with which the run can continue.
+        least: minimum number of agents with which the run can continue.
         max_restarts: launch.max_restarts.
     """
     further = max(failure.step, history.best + 1) if failure.saved else failure.step
@@ -151,19 +148,22 @@ def judge(
 
 
 def may_be_cut_off(verdict: Verdict, least: int) -> bool:
-    """Returns whether the lost members may continue without those who decided so: a partition looks the same from both
-    sides. Pure.
+    """Returns whether the lost members may be alive and continue without this agent, after a network partition. Pure.
 
-    | kind | then | lost members | |
+    | kind | then | lost members | result |
     |---|---|---|---|
-    | lost node | the attempt ends: too few are left | enough for a round without us | perhaps |
-    | lost node | the attempt ends | fewer | no |
-    | any | the ranks restart | any | no: the folder `rounds` decides which side continues |
-    | another | any | any | no: the members of the round have exchanged messages |
+    | lost node | the attempt ends | enough for a round of their own | True |
+    | lost node | the attempt ends | fewer | False |
+    | any | the ranks restart | any | False: the directory `rounds` decides which side continues |
+    | another | any | any | False: the members of the round have exchanged messages |
+
+    Args:
+        verdict: the verdict.
+        least: minimum number of agents with which the run can continue.
     """
     return not verdict.restarts and verdict.failure.kind is Kind.LOST_NODE and len(verdict.failure.lost) >= least
 
 
 def describe(event: Fault | Stop) -> str:
-    """Returns why an attempt ended, as text."""
+    """Returns why an attempt ended, as text for the user."""
     return f"stopped: {text.of_stop(event)}" if isinstance(event, Stop) else text.of_fault(event)

@@ -4,7 +4,8 @@ A rank is a fork of its agent, so that torch is loaded once per node. A fork is 
 thread and no initialised GPU: a lock that another thread holds during the fork stays locked in the child for ever.
 Otherwise each rank starts in a new interpreter, which takes as long as importing torch.
 
-Only `reap`, `close`, and `start` while the kernel is out of processes, block. This module does not import torch.
+Only `reap` and `close` block, and `start` while no process, memory or file descriptor is left. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 START_TIMEOUT = 5.0  # seconds for which fork, open and pipe are retried
-_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # what may be better in a moment
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # errors that are retried
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class WorkerExit:
     """How one rank ended.
 
     Attributes:
-        place: number of the rank among those of its agent.
+        place: number of the rank among the ranks of its agent, from 0.
         rank: global rank.
-        pid: its process id.
+        pid: process id of the rank.
         code: exit code; negative: the signal that killed it.
         returned: metrics that it reported; None: it did not report that its work is done.
         error: exception that it reported; None: it reported none.
-        time: seconds since the epoch when the agent noticed the exit.
+        time: when the agent noticed the exit, in seconds since the epoch.
     """
 
     place: int
@@ -72,12 +73,12 @@ class WorkerExit:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A rank whose process still exists after SIGKILL, or after the end of its round.
+    """A rank with a process that still exists after SIGKILL, or after the end of its round.
 
     Attributes:
         rank: global rank.
-        pid: its process id.
-        state: the state of the process (man 5 proc); D: uninterruptible sleep, on a device or a file server.
+        pid: process id of the rank.
+        state: state letter of the process (man 5 proc); D: uninterruptible sleep, on a device or a file server.
     """
 
     rank: int
@@ -97,10 +98,10 @@ class StartError(Exception):
     """A rank could not be started. The ranks that had started are killed.
 
     Attributes:
-        rank: the rank that failed.
-        number: errno.
+        rank: global rank that could not be started.
+        number: errno of the OSError.
         message: text of the OSError, with its file.
-        processes, files: limits of this process (`ulimit -u`, `ulimit -n`); -1: unlimited.
+        processes, files: this process's limits of processes and open files (`ulimit -u`, `ulimit -n`); -1: unlimited.
     """
 
     def __init__(self, rank: int, error: OSError) -> None:
@@ -111,10 +112,10 @@ class StartError(Exception):
 
 
 class WorkersStillThere(Exception):
-    """Processes of the last round still exist, and may hold GPUs, memory and ports.
+    """Ranks of an earlier round still have processes, which may hold GPUs, memory and ports.
 
     Attributes:
-        left: these ranks.
+        left: the ranks.
     """
 
     def __init__(self, left: Sequence[LeftOver]) -> None:
@@ -124,7 +125,15 @@ class WorkersStillThere(Exception):
 
 @dataclass
 class _Worker:
-    """A rank that was started."""
+    """A rank that was started.
+
+    Attributes:
+        placement: the rank.
+        pid: its process id.
+        report: descriptor of the memory file to which it writes its metrics or its error.
+        error_file: file to which torch's `@record` writes the rank's error (TORCHELASTIC_ERROR_FILE).
+        code: exit code; negative: the signal that killed it; None: it still runs.
+    """
 
     placement: Placement
     pid: int
@@ -146,16 +155,16 @@ class WorkerGroup:
     def __init__(self, logs: Path, *, fresh: Callable[[Placement], Fresh] | None = None) -> None:
         """
         Args:
-            logs: folder of the ranks' output files.
-            fresh: returns how to start a rank in a new interpreter if a fork is unsafe; None: always fork.
+            logs: directory of the ranks' output files.
+            fresh: returns how to start a rank in a new interpreter, if a fork is unsafe; None: always fork.
         """
         self._logs, self._fresh = logs, fresh
         self._workers: list[_Worker] = []
-        self._seen: list[WorkerExit] = []  # which `poll` has yet to return
-        self._left: list[_Worker] = []  # of earlier rounds
-        self._gate: tuple[int, int] | None = None  # the ends of its pipe
+        self._seen: list[WorkerExit] = []  # exits that `poll` has yet to return
+        self._left: list[_Worker] = []  # ranks of earlier rounds that did not end
+        self._gate: tuple[int, int] | None = None  # read and write end of the gate's pipe
         self._output: Forwarder | None = None
-        self._before: set[int] | None = None  # children of this process that are none of ours; None: not known
+        self._before: set[int] | None = None  # process ids of children that are no ranks of this round; None: unknown
         self._warned = False
 
     # -- start
@@ -164,18 +173,18 @@ class WorkerGroup:
         self, ranks: Sequence[Placement], run: Run, *, round_number: int = 0,
         close_in_child: Sequence[int] = (), ignore: Collection[signal.Signals] = (),
     ) -> None:  # fmt: skip
-        """Starts all ranks. They wait at the gate, until `open_gate`, before they use the store.
+        """Starts all ranks of this agent. Before they use the store, they wait until `open_gate`.
 
         Args:
             ranks: the ranks, by place.
             run: function that a rank calls in its process. It returns the rank's metrics.
             round_number: number of the round, from 0.
-            close_in_child: descriptors of this process that ranks close.
-            ignore: signals that ranks ignore from the start. All others have their default.
+            close_in_child: file descriptors of this process that ranks close.
+            ignore: signals that ranks ignore from the start. All others have their default action.
 
         Raises:
             WorkersStillThere: processes of an earlier round still exist.
-            StartError: no process, memory or descriptor is left for one of them; none keeps running.
+            StartError: a rank could not be started (no process, memory or descriptor is left). No rank keeps running.
         """
         assert not self._workers, "the round before is not closed"
         if left := self.still_there():
@@ -207,7 +216,7 @@ class WorkerGroup:
         assert self._gate is not None
         assert self._output is not None
         names = [self._logs / log_name(placement.rank, round_number, kind) for kind in ("out", "err", "error.json")]
-        with contextlib.ExitStack() as opened:  # what is open when something fails
+        with contextlib.ExitStack() as opened:  # descriptors to close if something fails
 
             def open_(path: Path, flags: int) -> int:
                 descriptor = _retry_shortage(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
@@ -237,7 +246,7 @@ class WorkerGroup:
             self._output.add(placement.rank, out_copy, err_copy)
 
     def _cannot_fork(self) -> bool:
-        """Whether a fork of this process might hang or fail; says so once."""
+        """Returns whether ranks must start in a new interpreter, since forking is unsafe. Logs the reason once."""
         if self._fresh is None or not (why := unsafe_to_fork()):
             return False
         if not self._warned:
@@ -246,17 +255,17 @@ class WorkerGroup:
         return True
 
     def open_gate(self) -> None:
-        """Lets the ranks of this round use the store, now and later."""
+        """Lets the ranks of this round use the store."""
         if self._gate is not None and self._gate[1] >= 0:
-            with contextlib.suppress(BrokenPipeError):  # all have ended
-                os.write(self._gate[1], b"!")  # which nobody takes out, so that every rank sees it
+            with contextlib.suppress(BrokenPipeError):  # all ranks have ended
+                os.write(self._gate[1], b"!")  # no rank reads it: the pipe stays readable for all
             os.close(self._gate[1])
             self._gate = (self._gate[0], -1)
 
     # -- watch
 
     def poll(self) -> list[WorkerExit]:
-        """Returns the ranks that have ended since the last call."""
+        """Returns the exits of the ranks that have ended since the last call. Does not block."""
         self._collect()
         seen, self._seen = self._seen, []
         return seen
@@ -275,23 +284,19 @@ class WorkerGroup:
                 ))  # fmt: skip
 
     def pids(self) -> list[int]:
-        """Returns the process ids by place. That of an ended rank may belong to another process by now."""
+        """Returns the process ids of the ranks, by place. An ended rank's id may belong to another process by now."""
         return [worker.pid for worker in self._workers]
 
     def forward_output(self) -> bool:
-        """Copies what ranks have written since the last call, up to a bound, each line as `[RANK] ...`.
-
-        Returns:
-            Whether there is more.
-        """
+        """Copies some of the ranks' new output, each line as `[RANK] ...`. Returns whether there is more."""
         return self._output is not None and self._output.forward()
 
     # -- end
 
     def signal(self, place: int, number: int) -> None:
-        """Sends a signal to one rank, unless it has ended."""
+        """Sends the signal `number` to the rank at this place, unless it has ended."""
         worker = self._workers[place]
-        if worker.code is None:  # not reaped, so no other process can have its id
+        if worker.code is None:  # it is not reaped, so no other process can have its id
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
 
@@ -304,10 +309,10 @@ class WorkerGroup:
         """Waits until all ranks have ended.
 
         Args:
-            timeout: seconds.
+            timeout: most seconds to wait.
 
         Returns:
-            Process ids of ranks that have not ended: they hang in a device or a file server. See `still_there`.
+            Process ids of the ranks that have not ended. After `kill` these wait for a device or a file server.
         """
         give_up, pause = time.monotonic() + timeout, 0.001
         while True:
@@ -319,17 +324,17 @@ class WorkerGroup:
             pause = min(0.02, 2 * pause)
 
     def still_there(self) -> list[LeftOver]:
-        """Returns the ranks of earlier rounds whose processes still exist. They may hold GPUs, memory and ports."""
+        """Returns the ranks of earlier rounds that still have a process, which may hold GPUs, memory and ports."""
         self._left = [worker for worker in self._left if _exit_code(worker.pid) is None]
         return [LeftOver.of(worker.placement.rank, worker.pid) for worker in self._left]
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends the round: kills ranks and their child processes, copies the rest of the output, removes error files.
 
-        `still_there` returns the ranks that do not end in time.
+        Afterwards `still_there` returns the ranks that did not end in time.
 
         Args:
-            timeout: seconds to wait for the ends of ranks.
+            timeout: most seconds to wait until the ranks have ended.
         """
         self.kill()
         self.reap(timeout)
@@ -349,7 +354,7 @@ class WorkerGroup:
 
 
 def _retry_shortage(call: Callable[[], Any]) -> Any:
-    """Returns the result of a call. Retries it for START_TIMEOUT while processes, memory or descriptors are used up.
+    """Returns the result of `call`. Retries it for START_TIMEOUT while no process, memory or descriptor is left.
 
     Raises:
         OSError: the shortage lasted, or it is another error.
@@ -367,7 +372,10 @@ def _retry_shortage(call: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[set[Any]]:
-    """Blocks all signals, so that a forked child gets none before it has reset its handlers; yields the old mask."""
+    """Context manager that blocks all signals, so that a forked child gets none before it has reset its handlers.
+
+    Yields the former signal mask.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield before
@@ -376,9 +384,9 @@ def _signals_blocked() -> Iterator[set[Any]]:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Reaps a child if it has ended. Returns its exit code (negative: the signal); None: it still runs."""
+    """Reaps a child process if it has ended. Returns its exit code (negative: the signal); None: it still runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:  # somebody else has waited for it
+    except ChildProcessError:  # it was reaped elsewhere: the exit code is lost
         return errors.FAILED
     return os.waitstatus_to_exitcode(status) if ended else None
