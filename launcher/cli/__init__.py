@@ -1,48 +1,50 @@
 """The command line, with one module for each command. It may import every other package.
 
-- `commands`: the table of commands, and their dispatch
-- `options`: options, arguments and help of each command
-- `submit`: `KEY=VALUE ...`: composes, plans, submits or shows; `dry_run`
-- `multirun`: `-m KEY=A,B`: submits the points of a sweep
-- `run`: `run SCRIPT`: the user's own script
-- `confirm`: the cost of a submission, and the question before it
+A module with the name of a command has the command's `run` function.
+
+- `commands`: the table of commands with their one-line help; parser and dispatch
+- `options`: options, arguments and `--help` of each command
+- `submit`: `KEY=VALUE ...`: composes the config, then submits the run or shows it (`dry_run`)
+- `multirun`: `-m KEY=A,B`: submits the points of a sweep or search
+- `run`: `run SCRIPT`: turns a script and its arguments into overrides
+- `confirm`: prints the cost of a submission, and asks for confirmation
 - `follow`: follows a run to its end: output, progress, Ctrl-C
-- `status`: `status`
-- `status_rows`: which runs `status` selects, and the values of their rows
-- `status_view`: what `status` prints: the table, notes, details of named runs
+- `status`: chooses between an empty list and `status_view`
+- `status_rows`: selects the runs that `status` shows, and computes the values of their rows
+- `status_view`: what `status` prints: table, notes, details of named runs
 - `status_table`: columns and widths of the table of `status`
-- `watch`: `status --watch`
-- `logs`: `logs`
-- `wait`: `wait`
-- `why`: `why`
-- `post_mortem`: `post-mortem`
-- `cancel`: `cancel`
-- `resume`: `resume`
-- `attach`: `attach`
-- `checkpoint`: `checkpoint`: lists, verifies, extracts
-- `sweep`: `sweep`: which options go with which of its actions, and their dispatch
+- `watch`: `status --watch`: the updated table, and its lines without a terminal
+- `logs`: prints and follows output; how often files and states are polled
+- `wait`: follows a run or sweep, and exits with its code
+- `why`: layout of the explanation why a run waits
+- `post_mortem`: layout of the explanation why a run ended; its JSON
+- `cancel`: cancels runs, sweeps and orphaned jobs
+- `resume`: submits another attempt of a run
+- `attach`: a shell, stacks or the debugger of a running rank
+- `checkpoint`: lists, inspects, verifies, extracts and adopts checkpoints
+- `sweep`: which options go with which action of `sweep`, and their dispatch
 - `sweep_status`: `sweep status`: progress, points that run or have failed
 - `sweep_results`: `sweep results`: points with metrics, the best first; CSV
 - `sweep_change`: `sweep rerun`, `cancel`, `throttle`
 - `sweep_follow`: follows a sweep to its end
-- `hydra_sweepers`: `hydra/sweeper=…` (Optuna's, Ax's), where a command waits: its settings, the value of each point
-- `optuna_search`: `hydra/sweeper=optuna`
-- `report`: `report`: writes the page
-- `open`: `open`: shows the page
-- `browser`: opens a page in a browser, or prints the command that copies it to your machine
-- `prune`: `prune`
-- `site`: `site`: lists, makes and compares profiles
-- `doctor`: `doctor`
-- `topology`: `topology`: cores, GPUs and network devices of a node
-- `topology_picture`: its picture of CPUs and ranks
-- `data`: `data`: lists and downloads data sets
-- `env`: `env`: archives of environments
-- `template`: `template`: templates of job scripts to start from, and their check
-- `help`: `help`, `--help`, `--version`: layout of texts and of the list of keys
-- `complete`: `complete`: the shells' scripts for completion
-- `completion`: the candidates for the word at the cursor
-- `find`: the runs and sweeps that a command line names
-- `text`: text that several commands print: the plan, why and how a run ended
-- `progress`: all progress bars, and their lines without a terminal
+- `hydra_sweepers`: settings of searching sweepers of Hydra (Optuna, Ax), and the objective of each point for them
+- `optuna_search`: `hydra/sweeper=optuna`: the study, its batches of trials, the best trial
+- `report`: writes the HTML page of runs or of a sweep
+- `open`: writes the page if it is outdated, and opens it
+- `browser`: opens a page in a browser, or prints the command that copies it to the user's machine
+- `prune`: lists and removes old runs
+- `site`: lists, shows, writes and checks profiles of sites
+- `doctor`: runs the checks of this machine, and prints their findings
+- `topology`: cores, GPUs and network devices of a node, and the ranks bound to them
+- `topology_picture`: the picture of a node's CPUs and ranks
+- `data`: lists and downloads data sets
+- `env`: packs a venv into an archive
+- `template`: prints a job script template to start from, and checks the user's own
+- `help`: `help`, `--help`, `--version`: general help, and the list of keys
+- `complete`: installs or prints the completion script of a shell
+- `completion`: computes the completions of the word at the cursor
+- `find`: finds the runs and sweeps that a command line names
+- `text`: text that several commands print: tables, the plan, why and how a run ended
+- `progress`: all progress bars, and progress lines without a terminal
 - `screen`: removes terminal escape sequences from all that commands print
 """

@@ -47,10 +47,10 @@ def run(arguments: Namespace) -> int:
 
 
 def _running(seen: RunStatus) -> Attempt:
-    """Returns the attempt that runs.
+    """Returns the running attempt.
 
     Raises:
-        RunError: no attempt runs.
+        RunError: no attempt is running.
     """
     id, attempts = seen.run.id, seen.run.attempts()
     if seen.state.over:
@@ -63,7 +63,7 @@ def _running(seen: RunStatus) -> Attempt:
 
 
 def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
-    """Returns the `met` events of the newest round, one of each agent; each has the number of agents. Pure."""
+    """Returns each agent's `met` event of the newest round. Every `met` event has the number of agents. Pure."""
     met = every(events, Met)
     newest = max((event.round for event in met), default=0)
     return [event for event in met if event.round == newest]
@@ -130,10 +130,10 @@ def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int)
 
 
 def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
-    """Returns the `breakpoint` events of the ranks that wait at one now, by rank. Pure.
+    """Returns, by rank, the `breakpoint` events of the ranks that wait at a breakpoint now. Pure.
 
     Args:
-        events: of one attempt, oldest first.
+        events: the events of one attempt, oldest first.
     """
     found: dict[int, Breakpoint] = {}
     for event in known(events):
@@ -176,10 +176,10 @@ def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int 
 
 
 def _choose(seen: RunStatus, at: Mapping[int, Breakpoint], rank: int | None) -> Breakpoint:
-    """Returns the breakpoint to attach to: that of `rank`, or the only one.
+    """Returns the breakpoint at which `rank` waits; for `rank` None, the only breakpoint at which a rank waits.
 
     Raises:
-        RunError: there is none, or there are several and `rank` is None.
+        RunError: `rank` does not wait at a breakpoint; or it is None, and no rank waits, or several do.
     """
     id, waits = seen.run.id, "; ".join(f"rank {each} in {event.where}" for each, event in sorted(at.items()))
     if not seen.plan.debugs:

@@ -1,4 +1,4 @@
-"""Opens a page in the user's browser, or prints how to copy the page to another machine."""
+"""Opens an HTML page in the user's browser, or prints how to copy the page to another machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.formatting import rough_size
 
 
 def show(path: Path) -> None:
-    """Opens a page in the browser, or prints its location if there is no browser."""
+    """Opens a page in the browser; without a browser, prints where the page is and how to copy it."""
     if has_browser(os.environ, sys.platform):
         try:
             if webbrowser.open(path.absolute().as_uri()):
@@ -43,7 +43,7 @@ def has_browser(environ: Mapping[str, str], platform: str) -> bool:
 
 
 def print_location(path: Path) -> None:
-    """Prints where a page is, and the command that copies it to the user's own machine."""
+    """Prints a page's path and size, and the command that copies the page to the user's own machine."""
     path = path.absolute()
     print(f"directory  {path.parent}")
     print(f"page       {path} ({rough_size(path.stat().st_size)})")
@@ -51,9 +51,9 @@ def print_location(path: Path) -> None:
 
 
 def copy_command(path: Path, environ: Mapping[str, str], user: str, host: str) -> str:
-    """Returns the scp command that copies a file of this machine to the user's own. Pure.
+    """Returns the scp command that copies a file from this machine to the user's own. Pure.
 
-    If the user came by ssh, it uses the address by which they have reached this machine; else `host`.
+    It names this machine by the address to which the user's ssh connected; without ssh, by `host`.
     """
     address = (environ.get("SSH_CONNECTION", "").split() or [""] * 4)[2:3]  # client, its port, server, its port
     name = address[0] if address and address[0] else host

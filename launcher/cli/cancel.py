@@ -48,10 +48,10 @@ def run(arguments: Namespace) -> int:
 
 
 def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
-    """Returns the run, the point or the sweep with this name or job id, or the orphaned job with this id.
+    """Finds a run, point or sweep by name or by the id of its job, or an orphaned job by its id.
 
     Raises:
-        RunError: nothing matches, or several runs do.
+        RunError: nothing matches, several runs do, or the job belongs to a sweep as a whole.
     """
     try:
         return find_either(name, runs_dir)

@@ -1,4 +1,4 @@
-"""`checkpoint`: lists, inspects and verifies the checkpoints of a run, and extracts plain files from them."""
+"""`checkpoint`: lists, inspects, verifies and adopts checkpoints, and extracts plain files from them."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def run(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """The checkpoints that the command line names.
+    """The checkpoints that the command line names, and the run's retention settings.
 
     Attributes:
-        name: the id of the run, or the name of the folder.
-        folder: the folder of the checkpoints.
-        step: the chosen step; None: all, or the newest.
-        keep: how many of the newest checkpoints the run keeps.
-        best: the metric whose best checkpoint the run keeps too; None: none.
-        best_is: `max` or `min`.
+        name: id of the run, or name of the folder.
+        folder: the folder that contains the checkpoints.
+        step: the step that the user has named; None: no step was named.
+        keep: how many of the newest checkpoints the run keeps (checkpoint.keep).
+        best: metric whose best checkpoint is kept, too (checkpoint.best); None: only the newest ones are kept.
+        best_is: whether the `max` or the `min` of that metric is best.
     """
 
     name: str
@@ -72,6 +72,11 @@ class Place:
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
+    """Finds the checkpoints of a run, or in a folder, or the one checkpoint that is the folder.
+
+    Raises:
+        ConfigError: STEP is not a step, or contradicts the folder.
+    """
     wanted = None
     if step is not None:
         wanted = int(step) if step.isdecimal() else checkpoints.step_of(step)
@@ -92,10 +97,10 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
 
 
 def _chosen(place: Place) -> list[Path]:
-    """Returns the chosen checkpoints, newest first.
+    """Returns the checkpoint of the named step; if none was named, all checkpoints, newest first.
 
     Raises:
-        CheckpointError: there is none, or none of this step.
+        CheckpointError: there are no checkpoints, or none of that step.
     """
     found = checkpoints.candidates(place.folder)
     chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
@@ -111,7 +116,7 @@ def _chosen(place: Place) -> list[Path]:
 
 
 def _one(place: Place) -> tuple[Path, Manifest]:
-    """Returns the checkpoint of the given step, or the newest one that seems undamaged."""
+    """Returns the checkpoint of the named step; if none was named, the newest one whose files have the right sizes."""
     chosen = _chosen(place)
     if place.step is None:
         newest = next(iter(checkpoints.sound(place.folder).items()), None)
@@ -228,7 +233,7 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of nested dicts, by dotted name."""
+    """Yields the leaves of nested dicts, each with its dotted name."""
     for key, item in value.items():
         if isinstance(item, dict):
             yield from _flat(item, f"{prefix}{key}.")

@@ -1,6 +1,6 @@
-"""The table of sub-commands, and their dispatch. A command's module is imported only when the command is called.
+"""The table of sub-commands, their parser and their dispatch. A command's module is imported when it is called.
 
-Each module has `run(arguments)`, which returns the exit code. The command's options and its help are in `options`.
+Each module has `run(arguments)`, which returns the exit code. Options and help of the commands are in `options`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-# The command's name, which is also its module's (with `_` for `-`), and its line in the list of commands.
+# Each command's name, which is also the name of its module (with `_` for `-`), and its line in the list of commands.
 COMMANDS = {
     "run": "Your own script; its arguments follow `--`.",
     "status": "State of runs, with one query to the scheduler for all.",
@@ -47,7 +47,7 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser which takes options and arguments in any order, and reports an error in one line, with near matches."""
+    """A parser that accepts options and arguments in any order, and reports an error in one line, with near matches."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         # A fixed width, since argparse would import shutil and its dependencies to find the terminal's width.
@@ -55,14 +55,14 @@ class Parser(argparse.ArgumentParser):
             prog, description=description, allow_abbrev=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=80),
         )  # fmt: skip
-        # Name of the attribute that gets the words after `--` unchanged; None: they are parsed like the others.
+        # Attribute of the result that gets the arguments after `--` unchanged; None: they are parsed like all others.
         self.behind: str | None = None
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parses the words of a command.
+        """Parses the arguments of a command.
 
         Raises:
-            ConfigError: a word is no argument of this command.
+            ConfigError: the command has no such option or argument, or a value is wrong.
             SystemExit: the help was requested, and has been printed.
         """
         known = [name for name in self._option_string_actions if name.startswith("--")]
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         if self.behind is not None and "--" in words:
             at = words.index("--")
             words, behind = words[:at], words[at + 1 :]
-        # Checked first, since the value of an unknown option might be taken for a RUN.
+        # Unknown options are found first, since argparse could take their values for a RUN.
         for word in takewhile(lambda word: word != "--", words):
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:

@@ -1,4 +1,4 @@
-"""`complete`: completion of commands, run ids and overrides in bash, zsh and fish."""
+"""`complete`: prints or installs the scripts that complete the launcher's command line in bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def run(arguments: Namespace) -> int:
 
 
 def _known(shell: str) -> str:
+    """Returns `shell` if it has a completion script.
+
+    Raises:
+        ConfigError: it has none.
+    """
     if shell not in SHELLS:
         raise ConfigError(f"there is no completion for {shell or 'a shell without a name'!r}: use {', '.join(SHELLS)}")
     return shell
@@ -43,7 +48,7 @@ def _print_candidates() -> int:
 
 
 def script(shell: str) -> str:
-    """Returns the script that a shell has to load."""
+    """Returns the completion script of a shell: bash, zsh or fish."""
     # Lazily: neither --help nor completion needs it
     from launcher.paths import resource
 
@@ -51,7 +56,11 @@ def script(shell: str) -> str:
 
 
 def _install(shell: str) -> int:
-    """Writes the script into the folder of user settings, and a line that loads it into the shell's start-up file."""
+    """Writes a shell's completion script, and adds a line that loads it to the shell's start-up file; returns 0.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
     # Lazily: neither --help nor completion needs it
     from pathlib import Path
 

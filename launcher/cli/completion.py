@@ -40,7 +40,7 @@ def candidates(words: Sequence[str]) -> list[str]:
     """Returns the completions of the last word, as whole words.
 
     Args:
-        words: all words after the program's name; the last one as far as it has been typed.
+        words: all words after the program's name. The last one is the word at the cursor, up to the cursor.
     """
     *before, word = words or [""]
     if not before and not word.startswith("-") and "=" not in word:
@@ -80,7 +80,7 @@ def _takes_value(option: Action) -> bool:
 
 
 def _count_positionals(before: Sequence[str], options: Mapping[str, Action]) -> int:
-    """Returns how many of the words are neither options nor values of options."""
+    """Returns how many of the words are positional arguments: neither options nor values of options."""
     count, value = 0, False
     for each in before:
         if value:
@@ -93,7 +93,13 @@ def _count_positionals(before: Sequence[str], options: Mapping[str, Action]) -> 
 
 
 def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
-    """Returns the completions of an argument's value, by the name that the help shows for it."""
+    """Returns the completions of an argument or an option's value. Its metavar (RUN, SWEEP, ...) decides the kind.
+
+    Args:
+        action: argparse's description of the argument or option.
+        command: name of the command.
+        word: the word at the cursor.
+    """
     name, text = str(action.metavar or ""), action.help or ""
     if name == "RUN":
         return runs(word, sweeps="a sweep," in text)
@@ -122,12 +128,12 @@ def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
 
 
 def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
-    """Returns ids that begin with `word`, the newest first: of runs, of sweeps, and of a sweep's points (SWEEP/0).
+    """Returns ids of runs, sweeps and points (SWEEP/0) that start with `word`, the newest first.
 
     Args:
-        word: the beginning of the id.
-        sweeps: whether sweeps are wanted.
-        points: whether runs and points are wanted.
+        word: start of the id.
+        sweeps: whether sweeps are included.
+        points: whether runs and points are included.
     """
     folder = default_runs_dir()
     sweep, slash, point = word.rpartition("/")
@@ -160,7 +166,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _timestamp(name: str) -> str:
-    """Returns the date and time in a run's id (`ddp_mnist-20261121-074601-3f9c`); empty: it has none. Pure."""
+    """Returns date and time from a run's id: `20261121-074601` of `mnist-20261121-074601-3f9c`; else empty. Pure."""
     parts = name.split("-")[-3:-1]
     return "-".join(parts) if "".join(parts).isdecimal() else ""
 
@@ -169,11 +175,11 @@ def _timestamp(name: str) -> str:
 
 
 def overrides(word: str, before: Iterable[str]) -> list[str]:
-    """Returns the overrides (KEY= and KEY=VALUE) that begin with `word`.
+    """Returns the overrides (KEY= and KEY=VALUE) that start with `word`.
 
     Args:
-        word: the override, as far as it has been typed.
-        before: the words before it, which may choose a workload and so its keys.
+        word: the override, up to the cursor.
+        before: the words before it. A `workload=NAME` among them decides the keys of the section `workload`.
     """
     plain = word.lstrip("+~")
     mark = word[: len(word) - len(plain)]
@@ -204,7 +210,12 @@ _GROUP_KEYS = tuple(f"{group}=" for group in GROUPS)
 
 
 def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
-    """Returns the values that a key may have; empty: any, or the key is not known."""
+    """Returns the values that a key may have; empty: any value, or the key is unknown.
+
+    Args:
+        key: the key, such as `cluster`.
+        before: the words before it, as for `overrides`.
+    """
     if key in GROUPS:
         return choices(key)
     if key == "track":

@@ -1,4 +1,4 @@
-"""Prints the resources of a submission before it is made, and asks for confirmation if they exceed `confirm_above`."""
+"""Prints the resources that a submission requests, and asks for confirmation if they exceed `confirm_above`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ YES = "--yes"
 
 
 class Declined(LauncherError):
-    """The user was asked whether to submit, and declined."""
+    """The user was asked for confirmation, and declined. Nothing was submitted."""
 
     exit_code = DECLINED
 
 
 def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool) -> None:
-    """Prints the resources that are requested, and asks the user for confirmation if they are more than `above`.
+    """Prints the requested resources, and asks the user for confirmation if they exceed `above`.
 
-    Nothing is asked if standard input is no terminal.
+    If stdin is not a terminal, the submission counts as confirmed.
 
     Args:
         lines: the resources as text.
         cost: the resources as numbers.
         above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
-        yes: whether the user has confirmed on the command line.
+        yes: whether --yes was given.
 
     Raises:
         Declined: the user did not answer yes.

@@ -1,4 +1,4 @@
-"""`doctor`: checks this machine, its software, the shared folder and the scheduler."""
+"""`doctor`: checks this machine, its software, the folder of runs and the scheduler, and prints the findings."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _all(cluster: str | None) -> Iterator[Finding]:
+    """Yields the findings of all checks. The slow import of torch is checked in the background."""
     torch = start(all_checks.torch())
     yield from run_all(all_checks.first())
     try:
@@ -57,10 +58,10 @@ def _all(cluster: str | None) -> Iterator[Finding]:
 
 
 def config_of(cluster: str | None) -> Config:
-    """Returns the configuration with a cluster's profile; None: the default profile.
+    """Composes the config with the profile `cluster`; None: the default profile.
 
     Raises:
-        ConfigError: the configuration cannot be composed.
+        ConfigError: the config cannot be composed.
     """
     # Lazily: what it needs may not be installed, which the checks before report
     from launcher.submission import configs
@@ -69,7 +70,7 @@ def config_of(cluster: str | None) -> Config:
 
 
 def line(found: Finding) -> str:
-    """Returns one finding as text for a terminal; what to do about it starts on a new line. Pure."""
+    """Formats a finding for a terminal, wrapped at WIDTH characters. What to do starts on a new line. Pure."""
     head = f"{MARKS[found.level.value]}  {found.about:<10} "
     margin = " " * len(head)
     body = textwrap.wrap(found.says, WIDTH - len(head), break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,4 +1,4 @@
-"""Finds the runs and sweeps that a command line names."""
+"""Finds the runs and sweeps that a command line names. `runs_dir` None stands for the default folder of runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.runs.sweep_directory import Sweep
 
 
 def find(name: str, runs_dir: Path | None) -> Run:
-    """Returns the run with a name; see `lookup.find`."""
+    """Finds a run by id, unique prefix, `latest`, directory or SWEEP/POINT; see `lookup.find`."""
     return lookup.find(name, runs_dir or default_runs_dir())
 
 
 def reference(run: Run) -> str:
-    """Returns a name by which commands find a run, now and later: its id, or else its directory."""
+    """Returns a name of the run for later commands: its id if the default folder has the run, else its directory."""
     try:
         return run.id if lookup.find(run.id, default_runs_dir()) == run else str(run.path)
     except RunError:
@@ -26,15 +26,15 @@ def reference(run: Run) -> str:
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
-    """The sweep meant by `name`; see `lookup.find_sweep`."""
+    """Finds a sweep by id, unique prefix, `latest` or directory; see `lookup.find_sweep`."""
     return lookup.find_sweep(name, runs_dir or default_runs_dir())
 
 
 def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
-    """Returns the run, the point or the sweep with a name.
+    """Finds a run, point or sweep by id, unique prefix, `latest`, directory or SWEEP/POINT.
 
     Raises:
-        RunError: none has this name, or it is a prefix of several ids.
+        RunError: nothing has this name, or it is a prefix of several ids.
     """
     folder = runs_dir or default_runs_dir()
     if "/" in name or name == "latest" or unwrap(exists(folder / name / "record.json")):

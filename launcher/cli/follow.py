@@ -1,4 +1,4 @@
-"""Follows a run until it is over: prints its output, a progress line in a terminal, and how it ended."""
+"""Follows a run until it is over: prints its output, a progress bar in a terminal, and how the run ended."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def follow_to_end(
         foreground: whether the run belongs to this terminal. If so, Ctrl-C and closing the window cancel the run; else
             they only end this command.
         output: whether the run's output is printed.
-        stream: the reader of the output; None: all output is printed.
-        start: starts the run; None: it was started already.
+        stream: reads the output that is printed; None: all output of the run.
+        start: function that starts the run; None: the run was started before.
     """
     started = start is None
 
@@ -70,22 +70,23 @@ def follow_to_end(
 def with_signals(
     name: str, follow: Callable[[bool, Sequence[int]], T], foreground: bool, cancel: Callable[[bool], object]
 ) -> tuple[T, bool] | None:
-    """Follows a run or sweep to its end, and handles signals and the loss of the terminal meanwhile.
+    """Follows a run or sweep to its end. Handles signals and the loss of the terminal in the meantime.
 
     | event | the run belongs to this terminal | it does not |
     |---|---|---|
     | Ctrl-C, SIGTERM | it is cancelled, and followed to its end; the second time it is killed | following ends |
     | the window is closed (SIGHUP) | it is cancelled, and followed to its end | following ends |
-    | the reader of the output has exited (`head`) | the same | an error |
+    | the reader of the output has exited (`head`) | the same | OSError |
 
     Args:
-        name: the id of the run or sweep.
-        follow: follows it to its end. It gets whether output can be printed, and the list of signals received so far.
-        foreground: whether it belongs to this terminal.
-        cancel: cancels it; with True it kills it.
+        name: id of the run or sweep.
+        follow: follows the run to its end. Called with whether output can be printed, and with the list of signals
+            received so far.
+        foreground: whether the run belongs to this terminal.
+        cancel: cancels the run; called with True, kills it.
 
     Returns:
-        The result of `follow`, and whether it was interrupted; None: following was ended, and the run continues.
+        The result of `follow`, and whether the run was interrupted; None: following ended, and the run continues.
     """
     try:
         with ctrl_c(foreground, cancel) as signals:
@@ -112,10 +113,10 @@ def _discard_terminal_output() -> None:
 
 
 def _discard_output(message: str) -> None:
-    """Redirects standard output to /dev/null, and standard error too, unless it is another file that can be written.
+    """Redirects stdout to /dev/null. Redirects stderr, too, if it is the same file or cannot be written to.
 
     Args:
-        message: written to standard error, if it is that other file.
+        message: written to stderr, unless stderr is redirected.
     """
     with open(os.devnull, "wb") as nowhere:
         separate = not os.path.sameopenfile(1, 2)
@@ -136,7 +137,7 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
     Args:
         foreground: whether the run belongs to this terminal. If so, a signal calls `cancel`; else it raises
             KeyboardInterrupt.
-        cancel: cancels the run; called with True, which kills it, from the second signal on.
+        cancel: cancels the run. From the second signal on it is called with True, which kills the run.
     """
     signals: list[int] = []
 
@@ -164,6 +165,7 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
 
 
 def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) -> RunStatus:
+    """Prints a run's output and progress until the run is over, and returns its last status."""
     live, rate = JobMonitor(share=True), Rate()
     polls, why = 0, ""
     with shown(every=None) as show:  # no progress lines where there is no terminal
@@ -184,7 +186,7 @@ def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) 
 
 
 def wait_until_readable(read: Callable[[], T]) -> T:
-    """Calls `read` until it does not raise UnavailableError, and returns its result. Each new reason is printed."""
+    """Calls `read` until it does not raise UnavailableError, and returns its result. Prints each new error once."""
     why = ""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`help`, `--help`, `--version`, and the text for a command line without arguments. Needs neither Hydra nor torch."""
+"""`help`, `--help`, `--version`, and the text for a command line without arguments. Imports neither Hydra nor torch."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def run(arguments: Namespace) -> int:
 
 
 def show_for(words: Sequence[str]) -> int:
-    """Prints the text for --help or --version among overrides, or the next steps if there are no words; returns 0."""
+    """Handles a command line with --help or --version and without a command, or an empty one; returns 0."""
     if not words:
         print(next_steps())
     elif "--version" in words:
@@ -119,7 +119,7 @@ def next_steps() -> str:
 
 
 def overview() -> str:
-    """Returns the general help: the keys that most runs need, the commands and the options."""
+    """Returns the text of the general `--help`: keys that most runs need, commands, options, exit codes."""
     found = {key.name: key for _, keys in sections(others=False) for key in keys}
     return USAGE.format(
         program=program(), count=len(found),
@@ -130,7 +130,7 @@ def overview() -> str:
 
 
 def everything() -> Iterator[str]:
-    """Yields the lines of `help --all`: all keys, by sections."""
+    """Yields the lines of `help --all`: all keys, grouped by section."""
     for title, keys in sections():
         yield f"== {title} =="
         for key in keys:
@@ -144,10 +144,10 @@ def everything() -> Iterator[str]:
 
 @cache
 def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
-    """Returns the title and the keys of each section. Keys that all workloads share are a section.
+    """Returns the title and the keys of each section of the config. The keys that all workloads have are one section.
 
     Args:
-        others: with the keys of schedulers of other packages, which are looked for in 20 ms.
+        others: whether keys of schedulers from other packages are included. Finding these packages takes 20 ms.
     """
     found = []
     common = list(keys_of(schema.Workload, "workload."))
@@ -160,7 +160,12 @@ def sections(*, others: bool = True) -> list[tuple[str, list[Key]]]:
 
 
 def row(key: Key, default: str | None = None) -> Iterator[str]:
-    """Yields the lines, up to 80 characters wide, which show a key with its default and its meaning."""
+    """Yields lines of at most 80 characters with a key, its default and its meaning.
+
+    Args:
+        key: the key.
+        default: the value that is shown; None: the key's default.
+    """
     default = key.default if default is None else default
     typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
     first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING_COLUMN) or [""]
@@ -197,7 +202,11 @@ def _explain(word: str) -> None:
 
 
 def of_key(name: str) -> Iterator[str]:
-    """Yields the lines about a key, or about all keys of a section. `lr` finds workload.lr if there is no key `lr`."""
+    """Yields the help lines for a key, or for all keys of a section.
+
+    Args:
+        name: the key or section. If none has this name, its last part is enough: `lr` finds `workload.lr`.
+    """
     every = [(title, key) for title, keys in sections() for key in keys]
     if name in GROUPS:
         yield from _wrapped(f"{name}=NAME: {', '.join(choices(name))}", "", "  ")
@@ -221,10 +230,14 @@ def of_key(name: str) -> Iterator[str]:
 
 
 def of_choice(group: str, name: str) -> Iterator[str]:
-    """Yields the lines about a group's keys, with the values that the choice `name` gives them.
+    """Yields the help lines for GROUP=NAME: the keys of the section, with their values in conf/GROUP/NAME.yaml.
+
+    Args:
+        group: a config group: workload, cluster, launch or env.
+        name: the option of the group.
 
     Raises:
-        ConfigError: the group has no such choice.
+        ConfigError: the group has no such option.
     """
     lineage, values = _values(group, name)
     kind = GROUPS[group]
@@ -244,7 +257,10 @@ def of_choice(group: str, name: str) -> Iterator[str]:
 
 
 def _keys(section: Section) -> list[Key]:
-    """Returns the keys of a section. A key which is a section itself appears only if it is a group, with its choice."""
+    """Returns the keys of a section, without sections inside it.
+
+    Config groups (`cluster`, ...) are included. Their default is the option that the main config chooses.
+    """
     chosen = _chosen() if section.kind is schema.Config else {}
     keys = keys_of(section.kind, section.prefix)
     return [
@@ -255,19 +271,19 @@ def _keys(section: Section) -> list[Key]:
 
 
 def _chosen() -> Mapping[str, str]:
-    """Returns the choice of each group in the main config."""
+    """Returns the option that the main config chooses in each config group."""
     pairs = [each for each in _read(resource("conf") / "config.yaml")["defaults"] if isinstance(each, dict)]
     return {group: written(name) for pair in pairs for group, name in pair.items() if group in GROUPS}
 
 
 def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
-    """Reads a choice of a group, with the choices that its defaults list names.
+    """Reads the YAML file of an option of a config group, and the files that its defaults list includes.
 
     Returns:
-        The names of all of them, this one first; and the values that their files set, by key (`limits.nodes`).
+        The names of the options read, `name` first; and the values that their files set, by key (`limits.nodes`).
 
     Raises:
-        ConfigError: one of them does not exist, or is no valid YAML.
+        ConfigError: a file does not exist, or is not valid YAML.
     """
     known = choices(group)
     if name not in known:
@@ -288,7 +304,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads a mapping from a YAML file.
 
     Raises:
-        ConfigError: the file is no valid YAML.
+        ConfigError: the file is not valid YAML.
     """
     # Lazily: only this answer needs it
     import yaml

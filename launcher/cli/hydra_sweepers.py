@@ -1,4 +1,4 @@
-"""Connects sweepers that search (Optuna's, Ax's) with sweeps: their settings, and the value of each point."""
+"""Connects Hydra sweepers that search (Optuna, Ax) with sweeps: their settings, and the objective of each point."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DIRECTIONS = {"maximize": BestIs.max, "minimize": BestIs.min}
 
 
 class PointFailed(LauncherError):
-    """A point has no value of the objective."""
+    """A point has ended without a value of the objective."""
 
 
 class PointReturn(JobReturn):
-    """Hydra's result of a point. Unlike JobReturn it prints no line when an error is read."""
+    """The result of a point, for Hydra. Its `return_value` raises the point's error without printing a line first."""
 
     @property  # type: ignore[misc]
     def return_value(self) -> Any:
@@ -41,12 +41,12 @@ class PointReturn(JobReturn):
 
 @dataclass(frozen=True)
 class Search:
-    """The settings of a sweeper that concern the sweep.
+    """The settings of a Hydra sweeper that concern the sweep.
 
     Attributes:
-        directions: maximize or minimize, for each objective; empty: the sweeper has no such setting.
-        trials: the number of trials in all; None: the sweeper has no such setting.
-        workers: the number of trials at the same time; None: the sweeper has no such setting.
+        directions: `maximize` or `minimize` for each objective; empty: the sweeper has no such setting.
+        trials: total number of trials; None: the sweeper has no such setting.
+        workers: number of trials that run at once; None: the sweeper has no such setting.
     """
 
     directions: tuple[str, ...] = ()
@@ -75,22 +75,22 @@ class Search:
         return cls(directions, sweeper.get("n_trials"), sweeper.get("n_jobs"))
 
     def settle(self, config: Config, command: Sequence[str], sweep_id: str | None) -> Config:
-        """Returns a point's config with the sweep's settings that the search needs. Pure.
+        """Returns a point's config with the settings of `sweep` that the search needs. Pure.
 
         | key of `sweep` | value, unless the user gives one |
         |---|---|
-        | best_is | max or min, as the sweeper's first direction |
-        | parallelism | the sweeper's workers |
-        | id | the id of the search's first points |
+        | best_is | max or min, by the sweeper's first direction |
+        | parallelism | `workers` |
+        | id | `sweep_id`, so that later points join the sweep of the first ones |
 
         Args:
             config: the point's config.
-            command: the words of the command line.
-            sweep_id: the sweep's id; None: these are the first points.
+            command: the arguments of the command line.
+            sweep_id: the sweep's id; None: no point was submitted yet.
 
         Raises:
-            ConfigError: there is no objective, or their number is not that of the directions, or the command does not
-                wait for the points.
+            ConfigError: there is no objective, the numbers of objectives and directions differ, a setting contradicts
+                the sweeper, or the command does not wait for the points.
         """
         sweep = config.sweep
         names = objectives(sweep.objective)
@@ -124,21 +124,21 @@ class Search:
 
 
 def objectives(given: Any) -> tuple[str, ...]:
-    """Returns the metrics of `sweep.objective`, which is a name, a list, or None. Pure."""
+    """Returns the names of the metrics in `sweep.objective`, which is a name, a list of names, or None. Pure."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> list[float]:
-    """Returns the values of a point's objective. Pure.
+    """Returns the values of a point's objectives. Pure.
 
     Args:
         metrics: all metrics of the point.
-        names: the metrics of the objective.
+        names: names of the metrics that are objectives.
         run: the point's id, for the error.
 
     Raises:
-        ConfigError: the point has no such metric; neither will the next points.
-        PointFailed: a metric is no number.
+        ConfigError: the point does not have one of the metrics. The search ends, since later points will not either.
+        PointFailed: a metric is not a number.
     """
     for name in names:
         if name not in metrics:
@@ -152,10 +152,15 @@ def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> lis
 
 
 def returned(seen: RunStatus, overrides: Sequence[str], names: Sequence[str]) -> JobReturn:
-    """Returns the sweeper's result of a point that is over: its value (a list, if there are several), or the error.
+    """Returns the result of a point for Hydra's sweeper: the objective's value (for several, a list), or the error.
+
+    Args:
+        seen: the point, which is over.
+        overrides: the point's overrides.
+        names: names of the metrics that are objectives.
 
     Raises:
-        ConfigError: the point has no such metric.
+        ConfigError: the point does not have one of the metrics.
     """
     status, value = JobStatus.COMPLETED, None  # type: tuple[JobStatus, Any]
     try:

@@ -1,4 +1,4 @@
-"""`logs`: prints the output of a run."""
+"""`logs`: prints the output of a run, of all ranks or of one, and follows it (-f)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
+    """Prints the output that `stream` reads, with --follow until the run is over; returns 0."""
     if arguments.tail:
         stream.skip_to_last(arguments.tail)
     if not arguments.follow:
@@ -83,7 +84,7 @@ class Pace:
     | prints | 0.1 s | not at all |
     | has been quiet for a while | 2 s | after 2 s, 3 s, ... and then every 60 s |
 
-    A new attempt, or the end of one, is found in the files. All times are in seconds on one clock.
+    The start and the end of an attempt are seen in the files. All times are in seconds on one clock.
     """
 
     MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
@@ -99,11 +100,11 @@ class Pace:
         self._active, self._interval = now, self.MIN_QUERY
 
     def due(self, now: float) -> bool:
-        """Returns whether the state has to be queried now."""
+        """Returns whether the run's state must be queried now."""
         return now - max(self._active, self._queried) >= self._interval
 
     def queried(self, now: float) -> None:
-        """Records that the state was queried."""
+        """Records that the run's state was queried."""
         self._queried, self._interval = now, min(self._interval * self.BACKOFF, self.MAX_QUERY)
 
     def pause(self, now: float) -> float:
@@ -123,7 +124,7 @@ def _attempt_mark(run: Run) -> object:
 
 
 def _is_over(run: Run) -> Callable[[], bool]:
-    """Returns a function that returns whether the run is over."""
+    """Returns a function that queries whether the run is over."""
     # Lazily: 40 ms, and output alone asks no scheduler
     from launcher.monitoring.run_status import JobMonitor, status_of
 
@@ -132,10 +133,9 @@ def _is_over(run: Run) -> Callable[[], bool]:
 
 
 def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
-    """Checks the ranks and the attempt that the user has named.
-
+    """Checks that a run has the attempt and the ranks that the user has named.
     Raises:
-        RunError: the run has no such attempt, or no such rank in that attempt (or in any).
+        RunError: the run has no such attempt, or a rank has no output in the named attempt (None: in any attempt).
     """
     if attempt is None and not ranks:
         return
@@ -152,7 +152,7 @@ def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
 
 
 def files_of(attempt: Attempt, rank: int) -> list[Path]:
-    """Returns the output files of a rank of an attempt, in the order of its rounds."""
+    """Returns the output files of one rank in an attempt, in the order of the rounds; stdout before stderr."""
     found = [*attempt.logs.glob(f"rank-{rank}.out"), *attempt.logs.glob(f"rank-{rank}.err")]
     found += [*attempt.logs.glob(f"rank-{rank}.round-*.out"), *attempt.logs.glob(f"rank-{rank}.round-*.err")]
     return sorted(found, key=lambda path: (_round(path), path.suffix != ".out"))
@@ -164,9 +164,9 @@ def _round(path: Path) -> int:
 
 
 class OneRank:
-    """Reads the output of one rank from the rank's files, which are complete even if its agent was killed.
+    """Reads the output of one rank from the rank's own files, which are complete even if its agent was killed.
 
-    Lines have no prefix with the rank.
+    Its lines have no prefix `[RANK]`. It has the methods of `Stream` that `logs` uses.
     """
 
     def __init__(self, run: Run, rank: int, attempt: int | None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m launcher -m KEY=VALUE,VALUE ...`: submits the points of a multirun, for our launcher plug-in of Hydra."""
+"""`python -m launcher -m KEY=A,B ...`: submits the points of a multirun. Called by the launcher's Hydra plug-in."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results
 
 
 class Multirun:
-    """Submits points, a batch at a time, and waits for them if the user or a search needs their results."""
+    """Submits batches of points, and waits for them if the user asks for it or a search needs their results."""
 
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
         """
         Args:
-            command: the command line; exit codes are added to it.
-            loader: Hydra's loader, which composes configs.
+            command: the command line, to which exit codes are added.
+            loader: Hydra's config loader.
             config: the config that all points have in common, with Hydra's settings.
         """
         self._command = command
@@ -72,10 +72,10 @@ class Multirun:
             first: the number of the first point.
 
         Returns:
-            One JobReturn for each point. For a search its value is the objective (a list, if there are several).
+            One JobReturn for each point. In a search its value is the point's objective (for several, a list).
 
         Raises:
-            LauncherError: nothing of the batch, or not all of it, was submitted; the text says which.
+            LauncherError: some or all points of the batch were not submitted; the text says which.
         """
         points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
         prepared = prepare_sweep(points, self._command.words)
@@ -110,13 +110,13 @@ class Multirun:
         return self._returns(prepared, submitted)
 
     def search(self, arguments: Sequence[str]) -> list[JobReturn]:
-        """Submits a search (sweep.search): pilots that choose points while they run.
+        """Submits a search (sweep.search): jobs called pilots, which choose points while they run. Returns no results.
 
         Args:
-            arguments: overrides with the values that are searched.
+            arguments: overrides; those with several values or a range are searched.
 
         Raises:
-            LauncherError: nothing, or not all pilots, were submitted; the text says which.
+            LauncherError: some or all pilots were not submitted; the text says which.
         """
         space, fixed = space_of(arguments)
         require_space(space)
@@ -138,7 +138,7 @@ class Multirun:
         return []
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
-        """Calls `confirm` with the resources of all points that have no job yet; for a search, of all trials."""
+        """Calls `confirm` with the resources of all points that have no job yet, or of all trials of a sweeper."""
         exists = prepared.existing is not None
         new = [
             plan for plan in prepared.jobs.values()
@@ -151,10 +151,10 @@ class Multirun:
             confirm(cost.lines_of_all(new, trials), total, above, yes=self._command.yes)
 
     def sweep_of(self, overrides: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
-        """Determines the sweep of a search from one of its points. All points that are submitted later belong to it.
+        """Determines the sweep of a search from one of its points. Points that are submitted later join this sweep.
 
         Args:
-            overrides: of any point of the search.
+            overrides: the overrides of any point of the search.
 
         Returns:
             The sweep, and the overrides as they are recorded, without the values of secrets.
@@ -179,7 +179,7 @@ class Multirun:
         return self._search.settle(config, self._command.words, self._id) if self._search else config
 
     def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
-        """Returns Hydra's results: for a search those of each point; else that all points are completed."""
+        """Returns the points' results for Hydra: in a search their objectives or errors, else COMPLETED for each."""
         overrides = {index: list(prepared.points[index].overrides) for index in prepared.order}
         if not (self._search and submitted):
             return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.order]
@@ -189,7 +189,12 @@ class Multirun:
 
 
 def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> None:
-    """Prints each array of a sweep, its points and its script, for a dry run; of a search its pilots."""
+    """Prints a dry run: each job array of a sweep with its points and job script; for a search, its pilots.
+
+    Args:
+        prepared: the sweep.
+        settings: settings of a search (sweep.search); None: not a search.
+    """
     keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
@@ -229,8 +234,9 @@ def print_submitted(
     Args:
         prepared: the sweep.
         submitted: which of its points were submitted, and as which jobs.
-        trials: the number of trials of a search, whose later points are not known yet; None: it is no search.
-        settings: of a search whose points are chosen while it runs; None: it is none.
+        trials: number of trials of a Hydra sweeper that searches, since later points are not known yet; None: no such
+            sweeper.
+        settings: settings of a search (sweep.search); None: not a search.
     """
     sweep = submitted.sweep
     what = plural(trials, "trial") if trials else plural(len(prepared.points), "point")
@@ -264,7 +270,7 @@ def print_submitted(
 
 
 def searched(settings: SearchSettings) -> str:
-    """Returns what a search does: `asha, maximize accuracy: at most 27 points`."""
+    """Describes a search (sweep.search) in one line: `asha, maximize accuracy: at most 27 points`."""
     count = size(settings.space)
     points = min((each for each in (settings.points, count) if each is not None), default=None)
     limits = [] if points is None else [f"at most {plural(points, 'point')}"]
@@ -274,6 +280,7 @@ def searched(settings: SearchSettings) -> str:
 
 
 def _at_once(prepared: PreparedSweep) -> str:
+    """Describes each pilot of a packed sweep: its nodes and slots, and how many points run at once."""
     packing = prepared.manifest.packing
     assert packing is not None, "it has pilots"
     nodes = f"{plural(packing.nodes, 'node')} of {plural(packing.slots, 'slot')}"
@@ -282,7 +289,7 @@ def _at_once(prepared: PreparedSweep) -> str:
 
 
 def _submitted_before(submitted: SubmittedSweep) -> str:
-    """Returns a line about the points that had been submitted before, with the numbers in each state."""
+    """Returns a line about the points that had been submitted before: their number, and how many are in each state."""
     before = set(submitted.already_submitted)
     states = Counter(seen.state for seen in point_statuses(submitted.sweep) if seen.point.index in before)
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

@@ -1,4 +1,4 @@
-"""`open`: opens a run's report page in the browser, or prints how to copy the page."""
+"""`open`: opens the report page of a run or sweep in the browser, or prints how to copy the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ def run(arguments: Namespace) -> int:
 
 
 def stale(found: Run | Sweep, page: Path) -> bool:
-    """Returns whether the page is missing or older than the run's records. A sweep's page is always stale."""
+    """Returns whether the page is missing or older than the run's records. The page of a sweep always counts as stale.
+
+    Args:
+        found: the run or sweep.
+        page: path of its page.
+    """
     if not isinstance(found, Run) or not page.exists():
         return True
     written = page.stat().st_mtime

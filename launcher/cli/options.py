@@ -1,4 +1,7 @@
-"""The options and arguments of each command, with its help. It imports little: --help and completion need no more."""
+"""The options, arguments and help of each command. It imports little, so that --help and completion are fast.
+
+The docstring of each `of_COMMAND` function is the text that `COMMAND --help` shows.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,13 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
 
 
 def add_actions(parser: ArgumentParser, command: str, more: str = "") -> None:
-    """Adds the argument ACTION to a command of several actions, with a list of them and `more` below the options."""
+    """Adds the argument ACTION to a command that has several actions, and a list of the actions below the options.
+
+    Args:
+        parser: the command's parser.
+        command: the command's name.
+        more: text below the list.
+    """
     lines = [f"  {name:<10}{words}" for name, words in ACTIONS[command].items()]
     parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
     parser.epilog = "\n".join(["actions:", *lines]) + more
@@ -56,10 +65,10 @@ def add_actions(parser: ArgumentParser, command: str, more: str = "") -> None:
 
 
 def require_action(command: str, action: str) -> None:
-    """Checks the name of an action.
+    """Checks that a command has an action of this name.
 
     Raises:
-        ConfigError: the command has no such action.
+        ConfigError: it has none.
     """
     known = list(ACTIONS[command])
     if action not in known:
@@ -67,7 +76,7 @@ def require_action(command: str, action: str) -> None:
 
 
 def add_runs_dir(parser: ArgumentParser) -> None:
-    """Adds the option --runs-dir; its value is a Path, or None."""
+    """Adds the option --runs-dir. Its value is a Path; None: the option was not given."""
     parser.add_argument(
         "--runs-dir",
         type=folder,
@@ -119,7 +128,7 @@ def positive(text: str) -> int:
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """Converts an option's value, `3` or `0-3,7`, to ranks."""
+    """Converts an option's value, such as `3` or `0-3,7`, to rank numbers without duplicates."""
     try:
         return tuple(dict.fromkeys(parse_ranges(text)))
     except ValueError as error:

@@ -1,12 +1,12 @@
-"""`hydra/sweeper=optuna`: a command that waits proposes points with Optuna, a batch at a time.
+"""`hydra/sweeper=optuna`: proposes points with Optuna, a batch at a time, in a command that waits for each batch.
 
-A search continues when its command is repeated after it was killed. A database of trials would have to agree with the
-runs, and would miss a run that ended while no command was active (and SQLite is not safe on NFS). So each command makes
-the study anew, in memory. It enqueues every point of the sweep's manifest before the sampler chooses new ones. Such a
-point is treated like any other: the result of one that is done is used, one that runs is waited for, and one that was
-never submitted is submitted. The number of trials counts over all commands.
+If the command is killed and then repeated, the search continues. A database of trials would have to agree with the
+runs, and would miss a run that ended while no command was active (and SQLite is not safe on NFS). So each command
+creates a new study in memory, and enqueues every point of the sweep's manifest before the sampler proposes new ones. An
+enqueued point is treated like any other: if it is done, its result is used; if it is running, the command waits for it;
+if it was never submitted, it is submitted. `hydra.sweeper.n_trials` is the total over all commands.
 
-State of a sampler besides the trials (the generations of NSGA-II, the matrix of CMA-ES) is built anew from the trials.
+A sampler's state other than the trials (NSGA-II's generations, CMA-ES's matrix) is computed again from the trials.
 `hydra.sweeper.storage` still works; trials that are complete in it are not enqueued.
 """
 
@@ -42,7 +42,7 @@ RESULTS = "optimization_results.yaml"  # in the sweep's directory, as hydra-optu
 
 
 class OptunaSearch:
-    """A search whose trials are points of a sweep of ours. The settings are those of `hydra.sweeper`."""
+    """An Optuna search whose trials are the points of a sweep."""
 
     def __init__(
         self, config: DictConfig, context: HydraContext, task: TaskFunction, *, sampler: Any, direction: Any,
@@ -50,6 +50,13 @@ class OptunaSearch:
         params: Mapping[str, Any] | None, custom_search_space: str | None,
     ) -> None:  # fmt: skip
         """
+        Args:
+            config: the config that all points have in common, with Hydra's settings.
+            context: Hydra's context.
+            task: Hydra's task function.
+            sampler, direction, storage, study_name, n_trials, n_jobs, max_failure_rate, params, custom_search_space:
+                the settings of `hydra.sweeper`, as in hydra-optuna-sweeper.
+
         Raises:
             ConfigError: a setting cannot be used.
         """
@@ -71,8 +78,8 @@ class OptunaSearch:
         """Runs the search, and prints the best trial.
 
         Raises:
-            ConfigError: there is nothing to search, or the objective is wrong.
-            LauncherError: more trials of a batch failed than max_failure_rate allows, or all did.
+            ConfigError: no key has several values or a range, or the objective is wrong.
+            LauncherError: more trials of a batch failed than max_failure_rate allows, or no trial succeeded.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -98,7 +105,7 @@ class OptunaSearch:
         _print_best(sweep, study, space, fixed)
 
     def _study(self, sweep: Sweep, space: Space, fixed: Sequence[str]) -> tuple[optuna.Study, int]:
-        """The study, with all points of the sweep at the front of its queue, and how many trials are left to run.
+        """Creates a study and enqueues all points of the sweep; returns it, and the number of trials left to run.
 
         Raises:
             ConfigError: Optuna cannot use the storage, or the sampler cannot use the space.
@@ -143,10 +150,9 @@ class OptunaSearch:
     def _batch(
         self, sweep: Sweep, study: optuna.Study, space: Space, fixed: Sequence[str], first: int, count: int
     ) -> None:
-        """Proposes some points, waits for them, and records their values.
-
+        """Runs `count` trials: proposes points, submits them, waits for them, and records their objectives.
         Raises:
-            LauncherError: more of them failed than max_failure_rate allows.
+            LauncherError: a larger share of the trials failed than max_failure_rate allows.
         """
         trials = [study.ask(distributions.of(space)) for _ in range(count)]
         for trial in trials if self._extend else ():
@@ -172,7 +178,7 @@ class OptunaSearch:
 
 
 def written(params: Mapping[str, Any], space: Space) -> dict[str, str]:
-    """Returns a trial's values as they are written in overrides. Pure."""
+    """Returns a trial's parameters as text for overrides, by key. Pure."""
     return {key: distributions.text(space[key], value) if key in space else str(value) for key, value in params.items()}
 
 
@@ -187,7 +193,7 @@ def fixed_of(overrides: Sequence[str], space: Space) -> list[str]:
 
 
 def params_of(overrides: Sequence[str], space: Space, fixed: Sequence[str]) -> dict[str, Any] | None:
-    """Returns a point's values of the keys that are searched; None: the point is not of this search. Pure.
+    """Returns a point's values of the keys that are searched; None: the point does not belong to this search. Pure.
 
     Args:
         overrides: the point's overrides.
@@ -210,12 +216,13 @@ def params_of(overrides: Sequence[str], space: Space, fixed: Sequence[str]) -> d
 
 
 def _combination(space: Space, index: int) -> dict[str, Any]:
+    """Returns a combination of a grid search, by its number, as Optuna's parameters."""
     values = search_space.combination(space, index)
     return {key: distributions.param(space[key], each) for key, each in values.items()}
 
 
 def _best(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    """The best trial; for several objectives, the Pareto-optimal trials."""
+    """Returns the best trial; for several objectives, the Pareto-optimal trials."""
     return study.best_trials if len(study.directions) > 1 else [study.best_trial]
 
 

@@ -63,7 +63,7 @@ def _examine(found: Run, arguments: Namespace) -> int:
 
 
 def _chosen(seen: RunStatus, attempts: list[Attempt], number: int) -> Attempt:
-    """Returns the attempt with a number.
+    """Returns the attempt with this number.
 
     Raises:
         RunError: the run has no such attempt.
@@ -87,19 +87,19 @@ def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[tuple[Attem
 
 
 def _print_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> None:
-    """Prints a line for each attempt that is over."""
+    """Prints a line with kind and cause of the end for each attempt that is over."""
     for attempt, verdict, _ in ended:
         _wrapped(f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else ""))
     print()
 
 
 def _print_none(seen: RunStatus, program: str, name: str) -> None:
-    """Prints that the run is done, or not over yet.
+    """Prints that there is no failure to explain: the run is done, or not over yet.
 
     Args:
         seen: the run.
-        program: how the user calls the launcher.
-        name: how the user may call the run.
+        program: the launcher's command name, for hints.
+        name: a name of the run that commands accept, for hints.
     """
     if seen.state.value == "done":
         print(f"{seen.run.id} is done: there is no cause to look for")
@@ -164,7 +164,7 @@ def _at(time: float | None) -> str:
 
 
 def _wrapped(head: str, text: str) -> None:
-    """Prints a text after its heading, wrapped at spaces. Long words, such as paths, are not broken."""
+    """Prints a heading and a text, wrapped at spaces. Long words, such as paths, are not broken."""
     print(
         textwrap.fill(
             clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,

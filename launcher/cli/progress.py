@@ -1,7 +1,7 @@
 """Shows progress: as bars in a terminal, elsewhere as lines at intervals.
 
-All progress bars are made here: of a training, a sweep, a download and `status --watch`. The text after a bar is the
-same that is printed without a terminal. rich omits colours if NO_COLOR is set.
+All progress bars are made here: those of trainings, sweeps, downloads and `status --watch`. Without a terminal, only
+the text after the bar is printed. rich omits colours if NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ WINDOW = 30.0  # seconds over which a rate is measured
 
 
 def on_terminal(stream: TextIO) -> bool:
-    """Returns whether bars can be drawn on a stream."""
+    """Returns whether bars can be drawn on a stream: it is a terminal, and TERM is not `dumb`."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Rate:
-    """Measures how fast a number grows. Pure: the caller gives the times.
+    """Measures how fast a number grows. Pure: the caller passes the times.
 
     Args:
         window: seconds over which the rate is measured.
@@ -70,7 +70,7 @@ class Rate:
         return (last - first) / (now - began) if last > first else None
 
     def left(self, total: float) -> float | None:
-        """Returns the seconds until the number is `total`, at the current rate; None: not known."""
+        """Returns the seconds until the number reaches `total` at the current rate; None: the rate is not known."""
         rate = self.per_second
         return None if rate is None else max(0.0, total - self._seen[-1][1]) / rate
 
@@ -79,16 +79,17 @@ class Rate:
 
 
 def _left(seconds: float | None) -> list[str]:
+    """Returns `['1m left']`; empty if the time is not known, or 0."""
     return [] if not seconds else [f"{brief(seconds)} left"]
 
 
 def of_training(progress: Progress, rate: Rate) -> str:
-    """Returns the text about a training: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`. Pure.
+    """Formats the progress of a training: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`. Pure.
 
     Args:
-        progress: the newest progress event. Its values that end in `_per_s` are rates of samples: `images_per_s` is
+        progress: the newest progress event. Values whose names end in `_per_s` are rates of samples: `images_per_s` is
             shown as images/s.
-        rate: of the steps.
+        rate: the rate of the steps.
     """
     values = dict(progress.values or {})
     speed = rate.per_second
@@ -101,16 +102,23 @@ def of_training(progress: Progress, rate: Rate) -> str:
 
 
 def _is_rate(key: str, value: object) -> bool:
+    """Returns whether a value of a progress event is a rate of samples, by its name."""
     return key.endswith("_per_s") and isinstance(value, (int, float))
 
 
 def of_sweep(words: str, rate: Rate, total: int) -> str:
-    """Returns the text about a sweep: `3/15 done, 2 running, 10 queued  4m left`. Pure."""
+    """Formats the progress of a sweep: `3/15 done, 2 running, 10 queued  4m left`. Pure.
+
+    Args:
+        words: the number of points in each state, as text.
+        rate: the rate at which points end.
+        total: number of all points.
+    """
     return "  ".join([words, *_left(rate.left(total))])
 
 
 def of_download(done: int, total: int, rate: Rate) -> str:
-    """Returns the text about a download: `3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Pure."""
+    """Formats the progress of a download: `3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Sizes are in bytes. Pure."""
     speed = rate.per_second
     pace = [] if speed is None else [f"{long_size(speed)}/s"]
     return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *_left(rate.left(total))])
@@ -120,10 +128,10 @@ def of_download(done: int, total: int, rate: Rate) -> str:
 
 
 class RunBars:
-    """Shows the progress bars that a run itself prints (lines which end in a carriage return, as tqdm's).
+    """Shows the progress bars that a run itself prints, such as tqdm's (lines that end in a carriage return).
 
-    The newest one is shown in the last line of a terminal; elsewhere it is printed at intervals. rich is not used: its
-    import takes longer than showing a log.
+    The newest one is shown in the last line of a terminal; elsewhere it is printed at intervals. rich is not used,
+    since its import takes longer than showing a log.
 
     Args:
         stream: the stream on which the run's output is shown too.
@@ -136,7 +144,11 @@ class RunBars:
         self._shown, self._when = "", clock()
 
     def show(self, states: Sequence[bytes]) -> None:
-        """Shows the newest bar; `states` are the run's unfinished lines, the newest last."""
+        """Shows the newest bar.
+
+        Args:
+            states: the run's unfinished lines, the newest last; empty: no bar is shown any more.
+        """
         state = one_line(states[-1].decode(errors="replace")) if states else ""
         if state == self._shown:
             return
@@ -151,7 +163,7 @@ class RunBars:
         self._shown, self._when = state, self._clock()
 
     def clear(self) -> None:
-        """Clears the bar, before a line is printed."""
+        """Removes the bar from the terminal. Called before a line is printed."""
         if self._in_place and self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -159,7 +171,7 @@ class RunBars:
 
 
 class Lines:
-    """Prints progress as lines at intervals, where there is no terminal.
+    """Prints progress as lines at intervals, for output that is not a terminal.
 
     Args:
         stream: where to print.
@@ -173,11 +185,18 @@ class Lines:
         self._run_bars = RunBars(stream, clock)
 
     def print(self, text: str) -> None:
-        """Prints a text at once."""
+        """Prints a text immediately."""
         print(text, file=self._stream, flush=True)
 
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
-        """Prints the progress of `name`: at first, at its end, and at intervals if its first part has changed."""
+        """Prints the line `NAME: WORDS`: the first time, at the end, and at intervals if the progress has changed.
+
+        Args:
+            name: what progresses, such as a sweep's id.
+            done: the amount that is done.
+            total: the amount at the end; None: not known.
+            words: the progress as text. Only the part before two spaces counts as a change.
+        """
         if self._every is None:
             return
         now = self._clock()
@@ -188,12 +207,12 @@ class Lines:
             self.print(f"{name}: {words}" if name else words)
 
     def show_run_bars(self, states: Sequence[bytes]) -> None:
-        """Shows the newest of the bars that the run itself prints."""
+        """Shows the newest of the bars that the run itself prints; see `RunBars.show`."""
         self._run_bars.show(states)
 
 
 class Bars:
-    """Draws a bar for each name in a terminal, below the lines that are printed."""
+    """Draws progress bars in a terminal, one for each name, below the lines that are printed."""
 
     def __init__(self, stream: TextIO, *, keep: bool) -> None:
         # Lazily: rich takes 50 ms, and only a terminal needs it
@@ -203,7 +222,7 @@ class Bars:
         from rich.text import Text
 
         class WithStates(Progress):
-            """Our bars, and below them the newest bar that the run itself prints."""
+            """The launcher's bars, and below them the newest bar that the run itself prints."""
 
             state = ""
 
@@ -222,30 +241,30 @@ class Bars:
         self._tasks: dict[str, TaskID] = {}
 
     def print(self, text: str) -> None:
-        """Prints a text above the bars; of escape sequences it keeps only colours."""
+        """Prints a text above the bars. Escape sequences other than colours are removed."""
         # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.text import Text
 
         self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # not wrapped, so that it can be copied
 
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
-        """Updates the bar of `name`; `total` None: not known."""
+        """Updates the bar of `name`; arguments as for `Lines.show`."""
         name, words = one_line(name), one_line(words)
         if name not in self._tasks:
             self._tasks[name] = self.bars.add_task(name, total=total, words=words)
         self.bars.update(self._tasks[name], completed=done, total=total, words=words)
 
     def show_run_bars(self, states: Sequence[bytes]) -> None:
-        """Shows the newest of the bars that the run itself prints."""
+        """Shows the newest of the bars that the run itself prints; see `RunBars.show`."""
         self.bars.state = states[-1].decode(errors="replace") if states else ""
 
 
 @contextlib.contextmanager
 def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bool = False) -> Iterator[Lines | Bars]:
-    """Yields an object which shows progress on a stream: Bars on a terminal, else Lines.
+    """Yields an object that shows progress on a stream: Bars if it is a terminal, else Lines.
 
     Args:
-        stream: default: stdout.
+        stream: the stream; None: stdout.
         every: without a terminal, seconds between two lines about the same thing; None: no such lines.
         keep: whether bars remain visible at the end.
     """
@@ -259,7 +278,7 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
 
 
 def still(done: float, total: float, width: int) -> ProgressBar:
-    """Returns a bar without animation, for a cell of a table."""
+    """Returns a bar without animation, `width` characters wide, for a cell of a table."""
     # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.progress_bar import ProgressBar
 

@@ -1,4 +1,4 @@
-"""`run`: runs the user's own script as workload=program. The run is named after the script."""
+"""`run`: submits the user's own script as workload=program. The run is named after the script."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ def run(arguments: Namespace) -> int:
 
 
 def overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
-    """Returns the overrides of a run of this script: the script, its name, then those that were given. Pure.
+    """Returns the overrides that run a script: name, workload and script, then those in `given`, which win. Pure.
+
+    Args:
+        script: path of the script, or name of the module.
+        given: the overrides from the command line.
+        module: whether `script` is a module.
 
     Raises:
-        ConfigError: a word in `given` is no override.
+        ConfigError: an argument in `given` is not KEY=VALUE.
     """
     if "=" in script:
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {RUN_USAGE}")
@@ -48,7 +53,7 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
 
 
 def name_of(script: str, *, module: bool = False) -> str:
-    """Returns the name of a run of this script or module: `train` for dir/train.py and for pkg.train. Pure."""
+    """Returns the name that a run of this script or module gets: `train` for dir/train.py and for pkg.train. Pure."""
     base = script.rpartition("." if module else "/")[2]
     stem = base if module else base.rpartition(".")[0] or base
     return re.sub(r"[^A-Za-z0-9_.+-]", "_", stem).lstrip("-+.")[:LONGEST_NAME] or "program"

@@ -2,12 +2,12 @@
 
 Names of folders, logs and the output of schedulers come from other people. Escape sequences in them could change the
 terminal's title, its clipboard, or the lines above. So while a command runs, stdout and stderr are `Screen` objects,
-which remove them. There are two exceptions:
+which remove escape sequences. Two functions are exceptions:
 
 | function | for |
 |---|---|
-| `raw` | bars and colours that rich makes; the texts in them are cleaned one by one |
-| `write_output` | the output of a run: its colours on a terminal, and every byte where there is none |
+| `raw` | bars and colours that rich makes; each text in them is cleaned before |
+| `write_output` | the output of a run: its colours are kept on a terminal; elsewhere every byte is kept |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """A text stream that removes escape sequences from what is written; all other methods are those of `stream`."""
+    """A text stream that removes escape sequences from text written to it. All other methods are those of `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -41,7 +41,7 @@ class Screen:
 
 
 class Cleaned:
-    """Replaces stdout and stderr by Screens inside a `with` block."""
+    """Inside a `with` block, replaces sys.stdout and sys.stderr by Screens."""
 
     def __enter__(self) -> None:
         self._before = sys.stdout, sys.stderr
@@ -52,12 +52,12 @@ class Cleaned:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """Returns the stream below a Screen, for escape sequences that we write."""
+    """Returns the original stream behind a Screen, to which escape sequences can be written."""
     return stream.stream if isinstance(stream, Screen) else stream
 
 
 def write_output(data: bytes) -> None:
-    """Writes output of a run to stdout: unchanged, or on a terminal without escape sequences other than colours."""
+    """Writes a run's output to stdout. On a terminal, escape sequences other than colours are removed."""
     stream = raw(sys.stdout)
     if stream.isatty():
         stream.write(coloured(data.decode(errors="replace")))

@@ -1,4 +1,4 @@
-"""`site`: lists and shows profiles of sites, makes one from the scheduler's configuration, and compares one with it."""
+"""`site`: lists and shows profiles of sites, writes one for this machine's scheduler, and checks one against it."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
     """Returns the scheduler of this machine, and its description of the site.
 
     Args:
-        wanted: the scheduler's name; None: the first one that is installed and answers.
+        wanted: the scheduler's name; None: the first scheduler that is installed and responds.
 
     Raises:
-        RunError: no scheduler is installed here, or none answers.
+        RunError: no scheduler is installed here, or none responds.
     """
     silent, others = [], []
     known = described_schedulers()

@@ -1,4 +1,4 @@
-"""`status`: shows the states of runs and sweeps."""
+"""`status`: shows the states of runs and sweeps. If there can be none, `status_view` is not imported, to save time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selects the runs and sweeps that `status` shows, and makes a row of plain values for each."""
+"""Selects the runs and sweeps that `status` shows, and computes a row of plain values for each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from launcher.runs.events import Resized, Saved
 from launcher.runs.lookup import may_have, newest
 from launcher.runs.sweep_directory import Sweep
 
-RECENT = 20  # runs that are over and shown without --all
+RECENT = 20  # runs that are over and are shown without --all
 COLUMNS = (
     "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
     "elapsed", "left", "checkpoint", "checkpoint_age", "reason", "cause", "kind", "code", "stop",
@@ -49,12 +49,12 @@ INTERNAL = ("over", "settled", "unread")  # keys of a row that --json leaves out
 
 @dataclass(frozen=True)
 class View:
-    """The selected runs and sweeps as they are now.
+    """The runs and sweeps that `status` shows, as they are now.
 
     Attributes:
-        rows: a row for each.
-        seen: the runs that could be read, in the order of their rows.
-        older: the number of older runs that are not shown.
+        rows: the row of each run, sweep and orphaned job.
+        seen: the statuses of the runs that could be read, in the order of their rows.
+        older: number of older runs that are not shown.
     """
 
     rows: list[dict[str, Any]]
@@ -68,17 +68,17 @@ class View:
 
     @property
     def unanswered(self) -> dict[str, RunStatus]:
-        """The schedulers that did not answer, each with a run that has the reason."""
+        """The schedulers that did not respond. Each has the status of one of its runs, which contains the error."""
         return {each.unanswered: each for each in self.seen if each.unanswered}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A filter of runs and sweeps.
+    """A filter for runs and sweeps.
 
     Attributes:
-        failed: whether only those are shown that failed, are lost or cannot be read, and sweeps with such a point.
-        since: only those are shown that were active since then, in seconds since the epoch; None: all.
+        failed: whether to show only runs that failed, are lost or cannot be read, and sweeps with such a point.
+        since: show only runs that were active after this time, in seconds since the epoch; None: all.
     """
 
     failed: bool = False
@@ -86,10 +86,11 @@ class Wanted:
 
     @property
     def filters(self) -> bool:
+        """Whether the filter may leave out a run."""
         return self.failed or self.since is not None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Returns whether a row is shown. Pure."""
+        """Returns whether a row passes the filter. Pure."""
         states = {row["state"], *(row.get("points") or ())}
         if self.failed and not states & FAILED:
             return False
@@ -100,10 +101,10 @@ class Rows:
     """Reads the states of runs and sweeps repeatedly.
 
     Args:
-        names: the names of the runs and sweeps; none: all that are live, and the newest others.
+        names: names of the runs and sweeps to show; empty: the live ones, and the newest others.
         folder: the folder of run directories.
         everything: whether all runs of the folder are shown.
-        wanted: a filter; with one, all runs are read.
+        wanted: a filter, for which all runs of the folder are read; None: no filter.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, everything: bool, wanted: Wanted | None = None) -> None:
@@ -116,7 +117,7 @@ class Rows:
         self._done: set[str] = set()
 
     def look(self) -> View:
-        """Returns the runs and sweeps as they are now. It makes one query to each scheduler."""
+        """Reads the runs and sweeps again, with one query to each scheduler, and returns them."""
         wanted, all_of_them = (list(self.wanted), len(self.wanted)) if self._named else self._listed()
         runs = [each for each in wanted if not isinstance(each, Sweep)]
         looked = {each.run.path: each for each in each_status(runs, self._live)}
@@ -137,13 +138,13 @@ class Rows:
     def _listed(self) -> tuple[list[Run | Sweep], int]:
         """Selects runs and sweeps of the folder, newest first.
 
-        | the folder has | selected are |
+        | the folder | selected runs and sweeps |
         |---|---|
-        | an index of live runs | those in the index, and the newest others |
-        | none | those whose records do not say that they are done, and the newest others |
+        | has an index of live runs | those in the index, and the newest others |
+        | has no index | those that are not done by their own records, and the newest others |
 
         Returns:
-            The selected runs and sweeps, and the number of all in the folder.
+            The selected runs and sweeps, and the number of all runs and sweeps in the folder.
         """
         paths = newest(self._folder)
         noted = live_index.possibly_live(self._folder)
@@ -163,7 +164,7 @@ class Rows:
         return wanted, len(paths) - others
 
     def _settle(self, rows: Mapping[Path, Mapping[str, Any]]) -> None:
-        """Updates the index of live runs: adds live ones that are missing, removes those that are over for good."""
+        """Updates the index of live runs: adds missing live runs, removes runs that are over and will stay so."""
         noted = live_index.possibly_live(self._folder)
         base = self._folder.resolve()
         ours = {path.name: row for path, row in rows.items() if path.parent == base or (base / path.name).is_symlink()}
@@ -204,19 +205,20 @@ def _name(path: str) -> str:
 
 
 def _done(path: str) -> bool:
-    """Returns whether the records of the run in a directory say that it is done."""
+    """Returns whether a run is done according to the records in its directory. No scheduler is queried."""
     found = or_damaged(Run(Path(path)), lambda: done(Run(Path(path))))
     return found is True
 
 
 def _at(path: str) -> Run | Sweep | None:
-    """Returns the run or sweep in a directory; None: there is neither."""
+    """Returns the run or sweep in a directory; None: the directory has neither."""
     if may_have(path, "record.json"):
         return Run(Path(path))
     return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
 
 
 def _row_of(seen: RunStatus) -> dict[str, Any]:
+    """Returns the row of a run: the values of COLUMNS, and of INTERNAL keys."""
     now = time.time()
     before = None
     if seen.history.attempt is not None and seen.state is not RunState.DONE and seen.history.last(Saved) is None:
@@ -255,9 +257,9 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
 
 
 def _size(seen: RunStatus) -> tuple[int, int]:
-    """Returns the numbers of nodes and ranks of a run.
+    """Returns the numbers of nodes and ranks of a run: those of the last attempt, which may have lost nodes.
 
-    They are those of the last attempt, which may have continued without some nodes. A queued run has all of them.
+    For a queued run they are the numbers that were requested.
     """
     resized = seen.history.last(Resized)
     if resized is None or seen.state is RunState.QUEUED:
@@ -277,7 +279,7 @@ def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _last_active(sweep: Sweep) -> float | None:
-    """Returns when the files of a sweep's points last changed, in seconds since the epoch; None: there are none."""
+    """Returns when a file of a sweep's points last changed, in seconds since the epoch; None: there are no files."""
     newest: float | None = None
     for pattern in ("journal.jsonl", "*/journal.jsonl", "*/attempts/*/events/*.jsonl"):
         for path in sweep.path.glob(pattern):
@@ -287,12 +289,15 @@ def _last_active(sweep: Sweep) -> float | None:
 
 
 def _unfinished(number: Mapping[str, int]) -> bool:
-    """Returns whether a sweep is not over, by the number of its points in each state."""
+    """Returns whether a point of a sweep is live or waiting, by the number of points in each state."""
     return any(state == WAITING or state in LIVE for state in number)
 
 
 def _unreadable(each: Damaged) -> dict[str, Any]:
-    """Returns the row of a run that cannot be read: over if it is damaged; unknown if it may be readable later."""
+    """Returns the row of a run that cannot be read.
+
+    A damaged run is `unreadable`, and counts as over. A run that may be readable later is `unknown`, and does not.
+    """
     return {
         **dict.fromkeys(COLUMNS), "run": each.run.id,
         "state": RunState.UNKNOWN.value if each.is_transient else UNREADABLE,
@@ -313,7 +318,7 @@ def _orphaned(orphan: Orphan) -> dict[str, Any]:
 
 
 def _jobs(looked: Iterable[RunStatus | Damaged], wanted: Iterable[Run | Sweep]) -> set[str]:
-    """Returns the ids of the jobs of runs and sweeps. Those that cannot be read are left out."""
+    """Returns the ids of the jobs of the runs in `looked` and the sweeps in `wanted`, as far as they can be read."""
     found: set[str] = set()
     for each in looked:
         if isinstance(each, RunStatus):
@@ -326,7 +331,7 @@ def _jobs(looked: Iterable[RunStatus | Damaged], wanted: Iterable[Run | Sweep]) 
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row for programs, without internal keys."""
+    """Returns a row as --json prints it, without the keys in INTERNAL."""
     return {key: value for key, value in row.items() if key not in INTERNAL}
 
 

@@ -1,4 +1,4 @@
-"""Formats the table of `status`. It fits the terminal, but run ids are never shortened, since users copy them. Pure."""
+"""Formats the table of `status`, as wide as the terminal. Run ids are never shortened, since users copy them. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WIDTH = 80  # where the terminal's width is not known
 
 
 def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
-    """Returns the table's lines, its heading first. Columns that are empty, or that do not fit, are left out.
+    """Returns the table's lines, the heading first. Columns that are empty, or that do not fit, are left out.
 
     Args:
-        rows: as `status --json` prints them.
-        width: characters in a line of the terminal. Only ids and states may make a line longer.
+        rows: rows, as `status --json` prints them.
+        width: width of the terminal in characters. Lines are longer only if ids and states are.
     """
     columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
     shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
@@ -39,19 +39,19 @@ def _state(row: Row) -> str:
 
 
 def _step(row: Row) -> str:
-    """Returns the step as `1200 26%`; without the percentage if the number of steps is not known."""
+    """Formats the step as `1200 26%`, or as `1200` if the number of all steps is not known."""
     if row["step"] is None:
         return "-"
     return f"{row['step']}" + ("" if row["percent"] is None else f" {row['percent']}%")
 
 
 def _saved(row: Row) -> str:
-    """Returns the step and the age of the newest checkpoint: `1200 3m`."""
+    """Formats step and age of the newest checkpoint: `1200 3m`."""
     return "-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}"
 
 
 def short_job(job_id: str) -> str:
-    """Returns a job id without PBS's server and without the prefix of local jobs, at most 10 characters."""
+    """Shortens a job id to 10 characters. PBS's server name and the prefix of local jobs are removed first."""
     return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
 
 

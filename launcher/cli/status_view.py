@@ -1,4 +1,4 @@
-"""What `status` shows: the table of runs and sweeps, and details of those that were named."""
+"""What `status` prints: the table of runs and sweeps, and details of runs that were named."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the m
 
 
 def show(arguments: Namespace, folder: Path) -> int:
-    """Shows what `status` shows when there is something in the folder of runs or in a queue; returns the exit code.
-
+    """Prints the runs in a folder that the arguments of `status` select; returns the exit code.
     Raises:
         ConfigError: options contradict each other.
         RunError: none of the named runs can be read.
@@ -72,7 +71,7 @@ def show(arguments: Namespace, folder: Path) -> int:
 
 
 def unanswered(view: View) -> Iterator[str]:
-    """Yields a line or two for each scheduler that did not answer."""
+    """Yields a line or two for each scheduler that did not respond."""
     for scheduler, seen in view.unanswered.items():
         unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
         yield f"This is incomplete: {scheduler} does not answer ({seen.problem})."
@@ -103,14 +102,14 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
 
 
 def _remark(seen: RunStatus) -> str | None:
-    """Returns a remark about a run, or None.
+    """Returns a remark to print about a run; None: no remark.
 
     | the run is | remark |
     |---|---|
-    | done | none |
-    | running | that its heartbeat is missing, if it is |
+    | done | None |
+    | running | if its heartbeat is missing, a warning; else None |
     | queued, unknown, unconfirmed | the scheduler's reason, if there is one |
-    | over in another way | the cause |
+    | failed, stopped, ... | the cause of its end |
     """
     if seen.state.value == "running":
         silent = seen.run.lease_age()
@@ -126,7 +125,7 @@ def _remark(seen: RunStatus) -> str | None:
 
 
 def _health(seen: RunStatus) -> list[str]:
-    """Returns lines about the preflight checks of the last attempt, and about ranks that are slower than the others."""
+    """Returns lines about the last attempt: its preflight checks, and ranks that are slower than the others."""
     attempts = seen.run.attempts()
     if not attempts:
         return []
@@ -136,7 +135,7 @@ def _health(seen: RunStatus) -> list[str]:
 
 
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
-    """Returns a table of a run's attempts, with its heading."""
+    """Returns a table of a run's attempts, the heading first."""
     # Lazily: 20 ms, and only a run that was named needs it
     from launcher.diagnose.post_mortem.findings import verdicts
 

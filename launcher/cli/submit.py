@@ -1,4 +1,4 @@
-"""`python -m launcher KEY=VALUE ...`: composes the config with Hydra, makes a plan, and submits or shows it."""
+"""`python -m launcher KEY=VALUE ...`: composes the config, makes the plan, and submits it or shows it (dry_run)."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 @dataclass
 class CommandLine:
-    """The command line, and the exit codes of what it has submitted.
+    """The command line, and the exit codes of its submissions.
 
     Attributes:
         words: the arguments, without --yes.
-        yes: whether --yes was given: to submit without confirmation.
+        yes: whether to submit without confirmation (--yes).
         codes: the exit codes so far. The command exits with the highest one.
     """
 
@@ -61,7 +61,7 @@ class CommandLine:
 def main(arguments: list[str]) -> int:
     """Submits the run or sweep that the arguments describe, and returns the exit code.
 
-    Arguments with Hydra's flags or `hydra.*` settings go through Hydra's own command line.
+    If there is a Hydra flag (-m, --cfg, ...) or a setting `hydra.*`, Hydra's own command line handles the arguments.
     """
     configs.register()
     command = command_line(arguments)
@@ -91,7 +91,7 @@ def with_program_arguments(words: list[str]) -> list[str]:
     """Replaces `--` and the words after it by workload.args=[...], each word as a string. Pure.
 
     Raises:
-        ConfigError: workload.args is given as well, or a word cannot be written into a config.
+        ConfigError: workload.args is given as well, or an argument cannot be written into a config.
     """
     if "--" not in words:
         return words
@@ -122,7 +122,12 @@ class Task:
             self.problem = error
 
     def multirun(self, loader: ConfigLoader, config: DictConfig) -> Multirun:
-        """Returns the object that submits the points of a multirun."""
+        """Returns the object that submits the points of a multirun.
+
+        Args:
+            loader: Hydra's config loader.
+            config: the config that all points have in common, with Hydra's settings.
+        """
         # Lazily: 60 ms, and a single run needs none of it
         from launcher.cli.multirun import Multirun
 
@@ -181,11 +186,13 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
 
 
 def ask(ready: Ready, *, yes: bool) -> None:
-    """Prints the resources that a scheduler's job needs, and asks for confirmation if they exceed `confirm_above`.
+    """Prints the resources that a submission requests, and asks for confirmation if they exceed `confirm_above`.
+
+    It does neither for a run on this machine, nor if the run has its job already.
 
     Args:
         ready: the submission.
-        yes: whether --yes was given.
+        yes: whether the user has confirmed with --yes.
 
     Raises:
         Declined: the user did not confirm.
@@ -203,11 +210,13 @@ def ask(ready: Ready, *, yes: bool) -> None:
 
 
 def conclude(ready: Ready, output: Stream | None = None) -> int:
-    """Submits a run, prints what was submitted, and follows it to its end if `wait` says so; returns the exit code.
+    """Submits a run, prints what was submitted, follows the run if `wait` is set, and returns the exit code.
+
+    A run on this machine is followed unless `wait=false`.
 
     Args:
         ready: the submission.
-        output: the reader of the run's output; None: all output is printed.
+        output: reads the output that is printed; None: all output of the run.
     """
     prepared, wait = ready.prepared, ready.composed.config.wait
     in_foreground = not prepared.plan.queued and wait is not False  # the run belongs to this terminal from its start
@@ -236,7 +245,7 @@ def show(prepared: Prepared) -> int:
 
 
 def _print_submitted(prepared: Prepared, submitted: Submitted, *, waits: bool) -> None:
-    """Prints what was submitted, and the next commands unless this one waits for the run."""
+    """Prints what was submitted and, unless this command waits for the run, commands that the user may need next."""
     run = submitted.run
     print(f"run        {run.id}")
     print(

@@ -77,10 +77,10 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
 
 
 def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
-    """Converts words such as `3` and `0-4,7` to numbers of points; None: there are no words.
+    """Converts arguments such as `3` and `0-4,7` to point numbers without duplicates; None: there are no arguments.
 
     Raises:
-        ConfigError: a word is something else.
+        ConfigError: an argument is neither a number nor a range.
         RunError: the sweep has no such point.
     """
     if not words:
@@ -95,6 +95,11 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
 
 
 def _most(words: Sequence[str]) -> int:
+    """Returns the argument N of `sweep throttle`.
+
+    Raises:
+        ConfigError: it is missing, or is not a number from 1 up.
+    """
     if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
         problem = f"{' '.join(words)!r} is not the number" if words else "give the number"
         raise ConfigError(f"sweep throttle SWEEP N: {problem} of points that may run at once, 1 or more")

@@ -1,4 +1,4 @@
-"""`sweep rerun`, `sweep cancel` and `sweep throttle`: change which points of a sweep run."""
+"""`sweep rerun`, `sweep cancel` and `sweep throttle`: restart or cancel points, or limit how many run at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from launcher.sweeps.submit import SubmittedSweep
 
 
 def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
-    """Runs points again and prints which; returns the exit code.
+    """Restarts points and prints which.
 
     Args:
         sweep: the sweep.
-        points: their numbers; None: all that did not succeed.
-        yes: whether the user has confirmed on the command line.
+        points: numbers of the points; None: all that did not succeed.
+        yes: whether the user has confirmed with --yes.
+
+    Returns:
+        Exit code: 1 if the scheduler did not accept all of the points, else 0.
     """
 
     def ask(chosen: Sequence[int]) -> None:
@@ -42,7 +45,7 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
 
 
 def lines_of(submitted: SubmittedSweep) -> list[str]:
-    """Returns lines about the points that were submitted, and those that were not."""
+    """Returns lines about the points that were submitted, and about those that were not accepted."""
     lines = [f"job      {job}: {_points(points)}" for job, points in submitted.jobs]
     if submitted.pilots is not None:
         return lines + lines_of_pilots(submitted.sweep, submitted.pilots)
@@ -55,7 +58,7 @@ def lines_of(submitted: SubmittedSweep) -> list[str]:
 
 
 def lines_of_pilots(sweep: Sweep, submitted: SubmittedPilots) -> list[str]:
-    """Returns lines about the pilots that were submitted, and those that were not."""
+    """Returns lines about the pilots that were submitted, and about those that were not accepted."""
     lines = [f"pilot    {sweep.pilot(number).id}: job {job}" for number, job in submitted.jobs.items()]
     if submitted.left:
         lines.append(f"left     {plural(submitted.left, 'pilot')}: {submitted.words}")
@@ -64,11 +67,13 @@ def lines_of_pilots(sweep: Sweep, submitted: SubmittedPilots) -> list[str]:
 
 
 def _pilots(sweep: Sweep) -> int:
+    """Returns the number of pilots that a sweep should have; 0: it is not packed."""
     packing = sweep.manifest().packing
     return packing.pilots if packing else 0
 
 
 def _points(points: Sequence[int]) -> str:
+    """Formats point numbers: `point 3`, `5 points (0-3,7)`; a long list is cut."""
     text = ranges(sorted(points))
     if len(text) > 40:
         text = f"{text[:37].rpartition(',')[0]},..."
@@ -76,7 +81,7 @@ def _points(points: Sequence[int]) -> str:
 
 
 def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
-    """Cancels points and prints which; None: all points. Returns 0."""
+    """Cancels the points with these numbers (None: all points) and prints which; returns 0."""
     before = control.cancel(sweep, points)
     started = [index for index, state in before.items() if state != WAITING]
     waiting = [index for index, state in before.items() if state == WAITING]
@@ -92,7 +97,11 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 
 
 def throttle(sweep: Sweep, most: int) -> int:
-    """Sets how many points (of a packed sweep: pilots) may run at once, and prints what follows; returns 0."""
+    """Sets how many points, or pilots of a packed sweep, may run at once, and prints the new limits.
+
+    Returns:
+        Exit code: 1 if the scheduler did not accept all new pilots, else 0.
+    """
     if sweep.manifest().packing is not None:
         submitted, stopping = control.throttle_pilots(sweep, most)
         print(f"{sweep.id}: {plural(most, 'pilot')}")

@@ -1,4 +1,4 @@
-"""Follows a sweep until all its points are over: prints a line for each that ends, and a progress bar in a terminal."""
+"""Follows a sweep until all its points are over: prints a line when a point ends, and a progress bar in a terminal."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from launcher.sweeps import control
 
 MIN_POLL_INTERVAL = 0.2  # seconds; at first, and while points run on this machine
 MAX_POLL_INTERVAL = 10.0  # seconds
-IDLE_TIME = 5.0  # seconds without a change, after which it is checked whether a process starts the waiting points
-MAX_STARTERS = 3  # processes that are started for them
+IDLE_TIME = 5.0  # seconds without a change; then it is checked whether a process still starts the waiting points
+MAX_STARTERS = 3  # processes started for waiting points, one after another, without a point changing its state
 
 
 def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
@@ -45,7 +45,7 @@ def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foregroun
         foreground: whether the sweep belongs to this terminal. If so, Ctrl-C cancels it; else Ctrl-C ends this command.
 
     Returns:
-        0 if all are done or pruned, 75 if the others can be resumed, 130 if it was interrupted, else 1.
+        0 if all points are done or pruned, 75 if all others are stopped and can be resumed, 130 if interrupted, else 1.
     """
 
     def cancel(kill: bool) -> None:
@@ -66,7 +66,7 @@ def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foregroun
 
 
 def exit_code(seen: Sequence[PointStatus]) -> int:
-    """Returns the exit code of a command that has waited for these points. Pure.
+    """Returns the exit code of a command that has waited until these points were over. Pure.
 
     | the points | code |
     |---|---|
@@ -81,12 +81,12 @@ def exit_code(seen: Sequence[PointStatus]) -> int:
 def ended(
     before: Mapping[int, PointStatus], now: Sequence[PointStatus], keys: Sequence[str], objective: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yields a line for each point that is over now and was not before.
+    """Yields a line for each point that has ended between two polls.
 
     Args:
-        before: the points as they were, by number.
-        now: the points as they are.
-        keys: the keys in which points differ, which the line shows.
+        before: the points at the previous poll, by number.
+        now: the points at this poll.
+        keys: the keys whose values the line shows.
         objective: the metrics that the line shows for a point that is done.
     """
     for each in now:
@@ -99,12 +99,21 @@ def ended(
 
 
 def scores(each: PointStatus, objective: Sequence[str]) -> str:
-    """Returns the metrics of a point that are named in `objective`: `accuracy 0.97, loss 0.1`."""
+    """Formats the metrics of a point that are named in `objective`: `accuracy 0.97, loss 0.1`."""
     metrics = flat(each.point.run.result() or {}) if objective else {}
     return ", ".join(f"{name} {text(metrics[name])}" for name in objective if name in metrics)
 
 
 def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
+    """Prints the progress of points until all are over, or until it is known that the others will not start.
+
+    Args:
+        sweep: the sweep.
+        points: the numbers of the points; None: all.
+
+    Returns:
+        The points at the last poll.
+    """
     manifest = sweep.manifest()
     live = SweepMonitor(share=True)
     keys = list(SearchRecord(sweep.path).settings().space) if manifest.search else differing(manifest.points)
@@ -120,7 +129,7 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
     with shown() as show:
         while True:
             seen, took = wait_until_readable(look)
-            if not before:  # points that were over at the start get no line
+            if not before:  # no line is printed for points that were over at the start
                 before = {each.point.index: each for each in seen if each.over}
             for line in ended(before, seen, keys, manifest.objective):
                 show.print(line)
@@ -147,7 +156,7 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
 
 
 def _chooses(sweep: Sweep) -> bool:
-    """Returns whether pilots may choose more points; True also while that cannot be read."""
+    """Returns whether a pilot is live, which may choose more points; True also if that cannot be read now."""
     try:
         return bool(live_pilots(sweep, SweepMonitor(share=True)))
     except UnavailableError:
@@ -155,22 +164,22 @@ def _chooses(sweep: Sweep) -> bool:
 
 
 def _without_pilots(sweep: Sweep) -> str:
+    """Returns the message that points wait but no pilot is live."""
     return f"no pilot runs, and points wait: see why, then\n  {program()} sweep rerun {sweep.id}"
 
 
 def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> str | None:
-    """Makes sure that a process starts the points that wait for this machine.
+    """Starts a process that starts the waiting points of this machine, in case the previous one was killed.
 
-    The process that starts them may have been killed, so another one is started. If there are several, one does the
-    work.
+    More than one such process does no harm: a lock lets only one of them work.
 
     Args:
         sweep: the sweep.
         seen: its points.
-        starters: how many such processes were started without any effect.
+        starters: how many such processes were started since a point last changed its state.
 
     Returns:
-        Why the waiting points will not start; None: they may.
+        Why the waiting points will not start; None: they may start.
     """
     try:
         if is_being_submitted(sweep.path):  # a submitter is at work

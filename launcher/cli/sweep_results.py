@@ -28,7 +28,12 @@ LONGEST = 24  # characters of a value in the table
 
 @dataclass(frozen=True)
 class Order:
-    """An order of points: by a metric, or by their numbers (None)."""
+    """An order of points.
+
+    Attributes:
+        metric: the metric by which points are sorted; None: they are sorted by number.
+        largest_first: whether the point with the largest value comes first.
+    """
 
     metric: str | None
     largest_first: bool = False
@@ -37,13 +42,12 @@ class Order:
 def show(
     sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
 ) -> int:
-    """Prints the points as a table, as JSON or as CSV; returns 0.
+    """Prints the points of a sweep as a table, as JSON or as CSV; returns 0.
 
     Args:
         sweep: the sweep.
-        sort: see `order_of`.
-        reverse: see `order_of`.
-        csv: the CSV file to write; `-`: standard output; None: no CSV.
+        sort, reverse: see `order_of`.
+        csv: path of the CSV file to write; `-`: stdout; None: no CSV.
         as_json: whether JSON is printed.
 
     Raises:
@@ -81,7 +85,10 @@ def show(
 
 
 def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict[str, Any]:
-    """Returns what a point of a search has reported of the objective, for programs: by steps, and by rungs."""
+    """Returns the objective's values that a point of a search has reported, by step and by rung, for --json.
+
+    Empty if the sweep is not a search, or the point has not started.
+    """
     if search is None or point >= len(search[1].trials):
         return {}
     settings, journal = search
@@ -91,7 +98,7 @@ def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns metrics by dotted name: nested mappings are flattened. Pure."""
+    """Flattens nested metrics: the names become dotted, such as `test.accuracy`. Pure."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -102,17 +109,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
-    """Returns the names of all metrics, in the order in which they first appear. Pure."""
+    """Returns the names of the metrics of all points, in the order in which they first appear. Pure."""
     return list(dict.fromkeys(name for each in metrics for name in each))
 
 
 def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequence[str]) -> Order:
     """Returns the order of points: by the metric `sort`, else by the sweep's objective. Pure.
 
-    | sort | order |
+    | sort | order of points |
     |---|---|
-    | none | the objective, its best first; without an objective by number |
-    | the objective | its best first |
+    | None | by the objective, the best first; without an objective by number |
+    | the objective | the best first |
     | another metric | the smallest first |
 
     Args:
@@ -134,7 +141,12 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
 
 
 def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
-    """Returns the numbers of the points in order; points without the metric, or with NaN, come last. Pure."""
+    """Returns the numbers of points in the given order; points without the metric, or with NaN, come last. Pure.
+
+    Args:
+        metrics: the metrics of each point, by the point's number.
+        order: the order.
+    """
 
     def place(index: int) -> tuple[bool, float, int]:
         value = metrics[index].get(order.metric or "")
@@ -151,10 +163,12 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]
 def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
     """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit. Pure.
 
+    If there is only one point, all its metrics may be shown.
+
     Args:
-        metrics: of each point, by its number. Of a single point all metrics may be shown.
+        metrics: the metrics of each point, by the point's number.
         first: metrics that are shown even if they do not fit.
-        room: characters for the columns, with two spaces before each.
+        room: width of all columns in characters, with two spaces before each.
 
     Returns:
         The metrics that are shown, and those that are left out.
@@ -173,7 +187,7 @@ def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room
 
 
 def text(value: Any) -> str:
-    """Returns a value as the table shows it. Pure."""
+    """Formats a value of a metric for the table. Pure."""
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST)
 
 
@@ -206,7 +220,7 @@ def _print_table(
 
 
 def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]) -> None:
-    """Prints why points ended without success, and the number of points in each state."""
+    """Prints why each failed, stopped, cancelled or lost point ended, and the number of points in each state."""
     ended = [each for each in seen if each.over and each.state not in (RunState.DONE.value, RunState.PRUNED.value)]
     if ended:
         print()
@@ -224,6 +238,7 @@ def _print_best(
     seen: Sequence[PointStatus], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
     keys: Sequence[str],
 ) -> None:  # fmt: skip
+    """Prints the best point, and the command that submits it as a single run; or why there is no best point."""
     if not ranked:
         return
     best = next(each.point for each in seen if each.point.index == ranked[0])
@@ -238,14 +253,14 @@ def _print_best(
 
 
 def alone(overrides: Sequence[str]) -> str:
-    """Returns the command line that submits a point as a single run."""
+    """Returns the command line that submits a single run with a point's overrides."""
     return " ".join([program(), *map(shlex.quote, overrides)])
 
 
 def csv_cell(value: Any) -> Any:
     """Returns a value as a CSV cell that no spreadsheet takes for a formula. Pure.
 
-    Text that begins like a formula gets an apostrophe in front
+    Text that starts like a formula gets an apostrophe in front
     (https://owasp.org/www-community/attacks/CSV_Injection). Numbers, such as `-0.5`, are unchanged.
     """
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")):

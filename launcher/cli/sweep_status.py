@@ -1,4 +1,4 @@
-"""`sweep status`: shows the progress of a sweep, and its points that run or have failed."""
+"""`sweep status`: shows the progress of a sweep, and its points that are running or have failed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ from launcher.search.progress import SearchProgress, described, look
 
 WIDTH = 80
 RECENT = 20  # sweeps, and points of one, that are shown without --all
-# States of points that are only counted.
+# Points in these states are counted, but get no line of their own.
 WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value, RunState.PRUNED.value)
 
 
 def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
-    """Prints the sweeps of a folder, a line each; returns 0."""
+    """Prints a line for each sweep in a folder; returns 0.
+
+    Args:
+        runs_dir: the folder of runs; None: the default one.
+        everything: whether all sweeps are shown, and not only the newest.
+        as_json: whether JSON is printed.
+    """
     folder = runs_dir or default_runs_dir()
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
@@ -58,7 +64,13 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 
 
 def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
-    """Prints a sweep: a bar, the number of points in each state, and lines for points that failed or run; returns 0."""
+    """Prints a sweep: a bar, the number of points in each state, and lines for failed and running points; returns 0.
+
+    Args:
+        sweep: the sweep.
+        everything: whether all points get a line.
+        as_json: whether JSON is printed.
+    """
     monitor, manifest = SweepMonitor(), sweep.manifest()
     seen = point_statuses(sweep, monitor)
     keys = differing(manifest.points)
@@ -96,21 +108,23 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
 
 
 def _stands_still(sweep: Sweep, seen: Sequence[PointStatus], monitor: SweepMonitor) -> bool:
+    """Returns whether all known points of a search are over and no pilot is live that could choose more."""
     return all(each.over for each in seen) and not live_pilots(sweep, monitor)
 
 
 def _throttle(sweep: Sweep, packing: Packing) -> str:
+    """Returns a line with the command that submits the missing pilots."""
     return f"next  {program()} sweep throttle {sweep.id} {packing.pilots}"
 
 
 def values_of(found: SearchProgress) -> dict[str, Any]:
-    """Returns how far a search is, for programs (--json)."""
+    """Returns the progress of a search as values for --json."""
     best = {"best": found.best and {"point": found.best.number, "value": found.best.value}}
     return {**vars(found), **best, "rungs": [vars(each) for each in found.rungs]}
 
 
 def _pilots_line(activity: packed.Activity) -> str:
-    """Returns what the pilots do: `7 of 8 slots busy (96 % of their time), 42.0 points a minute, done in 3m`."""
+    """Describes the pilots: `7 of 8 slots busy (96% of their time), 42.0 points a minute, all over in 00:03:00`."""
     parts = [f"{activity.busy} of {plural(activity.slots, 'slot')} busy ({activity.share:.0%} of their time)"]
     if activity.rate:
         parts.append(f"{60 * activity.rate:.1f} points a minute")
@@ -120,12 +134,12 @@ def _pilots_line(activity: packed.Activity) -> str:
 
 
 def _over_first(seen: Sequence[PointStatus]) -> list[PointStatus]:
-    """Returns the points that are over, then the others. Pure."""
+    """Sorts points: first those that are over, then the others, both by number. Pure."""
     return sorted(seen, key=lambda each: (not each.over, each.point.index))
 
 
 def row(each: PointStatus) -> dict[str, Any]:
-    """Returns a point's values for programs (--json)."""
+    """Returns the values of a point for --json."""
     seen, first = each.seen, each.seen.history.fault if each.seen else None
     progress = seen.progress if seen else None
     return {
@@ -146,7 +160,10 @@ def row(each: PointStatus) -> dict[str, Any]:
 
 
 def why(each: PointStatus) -> str | None:
-    """Returns why a point ended without success, or the scheduler's reason why it waits; None: neither is known."""
+    """Returns why a point ended without success, or the scheduler's reason why it waits; None: not known, or running.
+
+    For a point that the user has cancelled it is None, too.
+    """
     if each.seen is None or each.state == RunState.RUNNING.value:
         return None
     if each.state == RunState.CANCELLED.value and each.seen.history.cancelled:
@@ -155,6 +172,7 @@ def why(each: PointStatus) -> str | None:
 
 
 def _elapsed(each: PointStatus) -> int | None:
+    """Returns the seconds since a point's first event, up to its end if it is over; None: it has no events."""
     events = each.seen.history.events if each.seen else ()
     if not events:
         return None
@@ -162,7 +180,12 @@ def _elapsed(each: PointStatus) -> int | None:
 
 
 def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
-    """Returns the lines of a table of points, each at most WIDTH characters wide."""
+    """Returns the lines of a table of points, each at most WIDTH characters wide; empty: there are no points.
+
+    Args:
+        shown: the points.
+        keys: the keys whose values the table shows.
+    """
     if not shown:
         return []
     rows = [("POINT", "STATE", "STEP", "ELAPSED", "VALUES")]
@@ -185,12 +208,12 @@ def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """Returns a line shortened to `width` characters. Pure."""
+    """Shortens a line to `width` characters, with `...` at its end. Pure."""
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def indented(text: str, spaces: int) -> list[str]:
-    """Wraps a text into at most two indented lines. Pure."""
+    """Wraps a text into at most two lines, indented by `spaces`. Pure."""
     indent = " " * spaces
     words = " ".join(text.split())
     lines = textwrap.wrap(

@@ -1,4 +1,4 @@
-"""`template`: shows a template of job scripts to start from, and checks the user's own against ours."""
+"""`template`: prints a job script template to start from, and checks which parts of ours the user's own lacks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,12 @@ def _lint(cluster: str, path: str | None) -> int:
 
 
 def _plan(cluster: str, template: str | None) -> JobPlan:
-    """Returns a plan for a cluster and a template. Keys that the profile requires from users get made-up values."""
+    """Returns a plan with which a template can be rendered. Keys that the profile requires get made-up values.
+
+    Args:
+        cluster: name of the profile.
+        template: path of the template; None: the profile's own.
+    """
     config = configs.composed(["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"]).config
     missing: dict[str, Any] = {
         key: "made-up"
@@ -78,7 +83,7 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
 
 
 def with_all_parts(plan: JobPlan) -> JobPlan:
-    """Returns the plan with optional settings added, so that its script has every part which a template can lack."""
+    """Returns the plan with all optional settings, so that our script has every part that the user's may lack."""
     in_files = registry.scheduler(plan.cluster.scheduler).secrets_in_files
     return dataclasses.replace(
         plan,

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
-    """Prints a table. Nothing in it is shortened.
+    """Prints a table with aligned columns. No cell is shortened.
 
     Args:
-        lines: the columns' headings, then the rows, each with as many columns.
+        lines: the headings, then the rows; all have the same number of cells.
     """
     lines = [tuple(map(one_line, line)) for line in lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -32,13 +32,13 @@ def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
 
 
 def print_unreadable(run: Run) -> None:
-    """Prints which of a run's files could not be read, or only in part."""
+    """Prints which of a run's files could not be read, or could only be read in part."""
     for line in unreadable.problems(run):
         print(f"unreadable: {line}")
 
 
 def plan_table(plan: JobPlan) -> str:
-    """Returns the plan as a table of two columns."""
+    """Returns the plan as a table with two columns, as a dry run shows it."""
     # Lazily: only this table or sentence needs it
     from launcher.spec import cost, pools
 
@@ -72,7 +72,10 @@ def plan_table(plan: JobPlan) -> str:
 
 
 def bound_to(plan: JobPlan) -> list[str]:
-    """The cores of each rank, as far as they are known before a node is: those of its type, if the profile names it."""
+    """Returns lines about the CPUs to which ranks will be bound; empty: no binding is configured for a single rank.
+
+    If the profile names a type of node (cluster.node_type), the CPUs, GPU and NIC of each rank on it are listed.
+    """
     # Lazily: only this table needs it
     from launcher.binding import devices, masks, node_types, wanted
     from launcher.failures.text import of_unbound
@@ -111,12 +114,12 @@ def bound_to(plan: JobPlan) -> list[str]:
 
 
 def cause(seen: RunStatus) -> str | None:
-    """Returns why the run ended, in a line or two, as `post-mortem` shows it; None: not known."""
+    """Returns why a run ended, in a line or two, as `post-mortem` shows it; None: not known."""
     return ending(seen)[0]
 
 
 def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
-    """Returns the cause of a run's end as text, and its codes for programs, as in `post-mortem --json`."""
+    """Returns why a run ended: as text (None: not known), and as codes, by name, as in `post-mortem --json`."""
     # Lazily: only this table or sentence needs it
     from launcher.diagnose.post_mortem.evidence import of
     from launcher.diagnose.post_mortem.verdict import classify
@@ -128,7 +131,7 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
 
 
 def outcome(seen: RunStatus) -> str:
-    """Returns the text about a run's end, for the user who waited for it."""
+    """Returns the text that ends a command which has followed a run: its metrics, or its traceback and cause."""
     lines = []
     if seen.state is RunState.DONE:
         metrics = seen.run.result() or {}

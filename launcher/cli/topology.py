@@ -1,4 +1,4 @@
-"""`topology`: shows cores, GPUs and network devices of a node, and which of them each rank gets."""
+"""`topology`: shows the cores, GPUs and network devices of a node, and which of them each rank gets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,13 @@ def run(arguments: Namespace) -> int:
 
 
 def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
-    """Returns the picture of this node, or of one of a known type, with `wanted` ranks."""
+    """Returns the lines that show a node with the CPUs that ranks would be bound to.
+
+    Args:
+        wanted: number of ranks; None: one for each GPU, without GPUs one.
+        how: the binding, as launch.bind.
+        node_type: a type of node that the launcher knows; `list`: the lines list all types; None: this node.
+    """
     if node_type is None:
         return _drawn(socket.gethostname(), sysfs.read(), os.sched_getaffinity(0), os.environ, wanted, how)
     if node_type == "list":
@@ -56,7 +62,15 @@ def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
 def _drawn(
     host: str, node: Node, allowed: Collection[int], environ: Mapping[str, str], wanted: int | None, how: str
 ) -> list[str]:
-    """Returns the picture of a node with `wanted` ranks; None: one rank for each GPU, without GPUs one rank."""
+    """Returns the lines that show a node with the CPUs that `wanted` ranks would be bound to; see `_unbound`.
+
+    Args:
+        host: name that is shown for the node.
+        node: the node's hardware.
+        allowed: CPUs that this process may use.
+        environ: environment variables, which may limit the visible GPUs.
+        wanted, how: see `_unbound`.
+    """
     bind = parse(how)
     try:
         seen = len(devices.visible_gpus(node, environ, nvidia.parent_of_slice))

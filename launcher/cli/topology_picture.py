@@ -1,5 +1,7 @@
 """Draws the CPUs of a node for a terminal of 80 columns: a line for each NUMA node, a letter for each CPU. Pure.
 
+The letter is the local rank that is bound to the CPU.
+
 NUMA 3    48-63  0000000011111111  0000:07:00.0, mlx5_0
         176-191  0000000011111111
 """
@@ -24,11 +26,11 @@ _PARTS = 4  # most ranges of CPUs that have lines of their own in a NUMA node
 
 
 def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None = None) -> list[str]:
-    """Draws the nodes of a run; nodes with the same bindings are drawn once.
+    """Returns the lines that show the nodes of a run; nodes with the same bindings are drawn once.
 
     Args:
-        bindings: the bindings of its agents, in the order of their ranks.
-        devices: names of accelerators and network devices by NUMA node; None: those that ranks use.
+        bindings: the `bound` event of each agent, in the order of the agents' ranks.
+        devices: names of GPUs and network devices, by NUMA node; None: those that ranks use.
     """
     alike: dict[tuple[object, ...], list[Bound]] = {}
     for each in bindings:
@@ -41,6 +43,7 @@ def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | N
 
 
 def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None) -> list[str]:
+    """Returns the lines that show nodes with the same bindings: hosts, CPUs, and a table of ranks."""
     first = group[0]
     names = list(dict.fromkeys(each.host for each in group))
     hosts = ", ".join(names[:_HOSTS]) + (f" and {len(names) - _HOSTS} more" if names[_HOSTS:] else "")
@@ -63,7 +66,7 @@ def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None
 
 
 def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the lines of all NUMA nodes, and a legend."""
+    """Returns the lines that show the CPUs of a node, by NUMA node, and a legend."""
     allowed = frozenset(parse_ranges(bound.allowed))
     owners: dict[int, list[int]] = {}
     for place, rank in enumerate(bound.ranks if bound.unbound is None else ()):
@@ -98,7 +101,10 @@ def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _runs(listed: str) -> list[tuple[str, Sequence[int]]]:
-    """Splits a list of CPUs into parts that get a line each: its ranges or, if there are many, the whole list."""
+    """Splits CPUs such as `0-3,8-11` into parts that get a line each; returns label and CPUs of each part.
+
+    A part is a range. If there are more than _PARTS ranges, the whole list is one part.
+    """
     parts = listed.split(",")
     if len(parts) <= _PARTS:
         return [(part, parse_ranges(part)) for part in parts]
@@ -107,7 +113,7 @@ def _runs(listed: str) -> list[tuple[str, Sequence[int]]]:
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:
-    """Joins parts with commas in lines of at most `width` characters; a single part may be longer."""
+    """Joins parts with commas, and wraps them into lines of at most `width` characters. A longer part is not split."""
     if len(whole := ",".join(parts)) <= width:
         return [whole]
     lines: list[str] = []
@@ -120,7 +126,7 @@ def _wrapped(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _devices(bound: Bound) -> dict[str, list[str]]:
-    """Returns the names of the GPUs that ranks use, by their NUMA node."""
+    """Returns the names of the GPUs that ranks use, by NUMA node."""
     found: dict[str, list[str]] = {}
     for rank in bound.ranks:
         if rank.gpu is not None and rank.gpu_numa is not None:
@@ -143,7 +149,12 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def devices_of(gpus: Sequence[tuple[str, int | None]], nics: Sequence[tuple[str, int | None]]) -> dict[str, list[str]]:
-    """Returns the names of devices, by the NUMA node that they are nearest to."""
+    """Returns the names of devices by NUMA node. Devices without a NUMA node are left out.
+
+    Args:
+        gpus: name and NUMA node of each GPU.
+        nics: name and NUMA node of each network device.
+    """
     found: dict[str, list[str]] = {}
     for name, numa in [*gpus, *nics]:
         if numa is not None:

@@ -1,4 +1,4 @@
-"""`wait`: waits until a run is over."""
+"""`wait`: waits until a run or sweep is over, and exits with its code."""
 
 from __future__ import annotations
 

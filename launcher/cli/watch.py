@@ -1,4 +1,4 @@
-"""`status --watch`: updates a table in a terminal; elsewhere prints a line whenever a run has changed."""
+"""`status --watch`: shows a table that is updated; without a terminal, prints a line whenever a run has changed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ COLOURS = {
 
 
 def show(rows: Rows) -> int:
-    """Shows runs until all are over, or Ctrl-C; returns 0.
-
-    If no run was named, new runs are shown as they appear.
-    """
+    """Shows runs until all are over, or until Ctrl-C; returns 0. If no run was named, new runs are added."""
     try:
         return _live(rows) if on_terminal(sys.stdout) else _plain(rows)
     except KeyboardInterrupt:
@@ -39,7 +36,7 @@ def show(rows: Rows) -> int:
 
 
 def _views(rows: Rows) -> Iterator[View]:
-    """Yields the runs as they are, repeatedly, until all are over."""
+    """Polls the runs and yields their state each time, until all are over."""
     unchanged, before = 0, None
     while True:
         began = time.monotonic()
@@ -74,13 +71,13 @@ def _plain(rows: Rows) -> int:
 
 
 def milestone(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns the values whose change prints a line: state, attempt, each tenth of the steps, numbers of points."""
+    """Returns the values whose change causes a line: state, attempt, tenths of the steps, point counts of a sweep."""
     tenth = None if row["percent"] is None else row["percent"] // MILESTONE
     return row["state"], row["attempt"], tenth, tuple((row.get("points") or {}).items())
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """Returns the line of a run: `12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
+    """Formats the line for a row: `12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
     words = [summary(row["points"]) if row.get("points") else str(row["state"])]
     if row["attempt"]:
         words.append(f"attempt {row['attempt']}")
@@ -111,7 +108,7 @@ def _live(rows: Rows) -> int:
 
 
 def layout(view: View, console: Console) -> RenderableType:
-    """Returns the table with progress bars, which fits the height of the terminal."""
+    """Returns a table of the runs with progress bars, cut to the height of the terminal."""
     # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.console import Group
     from rich.table import Table
@@ -147,7 +144,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _amount(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Returns how many steps, or points of a sweep, are done, and how many there are."""
+    """Returns how many steps (of a sweep: points) are done, and how many there are in all; None: not known."""
     if points := row.get("points"):
         return points.get("done", 0), sum(points.values())
     return row["step"], row["steps"]

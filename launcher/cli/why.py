@@ -32,7 +32,12 @@ def run(arguments: Namespace) -> int:
 
 
 def shown(found: Explanation, now: float) -> str:
-    """Returns the explanation as text for a terminal. Pure."""
+    """Formats an explanation for a terminal. Pure.
+
+    Args:
+        found: the explanation.
+        now: the current time, in seconds since the epoch.
+    """
     job = f", job {found.job}" if found.job and found.state == "queued" else ""
     lines = [f"{found.run}: {found.state}{job}"]
     rows = [("why", found.why), ("reason", found.code), ("do", found.do)]
@@ -64,7 +69,7 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def _table(found: Explanation, now: float) -> list[str]:
-    """Returns the lines of the table of changes that were tried, with their estimated starts."""
+    """Returns the lines of a table of changes: each with the scheduler's estimate of when the job would start."""
     rows = [("as it is" if not each.overrides else " ".join(each.overrides), _start(each, now), each.note)
             for each in found.tried]  # fmt: skip
     first = max(len("CHANGE"), *(len(row[0]) for row in rows))
@@ -83,7 +88,12 @@ def _start(option: Option, now: float) -> str:
 
 
 def moment(starts: float, now: float) -> str:
-    """Returns a start time as `21:10 (in 12 min)`, with the day if it is another one; within 30 s it is `now`."""
+    """Formats a start time as `21:10 (in 12 min)`; on another day with the date; within the next 30 s as `now`.
+
+    Args:
+        starts: the start time, in seconds since the epoch.
+        now: the current time, in seconds since the epoch.
+    """
     left = starts - now
     if left < 30:
         return "now"
