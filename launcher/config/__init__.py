@@ -1,20 +1,20 @@
-"""The typed schema of everything in conf/, and the composition of configs from overrides by Hydra.
+"""The schema of the configuration, and the composition of a run's config from overrides by Hydra.
 
-schema.py and keys.py import the standard library alone, for help and completion. Only this package, `cli` and
-`hydra_plugins` use Hydra. It may import failures, files and what is below them; what it needs of other packages (the
+Only this package, `cli` and `hydra_plugins` use Hydra. `schema` and `keys` import no third-party package, so that help
+and completion start fast. It may import failures, files and what is below them. What it needs from other packages (the
 number of nodes of an allocation) is passed as an argument.
 
-- `schema`: every key but those of one scheduler, with type, default and meaning
-- `keys`: every setting with type and default, as one would write it; for help and completion
-- `compose`: overrides -> the config of one run, through Hydra
-- `points`: overrides -> the configs of many points, most of them without Hydra
-- `hydra_setup`: what is registered with Hydra before it composes: our schema, resolvers, reading of YAML
-- `hydra_errors`: Hydra's errors about overrides in our words
-- `profile_errors`: Hydra's errors about configuration files in our words
-- `hydra_text`: values as text of overrides, quoted for Hydra
-- `profiles`: profiles of clusters, ours and the user's: finding, saving
-- `scheduler_table`: names of schedulers, and where their classes and keys are; entry points
-- `search_space`: the dimensions of a search: type, bounds, step; a chosen value, rounded and as an override
-- `space_overrides`: the syntax of `lr=interval(...)`, `choice(...)` for these
-- `secret_references`: refuses `${oc.env:...}` of a secret
+- `schema`: the config keys, with type, default and meaning (keys of one scheduler: schedulers/NAME/settings.py)
+- `keys`: lists all keys with type, default and meaning, for help, completion and near matches
+- `compose`: composes the config of one run with Hydra, and refuses unknown keys
+- `points`: composes the configs of a sweep's points, most of them without Hydra
+- `hydra_setup`: what is registered with Hydra: the schema, the resolvers (`${launcher.runs_dir:}`), YAML parsing
+- `hydra_errors`: the error texts for overrides that Hydra refuses
+- `profile_errors`: the error texts for configuration files that Hydra refuses
+- `hydra_text`: quotes values for Hydra's override syntax
+- `profiles`: finds and saves profiles of clusters, ours and the user's
+- `scheduler_table`: the table of schedulers, which names their classes and settings; entry points of other packages
+- `search_space`: the search methods, and the dimensions of a search: bounds, step, choices
+- `space_overrides`: parses `lr=interval(...)`, `choice(...)`, `range(...)` into dimensions
+- `secret_references`: refuses `${oc.env:NAME}` of a secret
 """

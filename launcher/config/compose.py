@@ -1,6 +1,6 @@
 """Composes the config of a run from overrides with Hydra, and converts it to the schema's dataclasses.
 
-`hydra_setup.register` has to be called before. points.py composes the many points of a sweep.
+`hydra_setup.register` must be called first. points.py composes the many points of a sweep.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from launcher.errors import ConfigError, near
 from launcher.paths import resource
 
 FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # arguments that are flags, or settings of Hydra
+# Keys of `hydra` that only hydra.main applies.
 DONE_BY_HYDRA = ("mode", "callbacks", "verbose", "output_subdir", "job.chdir", "job.env_set", "job_logging.root")
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed config. Configs of several points share objects, so none may be modified.
+    """A composed config. The configs of a sweep's points share objects, so none may be modified.
 
     Attributes:
         config: the config as the schema's dataclasses.
-        resolved: the config as plain values, with all references resolved.
+        resolved: the same config as plain values (dicts, lists, strings, numbers), with all references resolved.
     """
 
     config: Config
@@ -45,23 +46,23 @@ class Composed:
 
 
 def composed(overrides: Sequence[str]) -> Composed:
-    """Returns the config of a run.
+    """Composes the config of a run from its overrides.
 
     Raises:
-        ConfigError: it cannot be composed, or is wrong; see `typed`.
+        ConfigError: Hydra cannot compose the config, or `typed` refuses it.
     """
     with in_our_words(overrides):
         return finished(by_hydra(overrides)[0])
 
 
 def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
-    """Composes a config with Hydra's compose API, which is faster than hydra.main: that composes every config twice.
+    """Composes a config with Hydra's compose API. It is faster than hydra.main, which composes every config twice.
 
     Returns:
-        The config without `hydra`, and whether the user's files set something that only hydra.main supports.
+        The config without its section `hydra`, and whether the user's files set a key that only hydra.main applies.
 
     Raises:
-        HydraException, OmegaConfBaseException, YAMLError: it cannot be composed.
+        HydraException, OmegaConfBaseException, YAMLError: the config cannot be composed.
     """
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", list(overrides), return_hydra_config=True)
@@ -73,7 +74,7 @@ def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
 
 
 def finished(config: DictConfig) -> Composed:
-    """Converts a config of Hydra's.
+    """Converts a config that Hydra has composed to the schema's dataclasses and to plain values.
 
     Raises:
         ConfigError: see `typed`.
@@ -86,8 +87,8 @@ def typed(config: DictConfig) -> Config:
     """Returns the composed config as the schema's dataclasses.
 
     Raises:
-        ConfigError: no workload was chosen, a key is not in the schema, or a key that is written to the run's record
-            has the value of a secret.
+        ConfigError: no workload or scheduler was chosen, a key is not in the schema, or a key that is written to the
+            run's record has the value of a secret.
     """
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())
@@ -106,11 +107,14 @@ def plain(config: Container) -> Any:
 
 
 def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the values that a config gives to variables (cluster.environment), as far as they are known.
+    """Returns the values that a config sets for environment variables (cluster.environment), by name.
+
+    A variable is left out if the config does not set it, or refers to a variable that does not exist. If the config
+    cannot be composed, the result is empty.
 
     Args:
-        overrides: the overrides of the config, which may not be valid any more.
-        names: the variables.
+        overrides: the overrides of the config; the profile that they name may have changed or be gone.
+        names: the names of the variables.
     """
     found: dict[str, str] = {}
     with contextlib.suppress(ConfigError), in_our_words(overrides):
@@ -123,10 +127,10 @@ def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 
 
 def _require_scheduler(cluster: DictConfig) -> None:
-    """Refuses a profile that names no scheduler, or starts from the keys of another one.
+    """Checks that a profile names its scheduler, and is based on that scheduler's keys.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it names no scheduler, or is based on the keys of another one.
     """
     name = "NAME" if OmegaConf.is_missing(cluster, "name") else cluster.name
     if OmegaConf.is_missing(cluster, "scheduler"):
@@ -140,7 +144,7 @@ def _require_scheduler(cluster: DictConfig) -> None:
 
 
 def _drop_ignored(cluster: DictConfig) -> None:
-    """Removes keys of other schedulers where nothing is submitted, so that a command can be tried on this machine."""
+    """Removes keys of other schedulers if the cluster submits nothing (local), so that a command can be tried there."""
     kind = OmegaConf.get_type(cluster)
     if kind is not None and issubclass(kind, SchedulerSettings) and kind.IGNORES_OTHERS:
         for key in [str(each) for each in cluster]:
@@ -152,7 +156,7 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     """Refuses keys that are not in the schema. Hydra itself accepts any new key with a plus (`+key=value`).
 
     Raises:
-        ConfigError: there is such a key.
+        ConfigError: the config has such a key.
     """
     kind = OmegaConf.get_type(config)
     if kind is None or not dataclasses.is_dataclass(kind):

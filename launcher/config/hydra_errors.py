@@ -1,4 +1,4 @@
-"""Converts Hydra's errors about overrides to ours, which name the override and what to write instead."""
+"""Converts Hydra's errors about overrides to ConfigErrors, which name the override and what to write instead."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 
 @contextlib.contextmanager
 def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
-    """Converts errors that Hydra, OmegaConf and YAML raise inside the `with` block.
+    """Converts errors that Hydra, OmegaConf and YAML raise inside the `with` block to ConfigErrors.
 
     Args:
-        arguments: the overrides that are composed.
+        arguments: the overrides that are composed in the block, for the text.
 
     Raises:
-        ConfigError: they cannot be composed.
+        ConfigError: the overrides cannot be composed.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """Returns the text of our error for a composition error: what is wrong, with near matches.
+    """Returns our text for a composition error: the override or file, what is wrong with it, and near matches.
 
     Args:
         error: the error of Hydra or OmegaConf.
@@ -78,10 +78,10 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def require_names(arguments: Sequence[str]) -> None:
-    """Checks overrides for which Hydra would end with a traceback.
+    """Refuses overrides for which Hydra would print a traceback.
 
     Raises:
-        ConfigError: a group is set to a number, or a key is missing (`=value`).
+        ConfigError: a config group is set to a number, or the key is missing (`=value`).
     """
     for word in arguments:
         key, equals, value = word.partition("=")
@@ -98,7 +98,7 @@ def no_workload() -> str:
 
 
 def _unknown_key(key: str, arguments: Sequence[str]) -> str:
-    """Returns the text about an unknown key: similar keys, and other workloads that have this key."""
+    """Returns the error text about an unknown key, with similar keys and the workloads that have this key."""
     known = types_of_keys(arguments)
     words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known])}"
     if owners := workloads_with(key):
@@ -109,7 +109,7 @@ def _unknown_key(key: str, arguments: Sequence[str]) -> str:
 
 
 def _unreadable(arguments: Sequence[str]) -> str | None:
-    """Returns what to write instead of the first word that Hydra's grammar cannot parse; None: it can parse all."""
+    """Returns the error text about the first argument that Hydra's grammar cannot parse; None: it can parse all."""
     for number, word in enumerate(map(as_typed, arguments)):
         key, equals, value = word.partition("=")
         if word.startswith("-") or _parses(word):
@@ -125,7 +125,7 @@ def _unreadable(arguments: Sequence[str]) -> str | None:
 
 
 def _readable(key: str, value: str) -> str:
-    """Returns an override with its value in quotes, ready for a shell. In a list only the elements that need it."""
+    """Returns an override quoted for Hydra and for the shell. In a list, only elements that need quotes get them."""
     if value.startswith("[") and value.endswith("]"):
         elements = [each if _parses(f"k=[{each}]") else _in_quotes(each) for each in value[1:-1].split(",")]
         if _parses(whole := f"{key}=[{','.join(elements)}]"):
@@ -134,7 +134,7 @@ def _readable(key: str, value: str) -> str:
 
 
 def _in_quotes(text: str) -> str:
-    """Returns a string in quotes; in double quotes if possible, since the shell's quotes around it are single ones."""
+    """Returns a string quoted for Hydra: in double quotes if possible, since the shell's quotes are single ones."""
     return quoted(text) if any(each in text for each in '"\\$') else f'"{text}"'
 
 

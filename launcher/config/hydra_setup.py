@@ -22,10 +22,11 @@ _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]
 
 
 def register(held_nodes: Callable[[], int]) -> None:
-    """Registers the schema and our resolvers. It has to be called before a config is composed.
+    """Registers the schema and our resolvers with Hydra. It must be called before a config is composed.
 
     Args:
-        held_nodes: returns the number of nodes of the allocation that this process is in (`${launcher.held_nodes:}`).
+        held_nodes: the resolver `${launcher.held_nodes:}`: returns the number of nodes of the allocation around this
+            process.
     """
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
@@ -39,9 +40,12 @@ def register(held_nodes: Callable[[], int]) -> None:
 
 @contextlib.contextmanager
 def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
-    """Registers the schema and our resolvers inside a `with` block, for a process which may be a Hydra app of the user.
+    """Registers the schema and our resolvers inside a `with` block, for a process that may be a Hydra app of the user.
 
-    Afterwards the YAML resolvers and the config of that Hydra app are restored.
+    At the end of the block, YAML's resolvers and Hydra's global config are restored.
+
+    Args:
+        held_nodes: see `register`.
     """
     resolvers, config = yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg
     register(held_nodes)
@@ -53,7 +57,7 @@ def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
 
 @cache
 def _store_schema() -> None:
-    """Stores the dataclasses once per process: this takes a fifth of the time of composing a config."""
+    """Stores the schema in Hydra's ConfigStore, once per process: this takes a fifth of the time of one composition."""
     store = ConfigStore.instance()
     store.store(name="schema", node=schema.Config)
     # In hydra/, so that help and near matches do not offer them as choices.
@@ -64,11 +68,11 @@ def _store_schema() -> None:
 
 
 class _Classes(dict[str, Any]):
-    """A group of Hydra's store with a dataclass for each name, which is made when a config names it.
+    """A group of Hydra's config store that creates the node of a dataclass when a config names it.
 
     Args:
-        group: its name.
-        find: returns the dataclass of a name, or a config of that type; None: there is none.
+        group: name of the group, below `hydra/schema`.
+        find: returns the dataclass for a name, or a config of that type; None: the name is unknown.
     """
 
     def __init__(self, group: str, find: Callable[[str], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Writes values as text of overrides, which Hydra and OmegaConf read as the same values. Pure."""
+"""Converts values to override text, which Hydra and OmegaConf parse back to the same values. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def key_of(override: str) -> str:
 
 
 def quoted(text: str) -> str:
-    r"""Returns a string in quotes, so that it is not read as a number, a list or a reference (`${...}`).
+    r"""Returns a string in quotes, so that Hydra does not parse it as a number, a list or a reference (`${...}`).
 
     In Hydra's grammar a backslash is special before a quote only. For OmegaConf `\${` is the text `${`, and backslashes
     before that are special too. The text `???` cannot be written: it is OmegaConf's mark of a missing value.
@@ -26,7 +26,7 @@ def quoted(text: str) -> str:
 
 
 def element(value: Any) -> str:
-    """Returns a plain value as text: a quoted string, a number, true, null, or a list or mapping of such values."""
+    """Returns a plain value as override text: a quoted string, a number, true, null, or a list or mapping of these."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):

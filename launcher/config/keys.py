@@ -1,4 +1,4 @@
-"""Lists the keys that users can set, with type, default and meaning. They are read from the schema, without Hydra."""
+"""Lists the keys that users can set, with type, default and meaning, from the schema and without Hydra."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Key:
     """A key that a user can set.
 
     Attributes:
-        name: the full name, with its sections.
-        doc: its meaning and unit.
-        default: as written in an override; None: it has none, or the default is in conf/.
-        choices: the possible values; empty: any.
-        section: whether it is a section with further keys.
+        name: full name with sections (`checkpoint.keep`).
+        doc: meaning and unit: the comment after the field in the schema.
+        default: default value as override text; None: the key has no default, or its default is in conf/.
+        choices: possible values; empty: any value of the key's type.
+        section: whether the key is a section, which has keys of its own.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """The meaning, with those of the possible values that `doc` does not mention."""
+        """`doc`, followed by the possible values that it does not mention."""
         missing = [choice for choice in self.choices if choice not in self.doc and choice not in ("true", "false")]
         return self.doc + (f" ({', '.join(missing)})" if missing else "")
 
@@ -77,7 +77,7 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
 
 
 def written(value: Any) -> str:
-    """Returns a value as it is written in an override."""
+    """Returns a value as override text for people to read; `hydra_text.element` also quotes it for Hydra."""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, (list, tuple)):
@@ -89,7 +89,10 @@ def written(value: Any) -> str:
 
 @cache
 def _docs(module: str) -> dict[str, dict[str, str]]:
-    """Returns the comment after each field, by class and field. `inspect` would parse the file for every class."""
+    """Returns the comment after each field of a module's classes, by class and field.
+
+    It scans the source, since `inspect` would parse the file again for every class.
+    """
     found: dict[str, dict[str, str]] = {}
     inside: dict[str, str] = {}
     for line in Path(str(sys.modules[module].__file__)).read_text().splitlines():
@@ -102,7 +105,13 @@ def _docs(module: str) -> dict[str, dict[str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A group of keys in the help, with the prefix of their names, the heading, and their dataclass."""
+    """A group of keys in the help.
+
+    Attributes:
+        prefix: prefix of the keys' names (`launch.`).
+        title: heading of the group.
+        kind: dataclass with the keys.
+    """
 
     prefix: str
     title: str
@@ -111,7 +120,11 @@ class Section:
 
 @cache
 def sections(*, others: bool = True) -> tuple[Section, ...]:
-    """Returns all groups of keys, in the order of the help; with `others` also those of other packages."""
+    """Returns all groups of keys, in the order of the help.
+
+    Args:
+        others: whether keys of schedulers from other packages (entry points) are included.
+    """
     own = {name: settings_class(name) for name in (names() if others else OURS)}
     return (
         Section("", "Keys of every run (KEY=VALUE)", schema.Config),
@@ -142,7 +155,7 @@ def all_keys() -> list[str]:
 
 
 def workloads_with(key: str) -> list[str]:
-    """Returns the workloads that have a key with this full name (`workload.lr`)."""
+    """Returns the names of the workloads that have a key with this full name (`workload.lr`)."""
     return [
         section.title.rpartition("=")[2]
         for section in sections()
@@ -151,10 +164,10 @@ def workloads_with(key: str) -> list[str]:
 
 
 def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
-    """Returns the type of each key.
+    """Returns the type of each key, by its full name.
 
     Args:
-        words: overrides. If they choose a workload or a cluster, the keys of others are left out.
+        words: overrides. If they choose a workload or a cluster, keys of other workloads and schedulers are left out.
     """
     found: dict[str, Any] = {}
     for name, kind in get_type_hints(schema.Config).items():
@@ -171,7 +184,7 @@ def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
 
 
 def _clusters(words: Iterable[str]) -> list[type]:
-    """Returns the class of the chosen profile; if none is chosen, or its scheduler is not known, of all profiles."""
+    """Returns the class of the profile that overrides choose; of all schedulers, if none is chosen or it is unknown."""
     # Lazily: 6 ms, and help needs none of it
     from launcher.config.profiles import profiles
 
@@ -190,11 +203,11 @@ def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def of_other_schedulers(key: str, kind: type | None) -> str | None:
-    """Returns the text about a key that only other schedulers have, and what to use instead; None: no other has it.
+    """Returns the error text about a key that only other schedulers have, with the fix; None: no other one has the key.
 
     Args:
-        key: the full name (`cluster.queue`).
-        kind: the class of the profile in which it was set.
+        key: full name of the key (`cluster.queue`).
+        kind: class of the profile in which the key was set; see `cluster_class`.
     """
     section, _, name = key.partition(".")
     name = name.partition(".")[0]
@@ -207,12 +220,15 @@ def of_other_schedulers(key: str, kind: type | None) -> str | None:
 
 
 def opened(words: Iterable[str]) -> list[str]:
-    """Adds `++` to overrides of the user's own names, since Hydra requires it for keys not in the schema. Pure."""
+    """Adds `++` to overrides with names of the user's own, since Hydra requires it for keys not in the schema. Pure.
+
+    Such names may stand in the sections of `OPENED` (`cluster.environment.NAME=1`).
+    """
     own = tuple(f"{key}{rest}" for key in OPENED for rest in (".", "={"))
     return [f"++{word}" if word.startswith(own) else word for word in words]
 
 
 def as_typed(word: str) -> str:
-    """Returns an override without the `++` of `opened`. Pure."""
+    """Returns an override as the user typed it, without the `++` that `opened` has added. Pure."""
     short = word.removeprefix("++")
     return short if opened([short]) == [word] else word

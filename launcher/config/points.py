@@ -1,7 +1,7 @@
 """Composes the configs of many points: Hydra composes one, and the others are derived from it.
 
-Hydra takes 0.1 s for each config. Points of a sweep mostly differ in plain values; then their configs differ in these
-values, and in values that refer to them. All other points (another workload or cluster, keys that are added or
+Hydra takes 0.1 s for each config. Points of a sweep mostly differ in plain values. Then their configs differ only in
+these values and in values that refer to them. All other points (another workload or cluster, keys that are added or
 deleted, references to Hydra's settings) are composed by Hydra.
 
 Measured with 1000 points of ddp_mnist (lr and seed): 0.6 ms of CPU for each point, where Hydra takes 100 ms. Converting
@@ -31,7 +31,7 @@ from launcher.config import secret_references
 from launcher.config.compose import Composed, finished, plain
 from launcher.config.schema import MISSING
 
-SHAPES = 16  # compositions by Hydra that are kept
+SHAPES = 16  # configs composed by Hydra that are kept, to derive others from
 _NAMES = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 
@@ -40,10 +40,10 @@ class _Shape:
     """A config that Hydra has composed, from which the configs of other points are derived.
 
     Attributes:
-        config: the config. It changes with each derived point.
-        overrides: the overrides of the newest point.
-        composed: the converted config of the newest point.
-        references: the text of each value that refers to other keys, by key; for a list, all such texts in it.
+        config: config object of Hydra, which is modified in place for each derived point.
+        overrides: overrides of the last derived point.
+        composed: converted config of the last derived point.
+        references: text of each value that refers to other keys, by key; for a list, all such texts in it.
     """
 
     config: DictConfig
@@ -52,8 +52,10 @@ class _Shape:
     references: dict[str, str]
 
     def fits(self, overrides: Sequence[Override]) -> bool:
-        """Returns whether the config with these overrides can be derived: it differs in plain values only, and no
-        override sets a section that contains another one's key."""
+        """Returns whether the config with these overrides can be derived from this one.
+
+        It can if only plain values differ, and no override sets a section that contains the key of another override.
+        """
         if len(overrides) != len(self.overrides):
             return False
         pairs = [(a, b) for a, b in zip(self.overrides, overrides, strict=True) if a.input_line != b.input_line]
@@ -78,8 +80,8 @@ def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
     """Returns a composer of the points of a multirun.
 
     Args:
-        loader: Hydra's config loader.
-        common: the config that all points have in common, with Hydra's settings.
+        loader: config loader of Hydra.
+        common: config that all points have in common, with its section `hydra`.
     """
 
     def by_hydra(overrides: Sequence[str], number: int) -> DictConfig:
@@ -97,7 +99,8 @@ class Composer:
     """Composes the configs of points, one after the other.
 
     Args:
-        by_hydra: composes the config of a point with Hydra, from its overrides and its number; without `hydra`.
+        by_hydra: returns the config that Hydra composes from a point's overrides and number, without its section
+            `hydra`.
     """
 
     def __init__(self, by_hydra: Callable[[Sequence[str], int], DictConfig]) -> None:
@@ -110,8 +113,8 @@ class Composer:
         """Returns the config of a point.
 
         Args:
-            overrides: the point's overrides.
-            number: the point's number.
+            overrides: overrides of the point.
+            number: number of the point in the sweep.
 
         Raises:
             HydraException, OmegaConfBaseException: the config cannot be composed.
@@ -144,10 +147,10 @@ class Composer:
 
 
 def _slot(override: Override) -> tuple[object, ...]:
-    """Returns a value that is equal for two overrides of one key with plain values, and differs for all others."""
+    """Returns a key to compare overrides: equal if both set the same config key to plain values, else different."""
     sets = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
     plain = sets and override.package is None and not override.is_sweep_override()
-    # References would be missing in the shape's; sections are merged with the values before.
+    # A reference is not in _Shape.references, and a section is merged with the values before.
     value = override.value()
     if not plain or "${" in str(override.input_line) or value == MISSING or isinstance(value, dict):
         return (override.input_line,)
@@ -155,7 +158,7 @@ def _slot(override: Override) -> tuple[object, ...]:
 
 
 def _changed(shape: _Shape, overrides: list[Override]) -> Composed:
-    """Changes a shape's config to these overrides, and returns it."""
+    """Applies the overrides of another point to a shape, and returns that point's config."""
     changed = [
         now for before, now in zip(shape.overrides, overrides, strict=True) if before.input_line != now.input_line
     ]
@@ -182,8 +185,8 @@ def affected(changed: Set[str], references: Mapping[str, str]) -> set[str]:
     | `${x:y}`, `${.b}`, `${a.${b}}`: a resolver, a relative or a composed name | always |
 
     Args:
-        changed: the changed keys.
-        references: the texts of values that refer to other keys, by key.
+        changed: keys that change.
+        references: texts of the values that refer to other keys, by key.
     """
     found = {*changed, *(key for key, text in references.items() if "${" in _NAMES.sub("", text))}
     waiting = {key: _NAMES.findall(text) for key, text in references.items() if key not in found}

@@ -1,4 +1,4 @@
-"""Converts Hydra's errors about configuration files to ours, which name the file, the key and near matches."""
+"""Makes our texts for Hydra's errors about configuration files: the file, the key, what is wrong, near matches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or f
 
 
 def explain(text: str, kind: type | None) -> str | None:
-    """Returns our text for an error that Hydra has found in a file; None: it is another error.
+    """Returns our text for an error in a configuration file; None: the error is about something else.
 
     Args:
-        text: Hydra's message (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
-        kind: the dataclass in which a key was set.
+        text: message of Hydra (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
+        kind: dataclass of the section in which a key was set; None: not known.
     """
     match = IN_FILE.match(text)
     if match is None:
@@ -69,7 +69,7 @@ def no_scheduler(name: str) -> str:
 
 
 def wrong_value(message: str) -> str | None:
-    """Returns what a value must be, for a composition error about its type; None: it is another error."""
+    """Returns the text about what a value must be, for an error about its type; None: the error is another one."""
     if choice := NO_CHOICE.search(message):
         known = [word.strip() for word in choice[2].split(",")]
         return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
@@ -93,7 +93,7 @@ def in_yaml(error: Exception) -> str:
 
 
 def place_of(key: str) -> str:
-    """Returns the user's file that sets a key, for the beginning of an error; empty: none, so the command line does."""
+    """Returns `FILE: `, the start of an error, for the user's file that sets a key; empty: no such file sets it."""
     pattern = re.compile(rf"^[^#]*\b{re.escape(key)}\b", re.MULTILINE)
     folder = user_config_dir()
     for path in (folder / "user.yaml", *sorted((folder / "cluster").glob("*.yaml"))):
@@ -103,18 +103,18 @@ def place_of(key: str) -> str:
 
 
 def file_of(name: str) -> Path:
-    """Returns the file of a config. The user's own takes precedence over ours."""
+    """Returns the file of a config by its name (`cluster/mine`). The user's file takes precedence over ours."""
     own = user_config_dir() / f"{name}.yaml"
     return own if own.exists() else resource("conf") / f"{name}.yaml"
 
 
 def _short(key: str, group: str) -> str:
-    """Returns a key as it is written in a file of its group: `limits.nodes` for cluster.limits.nodes."""
+    """Returns a key as a file of its config group has it: `limits.nodes` for cluster.limits.nodes."""
     return key.removeprefix(f"{group}.")
 
 
 def _near(key: str, group: str, kind: type | None) -> str:
-    """Returns similar keys; for a key of a profile, those of its scheduler only."""
+    """Returns the hint at similar keys of the same section, as text."""
     inside = f"{key.rpartition('.')[0]}."
     names = [each.name for each in keys_of(kind, inside)] if kind is not None and is_dataclass(kind) else all_keys()
     known = [_short(each, group) for each in names if each.startswith(f"{group}.") or not group]

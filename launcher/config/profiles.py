@@ -1,4 +1,4 @@
-"""Finds profiles of clusters: ours, and the user's, which take precedence over ours of the same name."""
+"""Finds and saves profiles of clusters. The user's take precedence over ours of the same name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import run_files
 from launcher.paths import resource, user_config_dir
 
-SCHEMA = "/hydra/schema/cluster"  # what a profile for a whole scheduler is based on, and others on such a profile
+SCHEMA = "/hydra/schema/cluster"  # base profiles (slurm, pbs, ...) start from it, and other profiles from those
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Profile:
     """A profile of a cluster.
 
     Attributes:
-        name: its name, as in cluster=NAME.
-        path: its file.
-        own: whether it is the user's own.
-        scheduler: its scheduler; empty: not known.
+        name: name of the profile, as in cluster=NAME.
+        path: file of the profile.
+        own: whether the file is the user's; otherwise it is in our conf/.
+        scheduler: name of the scheduler; empty: not known.
     """
 
     name: str
@@ -45,7 +45,7 @@ def profiles() -> list[Profile]:
 
 
 def bases() -> set[str]:
-    """Returns the names of our profiles that fit any site of a scheduler; others are based on them."""
+    """Returns the names of the base profiles (slurm, pbs, ...). They fit any site; other profiles start from them."""
     return {path.stem for path in (resource("conf") / "cluster").glob("*.yaml") if SCHEMA in path.read_text()}
 
 
@@ -53,7 +53,7 @@ def find(name: str) -> Profile:
     """Returns the profile with a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no profile of this name.
     """
     known = {each.name: each for each in profiles()}
     if name not in known:
@@ -62,7 +62,7 @@ def find(name: str) -> Profile:
 
 
 def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
-    """Returns the scheduler in a profile's file, or in the profile on which it is based; empty: not known."""
+    """Returns the name of a profile's scheduler, from its file or the profile that it starts from; empty: not known."""
     for _ in range(10):  # a profile may be based on itself by mistake
         if name not in files:
             return ""
@@ -83,6 +83,11 @@ def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
 
 def save(name: str, text: str, *, force: bool) -> Path:
     """Writes a profile into the user's folder, and returns its path.
+
+    Args:
+        name: name of the profile.
+        text: contents of the file.
+        force: whether to replace an existing profile of the user.
 
     Raises:
         ConfigError: the name is that of a base profile, or cannot be a file name.

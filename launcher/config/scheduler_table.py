@@ -1,7 +1,7 @@
-"""The table of schedulers: by name, where the class of each is, and where its keys of `cluster` are.
+"""The table of schedulers: the import paths of each scheduler's class, and of the class with its keys of `cluster`.
 
-Both are imported on first use: nothing is loaded of a scheduler that was not chosen. Another package adds a scheduler
-with entry points of two groups; the second one is needed only if it has keys of its own:
+Both are imported on first use, so the code of a scheduler that was not chosen is never loaded. Another package adds a
+scheduler with entry points of two groups. The second one is needed only if the scheduler has keys of its own:
 
     [project.entry-points."launcher.schedulers"]
     lsf = "launcher_lsf:LSFScheduler"
@@ -26,13 +26,13 @@ SETTINGS = "launcher.scheduler_settings"
 
 
 class Place(NamedTuple):
-    """A scheduler of ours.
+    """The entry of one of our schedulers in the table.
 
     Attributes:
-        scheduler, settings: where its class is, and where that of its settings is, each as `module:Class`.
-        command: a command that every installation of a scheduler with a queue has on PATH; empty: it has no queue.
-        prefixes: of the variables that it sets in a job, or that are options of a submission.
-        kept: variables with such a prefix by which its commands find the site.
+        scheduler, settings: import paths (`module:Class`) of the scheduler's class and of its settings class.
+        command: command that is on PATH wherever the scheduler is installed; empty: the scheduler has no queue.
+        prefixes: prefixes of environment variables that the scheduler sets in a job, or reads as submission options.
+        kept: variables with these prefixes that the scheduler's commands need to find the site's server.
     """
 
     scheduler: str
@@ -60,7 +60,7 @@ OURS = {
 
 @cache
 def entry_points_of(group: str) -> dict[str, str]:
-    """Returns the places that other packages add to a group, by name. Names of ours are left out."""
+    """Returns the entry points of other packages in a group: import paths by name, without names of our schedulers."""
     # Lazily: 15 ms, and ours need none of it
     from importlib.metadata import entry_points
 
@@ -68,22 +68,22 @@ def entry_points_of(group: str) -> dict[str, str]:
 
 
 def names() -> tuple[str, ...]:
-    """Returns the names of all schedulers, which are the values of cluster.scheduler."""
+    """Returns the names of all schedulers: the possible values of cluster.scheduler."""
     return (*OURS, *sorted(entry_points_of(SCHEDULERS)))
 
 
 def load(place: str) -> Any:
-    """Returns what a place (`module:Class`) names."""
+    """Imports and returns the object at an import path (`module:Class`)."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 @cache
 def settings_class(name: str) -> type[SchedulerSettings] | None:
-    """Returns the class with the keys of `cluster` that only this scheduler has; None: there is no such scheduler.
+    """Returns a scheduler's settings class: the keys of `cluster` that only it has. None: no scheduler has this name.
 
     Raises:
-        ConfigError: the package that adds it cannot be imported.
+        ConfigError: the entry point of another package cannot be loaded.
     """
     if name in OURS:
         return load(OURS[name].settings)
@@ -101,7 +101,9 @@ def settings_class(name: str) -> type[SchedulerSettings] | None:
 
 @cache
 def cluster_class(name: str) -> type[Cluster] | None:
-    """Returns the class of a profile of this scheduler: the keys of every cluster, and its own. None: see above.
+    """Returns the class of a scheduler's profiles: the keys of every cluster, and those of the scheduler itself.
+
+    None: no scheduler has this name.
 
     Raises:
         ConfigError: see `settings_class`.
@@ -113,10 +115,10 @@ def cluster_class(name: str) -> type[Cluster] | None:
 
 
 def own_settings(cluster: Cluster, kind: type[S]) -> S:
-    """Returns a profile as an object of the class of its scheduler's settings.
+    """Returns a profile, typed as the settings class of its scheduler.
 
     Raises:
-        TypeError: it is another scheduler's.
+        TypeError: the profile is for another scheduler.
     """
     if not isinstance(cluster, kind):
         raise TypeError(f"cluster={cluster.name} has no {kind.__name__}")
@@ -124,12 +126,12 @@ def own_settings(cluster: Cluster, kind: type[S]) -> S:
 
 
 def scheduler_of(kind: type | None) -> str | None:
-    """Returns the name of the scheduler of a class that `cluster_class` has returned."""
+    """Returns the name of the scheduler for which `cluster_class` returns this class; None: of no scheduler."""
     return next((name for name in names() if cluster_class(name) is kind), None)
 
 
 def schedulers_with(key: str) -> list[str]:
-    """Returns the names of the schedulers with a queue that have a key of their own with this name (`partition`)."""
+    """Returns the names of the schedulers that submit jobs and have a key of their own with this name (`partition`)."""
     found = []
     for name in names():
         settings = settings_class(name)

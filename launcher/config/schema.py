@@ -48,7 +48,7 @@ class VisibleDevices(Enum):
 
     auto = "auto"  # one for workloads of the launcher, all for programs and functions of the user
     one = "one"  # its own GPU, as device 0
-    all = "all"  # all GPUs; its own is that with the number of its local rank
+    all = "all"  # all GPUs of the node; it uses the one whose number is its local rank
 
 
 class Backend(Enum):
@@ -156,14 +156,14 @@ class Pool:
 
 @dataclass
 class SchedulerSettings:
-    """Keys of `cluster` that only one scheduler has: the base of a class in each scheduler's folder.
+    """Keys of `cluster` that only one scheduler has: the base class of settings.py in each scheduler's folder.
 
-    A plan has them in `cluster.settings`, with the values of the config.
+    A plan has these keys in `cluster.settings`, with the values of the config.
 
     Attributes:
-        POOLS: those that name the partition, queue or QOS of a job, for which `cluster.pools` may have more.
-        INSTEAD: for keys that only other schedulers have, what to use here.
-        IGNORES_OTHERS: keys of other schedulers are ignored rather than refused: nothing is submitted.
+        POOLS: names of the keys that name a job's partition, queue or QOS. `cluster.pools` has settings for each.
+        INSTEAD: what to use instead of a key that only other schedulers have, as text, by the name of the key.
+        IGNORES_OTHERS: whether keys of other schedulers are ignored rather than refused, as nothing is submitted.
     """
 
     POOLS: ClassVar[tuple[str, ...]] = ()

@@ -1,4 +1,4 @@
-"""How a sweep may be searched, and the values that keys may have. Pure; `space_overrides.py` reads the latter."""
+"""The search methods of a sweep, and the dimensions of a search. Pure. `space_overrides` parses them from overrides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Method(Enum):
 
 
 class Goal(Enum):
-    """Which values of the objective are good."""
+    """Whether smaller or larger values of the objective are better."""
 
     minimize = "minimize"
     maximize = "maximize"
@@ -26,14 +26,14 @@ class Goal(Enum):
 
 @dataclass(frozen=True)
 class Dimension:
-    """The values of one key: choices, or the numbers from `low` to `high`.
+    """The values that a search may give to one key: choices, or the numbers from `low` to `high`.
 
     Attributes:
-        choices: values as they are written in an override; empty: numbers.
-        low, high: the smallest and the largest number.
-        whole: whether only whole numbers are meant.
-        step: distance between two numbers; None: any number, or every whole number.
-        log: whether numbers are spread evenly by their logarithm.
+        choices: values as override text; empty: the values are numbers.
+        low, high: smallest and largest number.
+        whole: whether all numbers are whole.
+        step: distance between two numbers; None: any number (or any whole number) from `low` to `high`.
+        log: whether numbers are spread evenly on a logarithmic scale.
     """
 
     choices: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Dimension:
     log: bool = False
 
     def count(self) -> int | None:
-        """Returns the number of values; None: there are infinitely many."""
+        """Returns how many values there are; None: infinitely many."""
         if self.choices:
             return len(self.choices)
         if self.step is None and not self.whole:
@@ -52,13 +52,13 @@ class Dimension:
         return int((self.high - self.low) / (self.step or 1) + 1e-9) + 1
 
     def value(self, index: int) -> str:
-        """Returns a value as text, by its number from 0 to `count() - 1`."""
+        """Returns a value as override text, by its index from 0 to `count() - 1`."""
         if self.choices:
             return self.choices[index]
         return self.text(self.low + index * (self.step or 1))
 
     def readable(self, number: float) -> float:
-        """Returns a number of an interval in few digits: changed by at most 1e-5 of itself and of the range."""
+        """Rounds a number to few digits, by at most 1e-5 of itself and of the range; with a step, returns it as is."""
         if self.whole or self.step is not None:
             return number
         allowed = 1e-5 * min(abs(number), self.high - self.low)
@@ -66,11 +66,11 @@ class Dimension:
         return next((each for each in short if abs(each - number) <= allowed and self.low <= each <= self.high), number)
 
     def text(self, number: float) -> str:
-        """Returns a number of this dimension as it is written in an override."""
+        """Returns a number of this dimension as override text."""
         return str(round(number)) if self.whole else repr(float(number))
 
     def ends(self) -> tuple[str, ...]:
-        """Returns the values that stand for all: every choice, or the smallest and the largest number."""
+        """Returns the values to check instead of all: every choice, or the smallest and the largest number."""
         return self.choices or tuple(dict.fromkeys((self.text(self.low), self.text(self.high))))
 
 
@@ -78,13 +78,13 @@ Space = Mapping[str, Dimension]
 
 
 def size(space: Space) -> int | None:
-    """Returns the number of combinations; None: there are infinitely many."""
+    """Returns how many combinations of values a space has; None: infinitely many."""
     counts = [each.count() for each in space.values()]
     return None if None in counts else math.prod(count for count in counts if count is not None)
 
 
 def combination(space: Space, index: int) -> dict[str, str]:
-    """Returns one combination of values by its number; the last key changes fastest, as in a grid of Hydra's."""
+    """Returns a combination of values by its index. The last key changes fastest, as in Hydra's grid sweeps."""
     found: dict[str, str] = {}
     for key, dimension in reversed(list(space.items())):
         index, own = divmod(index, dimension.count() or 1)
@@ -93,7 +93,7 @@ def combination(space: Space, index: int) -> dict[str, str]:
 
 
 def index_of(space: Space, values: Mapping[str, str]) -> int | None:
-    """Returns the number of a combination, the inverse of `combination`; None: it is no combination of this space."""
+    """Returns the index of a combination, the inverse of `combination`; None: the space has no such combination."""
     index = 0
     for key, dimension in space.items():
         known = [dimension.value(place) for place in range(dimension.count() or 0)]
@@ -104,5 +104,5 @@ def index_of(space: Space, values: Mapping[str, str]) -> int | None:
 
 
 def overrides(values: Mapping[str, str], fixed: Sequence[str]) -> tuple[str, ...]:
-    """Returns the overrides of a point: those that all points have, then its values."""
+    """Returns the overrides of a point: first `fixed`, which all points have, then its own values."""
     return (*fixed, *(f"{key}={value}" for key, value in values.items()))

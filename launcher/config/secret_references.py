@@ -15,7 +15,11 @@ from launcher.errors import ConfigError
 
 @contextlib.contextmanager
 def interpolated() -> Iterator[dict[str, str]]:
-    """Yields a dict to which resolving values adds each key with `${oc.env:NAME}`, and that NAME."""
+    """Records the references `${oc.env:NAME}` that are resolved inside the `with` block.
+
+    Yields:
+        A dict that gets the NAME of each resolved reference, by the config key that has it.
+    """
     found: dict[str, str] = {}
 
     def environment_variable(name: str, *default: Any, _node_: Any) -> Any:
@@ -33,11 +37,11 @@ def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> No
     """Checks that no key has the value of a secret, however short the value is. Pure.
 
     Args:
-        interpolated: the keys of a config with `${oc.env:NAME}`, and the NAME of each.
-        patterns: the patterns of the names of secrets.
+        interpolated: what `interpolated` has recorded: names of variables, by the config key that refers to them.
+        patterns: patterns of the names of secrets.
 
     Raises:
-        ConfigError: a key has the value of a secret, and is no secret of cluster.environment.
+        ConfigError: a key has the value of a secret. (A secret variable of cluster.environment may have one.)
     """
     for key, variable in interpolated.items():
         own = key.removeprefix("cluster.environment.")

@@ -1,4 +1,4 @@
-"""Reads the space of a search from overrides, in the syntax of hydra-optuna-sweeper.
+"""Parses the dimensions of a search from overrides, in the syntax of hydra-optuna-sweeper.
 
 | override | values |
 |---|---|
@@ -6,8 +6,8 @@
 | `width=range(1,10)`, `range(0,1,step=0.25)` | these, without the end, as in a grid; neighbours are similar |
 | `lr=interval(1e-4,1e-1)` | every number from the first to the second |
 | `width=int(interval(1,64))` | every whole number from the first to the second |
-| `lr=tag(log,interval(1e-4,1e-1))` | the same, spread evenly by their logarithm |
-| `workload=ddp_mnist`, `~key` | no dimension: every point has it |
+| `lr=tag(log,interval(1e-4,1e-1))` | every number from the first to the second, spread evenly on a logarithmic scale |
+| `workload=ddp_mnist`, `~key` | no dimension: every point has this override |
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def space_of(
     """Returns the dimension of each key that is searched, and the overrides that all points have.
 
     Args:
-        arguments: overrides of the command line.
-        params: `hydra.sweeper.params`, which the command line overrides.
+        arguments: overrides from the command line.
+        params: the config's `hydra.sweeper.params`, which the command line overrides.
 
     Raises:
         ConfigError: an override cannot be searched, or there is nothing to search.

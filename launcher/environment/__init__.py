@@ -2,15 +2,15 @@
 
 It may import runs, spec and what is below them.
 
-- `snapshot`: the copy of the user's code in the run directory
-- `interpreter`: checks of the Python of `env.activate`; the shell text that activates it
-- `archives`: `env pack`, and the check of `env.archive` at submission
-- `unpack_on_node`: unpacks the archive on a node's disk, shares it, and removes it
-- `containers`: checks of the container at submission; what the script calls for it
+- `snapshot`: copies the user's code into the run directory (env.snapshot), and maps paths into the copy
+- `interpreter`: checks the venv or conda environment of env.activate; the shell text that activates it
+- `archives`: makes archives of environments (`env pack`), and checks env.archive at submission
+- `unpack_on_node`: unpacks the archive on a node's own disk, shares it among processes, and removes it
+- `containers`: checks env.container at submission; the job script's commands and srun options for it
 - `container_command`: starts the container on a node: mounts, variables, runtimes
-- `programs`: checks of the user's program or function, without executing it
+- `programs`: checks the user's script, module or function at submission, without executing it
 - `setup_line`: the type of the shell lines that run before the agents
-- `secrets`: secret variables: how their values get to a job
-- `record_redaction`: a run's record without the values of secrets
-- `trackers`: whether the packages of trackers are installed
+- `secrets`: passes the values of secret variables to jobs, on PBS in files
+- `record_redaction`: removes the values of secrets from a run's record
+- `trackers`: checks that the packages of a run's trackers are installed
 """

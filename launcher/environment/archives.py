@@ -1,7 +1,8 @@
 """Makes archives of environments (`env pack`) and checks them before submission, on the login node.
 
-FILE.json, next to an archive FILE, has its checksum, the folder that was packed, and how long importing torch took from
-that folder. For an archive without it the checksum is cached in CACHE/archives/, since computing it takes long.
+`pack` writes FILE.json next to an archive FILE. It has the archive's checksum, the folder that was packed, and how long
+importing torch took from that folder. For an archive without such a file, the checksum is cached in the user's cache
+folder (archives/), since computing it takes long.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ from launcher.own_module import program
 from launcher.paths import user_cache_dir
 from launcher.spec.sections import Archive
 
-EXCLUDED = ("/share/man/", "/pip-selfcheck")  # not needed in a job
+EXCLUDED = ("/share/man/", "/pip-selfcheck")  # paths with one of these are not packed: a job does not need them
 
 
 def checked(name: str) -> tuple[str, Archive]:
-    """Returns an archive's absolute path, and the section of the plan about it.
+    """Checks the file of env.archive. Returns its absolute path, and the section `archive` of the plan.
+
+    Args:
+        name: value of env.archive; a relative path refers to the working folder.
 
     Raises:
-        ConfigError: the file does not exist, or is no archive.
+        ConfigError: the file does not exist, or its name has none of the suffixes of archives.
     """
     key = f"env.archive={name}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
@@ -55,7 +59,7 @@ def checked(name: str) -> tuple[str, Archive]:
 
 
 def _read_facts(file: Path, path: Path) -> dict[str, Any]:
-    """Reads the facts about an archive from a JSON file; returns {} if there are none, or the archive has changed."""
+    """Returns the facts about the archive `path` from a JSON file; {}: it has none, or the archive has changed."""
     try:
         facts = json.loads(file.read_text())
         return dict(facts) if facts["sha256"] and facts.items() >= _stamp(path).items() else {}
@@ -64,7 +68,7 @@ def _read_facts(file: Path, path: Path) -> dict[str, Any]:
 
 
 def _compute_facts(file: Path, path: Path) -> dict[str, Any]:
-    """Computes the checksum of an archive, and writes it to a JSON file if possible; returns the facts."""
+    """Computes the facts about the archive `path` (its checksum), and writes them to `file` if that is possible."""
     facts = {**_stamp(path), "sha256": digest_of(path)}
     with contextlib.suppress(OSError):
         run_files.make_folder(file.parent)
@@ -73,19 +77,19 @@ def _compute_facts(file: Path, path: Path) -> dict[str, Any]:
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    """Returns the size and the modification time of a file, by which a change is noticed."""
+    """Returns the size and the modification time of a file, to detect changes."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def pack(folder: Path, archive: Path) -> dict[str, Any]:
-    """Makes an archive of a venv, which can be unpacked anywhere.
+    """Packs a venv into an archive that can be unpacked anywhere, and writes FILE.json next to it.
 
     Returns:
         The contents of FILE.json.
 
     Raises:
-        ConfigError: ranks could not run in this venv, or the archive's name has another suffix.
+        ConfigError: ranks could not run in this venv, or the archive's name has a wrong suffix.
         RunError: the archive cannot be written.
     """
     if not archive.name.endswith(SUFFIXES):
@@ -117,10 +121,10 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
 
 
 def import_seconds(python: Path) -> float:
-    """Measures how many seconds a Python takes to import torch. (It is faster if the files are cached.)
+    """Measures how many seconds an interpreter takes to import torch. (The page cache makes it faster.)
 
     Raises:
-        RunError: it cannot import torch.
+        RunError: the interpreter cannot import torch.
     """
     began = time.monotonic()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

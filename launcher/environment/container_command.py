@@ -1,12 +1,12 @@
 """Runs a node's agent in a container: `python -m launcher.environment.container_command RUN_DIR`, in the job script.
 
-The job's variables are passed by reference (`APPTAINERENV_NAME`, `enroot --env NAME`), so that no value is on a command
-line. Variables of the host that would break programs of the image are not passed. Of the launcher only
+The values of the job's variables are on no command line: runtimes read them from the environment (`APPTAINERENV_NAME`,
+`enroot --env NAME`). Variables of the host that would break programs of the image are not passed. Of the launcher only
 `launcher.agent` runs in the container. It needs torch, numpy and submitit in the image; the launcher itself is on
-PYTHONPATH, in a folder that is bound. Standard library only.
+PYTHONPATH, in a folder that is mounted. This module needs only the standard library.
 
-The container is started twice. The first time its Python is asked for its version and packages, so that this process
-can report an error before the agent starts. Then this process is replaced by the container runtime, so that signals
+The container is started twice. The first start queries the version and packages of its Python, so that this process
+can report an error before the agent starts. The second replaces this process by the container runtime, so that signals
 reach it directly.
 """
 
@@ -32,8 +32,8 @@ from launcher.runs.event_writer import report_start_failure
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# Variables with the places of the host's programs, libraries and Pythons: the image has others. HOME, USER and the like
-# are set by the container runtime.
+# Variables with paths of the host's programs, libraries and Pythons, which the image does not have. HOME, USER and the
+# like are set by the container runtime.
 BREAKING = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 OF_HOST = re.compile(
     r"(PATH|LD_\w+|PYTHON(HOME|PATH|STARTUP|USERBASE|EXECUTABLE)|VIRTUAL_ENV\w*|_?CONDA_\w+|_CE_\w+|MODULE\w*|"
@@ -56,7 +56,7 @@ class ContainerError(RuntimeError):
 
 
 def folders(plan: JobPlan) -> list[str]:
-    """Returns the folders of the run that are bound under the same path; none of them is within another. Pure."""
+    """Returns the folders of the run to mount in the container under the same path; none is within another. Pure."""
     run = Path(plan.run_dir)
     runs = run.parents[1] if run.name.isdecimal() else run.parent
     wanted = [str(runs), plan.workdir, plan.code_root, plan.code.snapshot, plan.checkpoint.dir, plan.tracking.dir]
@@ -67,33 +67,33 @@ def folders(plan: JobPlan) -> list[str]:
 
 
 def outermost(paths: Sequence[str]) -> list[str]:
-    """Returns the paths that are not within another one, in their order. Pure."""
+    """Returns the paths that are not within another one of them, without /, in their order. Pure."""
     kept = [path for path in dict.fromkeys(paths) if path != "/"]
     return [path for path in kept if not any(path != other and path.startswith(f"{other}/") for other in kept)]
 
 
 def folders_to_make(plan: JobPlan) -> list[str]:
-    """Returns those of `folders` that may not exist yet. They are made first, or they could not be bound. Pure."""
+    """Returns the folders to create before they are mounted: those of `folders` that may not exist yet. Pure."""
     theirs = [os.path.normpath(each) for each in (plan.checkpoint.dir, plan.tracking.dir) if each]
     return [folder for folder in folders(plan) if folder in theirs]
 
 
 def mounts(binds: Sequence[str]) -> list[str]:
-    """Returns binds in the form SOURCE:TARGET, for runtimes that need it. Pure."""
+    """Returns folders to mount in the form SOURCE:TARGET, for runtimes that need both. Pure."""
     return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
 
 
 def python_inside(plan: JobPlan) -> list[str]:
-    """Returns the command that becomes the interpreter in the container, in the run's folder and with its code. Pure.
+    """Returns the command that starts the interpreter inside the container, in the workdir and with PYTHONPATH set.
 
-    The interpreter's arguments are appended to it.
+    The caller appends the interpreter's arguments. Pure.
     """
     path = [*plan.code.path, plan.code_root, plan.cluster.environment.get("PYTHONPATH")]
     return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.env.python, "-u"]
 
 
 def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
-    """Returns the job's variables that are passed into the container: without those about the host's programs. Pure."""
+    """Returns the job's variables to pass into the container: all but those about the host's programs. Pure."""
     named = {*plan.cluster.environment, *plan.secret_variables} - {"PYTHONPATH"}  # set by the user, so always passed
     return {
         name: value
@@ -108,10 +108,10 @@ def command(
     """Returns the command that starts the interpreter in the container, and the environment of that command. Pure.
 
     Args:
-        plan: the run's plan.
-        environ: the job's environment.
+        plan: plan of the run.
+        environ: environment of the job.
         runtime: apptainer, singularity or enroot.
-        exists: returns whether this node has a folder or file.
+        exists: returns whether a path exists on this node.
     """
     assert plan.env.container is not None
     inside = passed_variables(environ, plan)
@@ -132,10 +132,14 @@ def command(
 
 
 def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
-    """Returns the name of the container runtime on this node.
+    """Returns the name of the container runtime to use on this node.
+
+    Args:
+        plan: plan of the run.
+        which: returns the path of a command; None: the command is not on PATH (shutil.which).
 
     Raises:
-        ContainerError: this node has none.
+        ContainerError: the node does not have the runtime.
     """
     wanted = plan.env.container_runtime
     if wanted == "auto":
@@ -155,12 +159,12 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
     """Starts the container and checks that the agent can run in it.
 
     Args:
-        words: the command that starts the interpreter in the container.
-        environ: the environment of that command.
-        plan: the run's plan.
+        words: command that starts the interpreter in the container.
+        environ: environment of that command.
+        plan: plan of the run.
 
     Raises:
-        ContainerError: the container does not start, or its Python lacks something.
+        ContainerError: the container does not start, or its Python has a wrong version or lacks a package.
     """
     query = [*words, "-c", interpreter.QUERY, *interpreter.NEEDED]
     done = subprocess.run(

@@ -28,7 +28,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def checked(env: Env) -> tuple[str, tuple[str, ...]]:
-    """Returns the image (its absolute path, if it is a file), and notes for the user.
+    """Checks env.container. Returns the image (as an absolute path if it is a file), and notes for the user.
 
     Raises:
         ConfigError: the image's folder is on this machine, and the image is not in it, or cannot be read.
@@ -73,7 +73,7 @@ def node_command(plan: JobPlan) -> list[str]:
 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
-    """Returns the shell lines that make folders for pyxis to mount."""
+    """Returns the set-up lines that create the folders for pyxis to mount; none for other runtimes."""
     return [
         SetupLine(f"mkdir -p -m 700 {shlex.quote(folder)}", SetupPart.FOLDER, name=folder)
         for folder in (container_command.folders_to_make(plan) if _pyxis(plan) else [])
@@ -81,10 +81,10 @@ def setup_lines(plan: JobPlan) -> list[SetupLine]:
 
 
 def before_srun(plan: JobPlan) -> list[str]:
-    """Returns the words before srun, which remove variables about the host's programs for pyxis.
+    """Returns the command to put before srun for pyxis (`env -u NAME ...`), which removes variables about the host.
 
-    pyxis passes the whole environment. The variables are removed outside of the container, since inside they may be
-    those of the image.
+    pyxis passes the whole environment. The variables are removed outside of the container, since inside of it they may
+    have the image's values. Without pyxis the result is empty.
     """
     if not _pyxis(plan):
         return []
@@ -95,7 +95,7 @@ def before_srun(plan: JobPlan) -> list[str]:
 
 
 def srun_options(plan: JobPlan) -> list[str]:
-    """Returns srun's arguments for pyxis."""
+    """Returns srun's options for pyxis; none for other runtimes."""
     if not _pyxis(plan):
         return []
     return [

@@ -1,7 +1,7 @@
 """Checks the user's own environment (env.activate), whose Python runs the ranks instead of the launcher's.
 
-Only the packages in `NEEDED` have to be installed in it. The launcher itself is on PYTHONPATH there; everything else
-in the job script is run by the launcher's Python.
+Only the packages in `NEEDED` have to be installed in it. The launcher itself is on PYTHONPATH there. All other commands
+of the job script are run by the launcher's own Python.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ fi"""
 
 
 def checked(folder: str, given_as: str = "env.activate=") -> tuple[str, tuple[str, ...]]:
-    """Returns the environment's absolute path, and notes for the user.
+    """Checks a venv or conda environment. Returns its absolute path, and notes for the user.
+
+    An environment is not checked, which a note says, if even its parent folder does not exist on this machine.
 
     Args:
-        folder: of the environment.
-        given_as: what stands in front of it in messages.
+        folder: folder of the environment; a relative path refers to the working folder.
+        given_as: text in front of the folder in messages.
 
     Raises:
-        ConfigError: the environment's parent folder is on this machine, and the environment is not in it, or lacks
-            something.
+        ConfigError: the environment does not exist, or ranks could not run in it.
     """
     key = f"{given_as}{folder}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(folder))))
@@ -68,10 +69,10 @@ def checked(folder: str, given_as: str = "env.activate=") -> tuple[str, tuple[st
 
 
 def _query(key: str, path: Path) -> tuple[str, ...]:
-    """Runs the environment's Python to check its version and packages; returns a note if it does not start here.
+    """Runs the environment's Python to check its version and packages. Returns a note if it does not start here.
 
     Raises:
-        ConfigError: ranks could not run with it.
+        ConfigError: the environment has no Python, or the Python has a wrong version or lacks a package.
     """
     python = path / "bin/python"
     if not os.access(python, os.X_OK):
@@ -92,7 +93,12 @@ def _query(key: str, path: Path) -> tuple[str, ...]:
 
 
 def problem(version: Sequence[int], missing: Sequence[str]) -> str:
-    """Returns why ranks cannot run with a Python, by its output of QUERY; empty: they can. Pure."""
+    """Returns why ranks cannot run with an interpreter, as text; empty: they can. Pure.
+
+    Args:
+        version: major and minor version of the interpreter.
+        missing: packages of NEEDED that it lacks.
+    """
     if not OLDEST <= tuple(version) <= NEWEST:
         names = [".".join(map(str, each)) for each in (version, OLDEST, NEWEST)]
         return f"has Python {names[0]}: the launcher runs with {names[1]} to {names[2]}"

@@ -1,6 +1,6 @@
 """Checks the user's programs and functions at submission, without executing or importing them.
 
-So a missing script, a syntax error or a wrong function name is reported at once, and not after hours in a queue.
+A missing script, a syntax error or a wrong function name is reported at once, not after hours in a queue.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Place:
     """Where Python will look for modules in the job.
 
     Attributes:
-        workdir: the folder in which the job starts.
-        path: the folders that are searched, in order.
-        complete: whether the job searches no other folders. Set-up lines may add some.
+        workdir: folder in which the job starts.
+        path: folders of Python's module path, in order.
+        complete: whether `path` is the whole module path. Set-up lines may add folders to it in the job.
     """
 
     workdir: Path
@@ -41,12 +41,12 @@ class Place:
 
 
 def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:
-    """Returns the place for a job that is submitted by this process.
+    """Returns where Python will look for modules in a job that this process submits.
 
     Args:
-        environment: the variables of the cluster's profile.
-        setup: the set-up lines of the profile.
-        folder: the folder in which the job starts; None: that of this process.
+        environment: environment variables of the cluster's profile.
+        setup: set-up lines, modules, environments and containers of the job; with any, the result is not complete.
+        folder: folder in which the job starts; None: this process's working folder.
     """
     folder = folder or os.getcwd()
     more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
@@ -55,10 +55,10 @@ def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | Non
 
 
 def checked_program(program: Program, place: Place) -> Program:
-    """Checks a program, and returns it with all its arguments as a list of strings.
+    """Checks a program, and returns it with all its arguments as a list of strings in `args`.
 
     Raises:
-        ConfigError: it cannot be run; the text names the fix.
+        ConfigError: the program cannot be run; the text names the fix.
     """
     if (program.script is None) == (program.module is None):
         both = "not both" if program.script else "none is given"
@@ -78,7 +78,7 @@ def checked_function(function: Function, place: Place) -> Function:
     """Checks a function, and returns it with its target in the form `package.module:function`.
 
     Raises:
-        ConfigError: there is no such function, or it does not take these arguments.
+        ConfigError: the function does not exist, or does not take these arguments.
     """
     if function.target is None:
         raise ConfigError("workload=function needs workload.target=package.module:function, and none is given")
@@ -95,7 +95,9 @@ def checked_function(function: Function, place: Place) -> Function:
 
 
 def begins_with(workload: Program | Function, place: Place) -> tuple[str, str | None]:
-    """Returns the key which names the workload's code, and its first file; None: the file is not known here.
+    """Returns the setting that names the workload's code (`workload.script=train.py`), and the file that runs first.
+
+    The file is None if it is not known on this machine.
 
     Raises:
         ConfigError: as for `checked_program` and `checked_function`.
@@ -114,7 +116,7 @@ def _file(spec: ModuleSpec | None) -> str | None:
 
 
 def _program(module: str, place: Place) -> ModuleSpec | None:
-    """Returns the module that `python -m MODULE` runs; None: not known here."""
+    """Finds the module that `python -m MODULE` runs; None: it may be in a folder that only the job knows."""
     spec = _found(module, place, "workload.module")
     if spec is not None and spec.submodule_search_locations is not None:
         return _found(f"{module}.__main__", place, "workload.module")
@@ -208,7 +210,7 @@ def _arguments(program: Program) -> list[str]:
 
 
 def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns named arguments in the form that a Hydra app expects: `optimizer.lr=0.1`."""
+    """Returns nested named arguments in the form that a Hydra app expects: `optimizer.lr=0.1`."""
     found = []
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -238,7 +240,7 @@ def _split(target: str) -> tuple[str, str]:
     """Splits `pkg.mod:f`, `pkg.mod:Class.method` or `pkg.mod.f` (Hydra's form) into the module and the name in it.
 
     Raises:
-        ConfigError: the target has another form.
+        ConfigError: the target has none of these forms.
     """
     module, colon, name = target.partition(":")
     if not colon:
@@ -308,10 +310,10 @@ def _tree(spec: ModuleSpec | None, key: str) -> ast.Module | None:
 
 
 def _refuse_module(package: ModuleSpec, tree: ast.Module | None, name: str, key: str) -> None:
-    """Checks that a name in a package is not a module.
+    """Refuses a target whose name is a module of the package rather than a function.
 
     Raises:
-        ConfigError: it is a module; or the package has no __init__.py, and nothing of this name in it.
+        ConfigError: the name is a module, or the package has no __init__.py and no module of this name.
     """
     first, _, _ = name.partition(".")
     names, _ = _names(tree.body) if tree is not None else ({}, False)
@@ -363,7 +365,10 @@ def _check_call(tree: ast.Module, name: str, kwargs: Mapping[str, Any], key: str
 
 
 def _names(body: Sequence[ast.stmt]) -> tuple[dict[str, ast.stmt], bool]:
-    """Returns the names that a module defines (within if, try and with too), and whether it may define others."""
+    """Returns the statements that define a module's names, by name, and whether it may define further names.
+
+    Statements within if, try and with are included.
+    """
     names: dict[str, ast.stmt] = {}
     open_ended = False
     for node in body:

@@ -1,4 +1,4 @@
-"""Keeps the values of secret variables out of a run's record: its overrides and its config."""
+"""Removes the values of secret variables from a run's record: from its overrides and its config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from launcher import redaction
 from launcher.errors import ConfigError
 
-REDACTED = "(secret)"  # stands for a value in a record
+REDACTED = "(secret)"  # replaces a value in a record
 MIN_LENGTH = 8  # characters; shorter values are not searched for in other values, since they would be found anywhere
 _VARIABLE = re.compile(r"\s*[+~]*cluster\.environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
 _SECTION = re.compile(r"\s*[+~]*cluster\.environment\s*=(.*)", re.DOTALL)
@@ -19,7 +19,7 @@ _NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?
 
 
 def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Returns overrides without the values of secrets, which a repeated command takes from the environment. Pure.
+    """Returns overrides without the values of secrets. When the run is resumed, the environment must have them. Pure.
 
     | override of cluster.environment for a secret | result |
     |---|---|
@@ -28,7 +28,8 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
     | `NAME=${oc.env:OTHER}`, `NAME=null` | unchanged |
 
     Raises:
-        ConfigError: the override sets the whole section, from which a value cannot be removed.
+        ConfigError: an override sets a secret in the whole section (`cluster.environment={...}`), so that its value
+            cannot be removed.
     """
     found = []
     for word in words:
@@ -49,7 +50,12 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
 
 
 def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
-    """Returns a resolved config without the values of secrets. Pure."""
+    """Returns a resolved config in which the values of secrets in cluster.environment are replaced. Pure.
+
+    Args:
+        config: the config as plain values.
+        secrets: names of the secret variables.
+    """
     cluster = dict(config.get("cluster") or {})
     names = set(secrets)
     environment = cluster.get("environment") or {}
@@ -60,10 +66,14 @@ def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str
 
 
 def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
-    """Checks that values which are to be written contain no secrets.
+    """Checks that values to write contain no values of secrets of at least MIN_LENGTH characters.
+
+    Args:
+        values: nested dicts, lists and strings.
+        secrets: values of the secrets, by name.
 
     Raises:
-        ConfigError: a value, or a key, contains the value of a secret.
+        ConfigError: a value or a key contains the value of a secret.
     """
     # The path of a file with a key is no secret.
     wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and not _is_path(text)}

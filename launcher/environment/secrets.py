@@ -1,4 +1,6 @@
-"""Passes secret environment variables to jobs, and keeps their values out of scripts. Records: `record_redaction`.
+"""Passes secret environment variables to jobs without writing their values into scripts.
+
+`record_redaction` removes them from records.
 
 | cluster | how a value gets to the job |
 |---|---|
@@ -7,8 +9,8 @@
 | pbs | in a file of mode 0600, in a private folder of the user outside of the run directory |
 
 `qsub -v NAME` would make a value an attribute of the job, which `qstat -f` shows to everybody unless the site forbids
-it (query_other_jobs, pbs_server_attributes(7B)). So PBS gets a file, which the job's script removes when the run is
-over. This module needs neither torch nor hydra nor submitit, since login node and job both use it.
+it (query_other_jobs, pbs_server_attributes(7B)). So PBS jobs read a file, which the job script removes when the run is
+over. This module needs neither torch nor hydra nor submitit, since the login node and the job both use it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ FOLDER = "LAUNCHER_SECRETS_DIR"  # variable of the user: the folder of such file
 
 
 def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """Returns an environment without its secrets. Pure."""
+    """Returns an environment without the variables whose names match the patterns of secrets. Pure."""
     hidden = redaction.secrets_in(environ, patterns)
     return {name: value for name, value in environ.items() if name not in hidden}
 
@@ -43,7 +45,7 @@ def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, st
 
 @contextlib.contextmanager
 def exported(secrets: Mapping[str, str]) -> Iterator[None]:
-    """Adds secrets of the config to this process's environment inside the `with` block, from which jobs take them."""
+    """Adds secrets of the config to this process's environment inside the `with` block, so that jobs inherit them."""
     before = {name: os.environ.get(name) for name in secrets}
     os.environ.update(secrets)
     try:
@@ -57,10 +59,14 @@ def exported(secrets: Mapping[str, str]) -> Iterator[None]:
 
 
 def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Checks that the secrets of a recorded run are in the environment, before it is submitted again.
+    """Checks that the secrets of a recorded run are in the environment, before the run is submitted again.
+
+    Args:
+        names: names of the secret variables.
+        environ: environment of this process.
 
     Raises:
-        SubmissionError: some are missing.
+        SubmissionError: a variable is missing.
     """
     if missing := [name for name in names if name not in environ]:
         raise SubmissionError(
@@ -73,30 +79,35 @@ def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def folder() -> Path:
-    """Returns $LAUNCHER_SECRETS_DIR, else `secrets` in the per-user data folder. The nodes have to see it."""
+    """Returns the folder of all files of secrets: $LAUNCHER_SECRETS_DIR, else `secrets` in the user's data folder.
+
+    It must be visible on the nodes.
+    """
     if named := os.environ.get(FOLDER):
         return Path(named).expanduser().absolute()
     return user_data_dir() / "secrets"
 
 
 def folder_of(runs: str, base: str) -> str:
-    """Returns the folder of the secrets of all runs in a folder. Pure.
+    """Returns the folder with the files of secrets of all runs in a folder. Pure.
 
     Args:
-        runs: the folder of runs, or the directory of a sweep.
-        base: see `folder`.
+        runs: folder of the run directories: runs_dir, or the directory of a sweep.
+        base: folder of all files of secrets; see `folder`.
     """
     return f"{base}/{hashlib.sha256(runs.encode()).hexdigest()[:16]}"
 
 
 def file_of(run_dir: str, base: str) -> Path:
-    """Returns the file with the secrets of a run. Pure."""
+    """Returns the path of the file with the secrets of a run. Pure."""
     path = Path(run_dir)
     return Path(folder_of(str(path.parent), base)) / f"{path.name}.sh"
 
 
 def write(text: str, path: Path) -> None:
-    """Writes a file that only its owner can read, in folders that only its owner can change, since jobs source it.
+    """Writes a file of secrets that only its owner can read, in folders that only its owner can change.
+
+    Nobody else may change the file, since jobs source it.
 
     Raises:
         OSError: the file cannot be written.
@@ -104,7 +115,7 @@ def write(text: str, path: Path) -> None:
     """
     try:
         _write(text, path)
-    except (FileNotFoundError, FileExistsError):  # another submission has removed the folder, which was empty
+    except (FileNotFoundError, FileExistsError):  # another submission has just removed the empty folder
         _write(text, path)
 
 
@@ -116,20 +127,20 @@ def _write(text: str, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file of secrets, and its folder if that is empty then."""
+    """Removes a file of secrets, and then its folder if that is empty."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
 
 
 def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str, base: str) -> None:
-    """Writes the files of runs that are about to be submitted to PBS, and removes those of runs that are over.
+    """Writes the files of secrets of runs before their submission to PBS, and removes the files of runs that are over.
 
     Args:
-        run_dirs: the runs' directories.
-        secrets: the secrets' names and values; without any, no file is written.
-        exports: the shell text that sets them.
-        base: see `folder`.
+        run_dirs: directories of the runs.
+        secrets: values of the secrets, by name. If it is empty, no file is written.
+        exports: shell text that sets these variables.
+        base: folder of all files of secrets; see `folder`.
 
     Raises:
         SubmissionError: a file cannot be written.
@@ -150,13 +161,17 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
 
 
 def forget(run_dir: str, base: str | None) -> None:
-    """Removes the file of a run that is cancelled. (If the run has started, it has read the file.)"""
+    """Removes the file of secrets of a run that is cancelled. (If the run has started, it has read the file.)"""
     if base is not None:
         remove(file_of(run_dir, base))
 
 
 def prune(base: Path) -> None:
-    """Removes the files of runs that are over, gone or cancelled, if their scripts have not done so."""
+    """Removes the files of secrets of runs that are over, deleted or cancelled, if their scripts have not done so.
+
+    Args:
+        base: folder of all files of secrets.
+    """
     with contextlib.suppress(OSError):
         for path in base.glob("*/*.sh"):
             with open(path, errors="replace") as file:
@@ -178,13 +193,13 @@ def _over(run_dir: Path, written: float) -> bool:
     | its directory is gone, and its runs_dir exists | yes |
     | both are gone: they may be on another cluster with the same home folder | no |
     | is cancelled | yes |
-    | has ended after the file was written, and not with 75 | yes |
-    | has ended before that: it was submitted again, and waits | no |
-    | waits, runs, or has ended with 75: it may continue by itself | no |
+    | has ended after the file was written, with an exit code other than 75 | yes |
+    | has ended before the file was written: it was submitted again, and waits | no |
+    | waits, runs, or has ended with 75, after which it may be requeued or resubmitted | no |
 
     Args:
-        run_dir: the run's directory.
-        written: when the file was written, in seconds since the epoch.
+        run_dir: directory of the run.
+        written: time at which the file was written, in seconds since the epoch.
 
     Raises:
         UnavailableError: the run directory cannot be read now.

@@ -13,10 +13,10 @@ class SetupLine:
     """One shell line (or several that belong together) of the job script's set-up.
 
     Attributes:
-        line: the shell text.
-        of: its purpose, and so the key that it comes from.
-        number: its number among the lines of this purpose, from 1.
-        name: the module, the environment or the folder that it concerns; empty: none.
+        line: shell text.
+        of: purpose of the line, which tells the config key that it comes from.
+        number: number of the line in cluster.setup or env.setup, from 1; 0: it comes from another key.
+        name: module, environment or folder that the line loads, activates or creates; empty: none.
     """
 
     line: str

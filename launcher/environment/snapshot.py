@@ -28,8 +28,8 @@ from launcher.spec.plan import JobPlan, Site
 from launcher.spec.sections import Code
 from launcher.units import parse_size
 
-FOLDER = "code"  # the snapshot, in the directory of a run or sweep
-LIBRARY = "lib-"  # with a version, in the same directory: the launcher's packages, for a Python that lacks them
+FOLDER = "code"  # name of the snapshot in the directory of a run or sweep
+LIBRARY = "lib-"  # prefix of the folder (lib-VERSION, next to it) of our packages, for a Python that lacks them
 SHOWN = 5  # files that are named when a snapshot is too large
 TIMEOUT = 60.0  # seconds for one git command
 
@@ -39,8 +39,8 @@ class Tree:
     """The files of a snapshot.
 
     Attributes:
-        root: the repository's folder.
-        files: the size of each file in bytes, by its path relative to `root`.
+        root: folder of the repository.
+        files: size of each file in bytes, by its path relative to `root`.
     """
 
     root: Path
@@ -55,8 +55,8 @@ def tree(folder: str, without: Sequence[str] = ()) -> Tree:
     """Returns the files that a snapshot of a repository would have.
 
     Args:
-        folder: any folder of the repository.
-        without: folders that are left out (run directories).
+        folder: any folder in the repository.
+        without: folders to leave out (of run directories).
 
     Raises:
         ConfigError: the folder is in no git repository, or git fails.
@@ -78,7 +78,12 @@ def tree(folder: str, without: Sequence[str] = ()) -> Tree:
 
 
 def _names(root: Path, prefix: str) -> Iterator[str]:
-    """Yields the paths of a repository's files, and of the repositories within it (such as submodules)."""
+    """Yields the paths of the files in a repository and in the repositories within it (such as submodules).
+
+    Args:
+        root: folder of the outermost repository, to which the paths are relative.
+        prefix: path of the repository to list; empty: the outermost one.
+    """
     listed = _git(str(root / prefix), "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     for name in dict.fromkeys(filter(None, listed)):
         inner = os.path.join(prefix, name)
@@ -114,7 +119,7 @@ def check(found: Tree, limit: int) -> None:
     """Checks the size of a snapshot.
 
     Raises:
-        ConfigError: it is larger than `limit` bytes; the largest files are named.
+        ConfigError: the snapshot is larger than `limit` bytes; the text names the largest files.
     """
     if found.size <= limit:
         return
@@ -128,14 +133,14 @@ def check(found: Tree, limit: int) -> None:
 
 
 def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | None, folder: Path) -> Site:
-    """Returns the site of a run whose code is a snapshot.
+    """Returns the site of a run with a snapshot: its folders in the repository are replaced by those in the snapshot.
 
     Args:
-        config: the config.
-        site: the site, with folders of the repository.
-        found: the files of a new snapshot; None: the snapshot of `before` is used.
-        before: the earlier plan of the run or its sweep.
-        folder: the folder of a new snapshot.
+        config: config of the run.
+        site: site with folders in the repository.
+        found: files of a new snapshot; None: the run uses the existing snapshot of `before`.
+        before: earlier plan of the run or its sweep; None: there is none with a snapshot.
+        folder: folder of the new snapshot.
 
     Raises:
         ConfigError: the snapshot would be too large, or would not contain the workload's code.
@@ -170,10 +175,10 @@ def _of_python(path: str) -> bool:
 
 
 def _require_workload(config: Config, site: Site, found: Tree) -> None:
-    """Checks that the snapshot contains the workload's script, module or function, if the repository does.
+    """Checks that a snapshot contains the file with the workload's script, module or function, if the repository does.
 
     Raises:
-        ConfigError: git ignores the file.
+        ConfigError: git ignores that file.
     """
     workload = config.workload
     if not isinstance(workload, (Program, Function)):
@@ -193,12 +198,12 @@ def _require_workload(config: Config, site: Site, found: Tree) -> None:
 def seen(
     workload: Program | Function, place: programs.Place, before: JobPlan
 ) -> tuple[Program | Function, programs.Place]:
-    """Returns a workload and the place where Python looks for it, with the snapshot's folders for the repository's.
+    """Returns a workload and its module path, with folders in the repository replaced by those in the snapshot.
 
     Args:
-        workload: the workload.
-        place: the place, with folders of the repository.
-        before: the plan of an earlier attempt, which has the snapshot.
+        workload: program or function of the user.
+        place: where Python looks for modules, with folders in the repository.
+        before: plan of an earlier attempt, with the snapshot.
     """
     assert before.code.repository is not None and before.code.snapshot is not None
     workdir = moved(os.path.realpath(place.workdir), before.code.repository, before.code.snapshot)
@@ -211,7 +216,7 @@ def seen(
 
 
 def notes(plan: JobPlan) -> tuple[str, ...]:
-    """Returns notes for the user about a plan with a snapshot."""
+    """Returns a note for the user if the snapshot of a plan does not contain the script; else nothing."""
     script = plan.workload.params.get("script")
     if plan.code.snapshot is None or not script or _has(plan.code.snapshot, plan.workdir, script):
         return ()
@@ -221,7 +226,10 @@ def notes(plan: JobPlan) -> tuple[str, ...]:
 
 
 def script_in(script: str, site: Site | JobPlan) -> str:
-    """Returns the path of a program's script in a snapshot. A relative path that is valid there is kept."""
+    """Returns the path of a program's script in the snapshot; a relative path that is valid there, unchanged.
+
+    A script outside of the repository keeps its place, as an absolute path.
+    """
     if site.code.snapshot is None or site.code.repository is None:
         return script
     path = os.path.expanduser(script)
@@ -240,7 +248,7 @@ def _has(code: str, workdir: str, script: str) -> bool:
 
 
 def into_plan(plan: JobPlan) -> JobPlan:
-    """Returns the plan with the snapshot's folders, if it has one, in place of the repository's."""
+    """Returns the plan with its script and PYTHONPATH in its snapshot, if any, instead of in the repository."""
     if plan.code.snapshot is None:
         return plan
     params = dict(plan.workload.params)
@@ -254,7 +262,7 @@ def into_plan(plan: JobPlan) -> JobPlan:
 
 
 def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict[str, str | None]:
-    """Returns a profile's variables, with the snapshot's folders in PYTHONPATH in place of the repository's."""
+    """Returns environment variables in which PYTHONPATH has the snapshot's folders instead of the repository's."""
     path = environment.get("PYTHONPATH")
     if not path or plan.code.snapshot is None or plan.code.repository is None:
         return dict(environment)
@@ -265,12 +273,12 @@ def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict
 
 
 def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
-    """Returns folders of Python's module path, with the snapshot's folders in place of the repository's.
+    """Returns Python's module path, with the snapshot's folders instead of the repository's.
 
     Args:
-        folders: the module path.
-        root: the repository.
-        code: the snapshot.
+        folders: folders of the module path.
+        root: folder of the repository.
+        code: folder of the snapshot.
     """
     found = []
     for folder in folders:
@@ -286,12 +294,12 @@ def _real(path: str) -> str:
 
 
 def within(path: str, folder: str) -> bool:
-    """Returns whether a path is a folder, or within it. Pure."""
+    """Returns whether a path is the folder itself or within it. Pure."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def moved(path: str, root: str, code: str) -> str:
-    """Returns the path in the snapshot for a path in the repository. Any other path is returned unchanged."""
+    """Returns the path in the snapshot `code` for a path in the repository `root`; any other path unchanged."""
     for origin in (code, os.path.realpath(code), root):  # the snapshot first: it may be within the repository
         if within(path, origin):
             return os.path.normpath(os.path.join(code, os.path.relpath(path, origin)))
@@ -299,7 +307,7 @@ def moved(path: str, root: str, code: str) -> str:
 
 
 def take(plan: JobPlan) -> None:
-    """Makes the snapshot of a plan, if it has one which does not exist yet.
+    """Copies the files of a plan's snapshot, and of our packages, unless the copies exist already.
 
     Raises:
         ConfigError: the snapshot has become too large, or cannot be written.
@@ -323,11 +331,11 @@ def take(plan: JobPlan) -> None:
 
 @contextlib.contextmanager
 def _whole(folder: Path, name: str) -> Iterator[Path]:
-    """Yields a private folder, which is renamed to `folder` at the end, so that `folder` is complete or missing.
+    """Yields a temporary folder that is renamed to `folder` at the end, so that `folder` is complete or missing.
 
     Args:
-        folder: the folder to make.
-        name: the name of the private folder, next to it.
+        folder: folder to create.
+        name: name of the temporary folder, next to it.
     """
     part = folder.with_name(name)
     previous = os.umask(0o077)
@@ -343,12 +351,12 @@ def _whole(folder: Path, name: str) -> Iterator[Path]:
 
 
 def library_of(run: Run) -> Path:
-    """Returns the folder of the launcher's packages for a run. Its name has the version: an upgrade makes another."""
+    """Returns the folder with a copy of the launcher's packages for a run. Its name contains the launcher's version."""
     return folder_of(run, another=False).with_name(f"{LIBRARY}{__version__}")
 
 
 def _copy_launcher(library: Path) -> None:
-    """Copies the launcher's packages, for another Python which does not find them in its site-packages."""
+    """Copies the launcher's packages, for the user's own Python, in which they are not installed."""
     try:
         with _whole(library, f".code-lib-{os.getpid()}") as part:
             for package in (PACKAGE, PACKAGE.parent / "workloads"):
@@ -366,7 +374,7 @@ def _runs_dir(run_dir: str) -> str:
 def _copy(root: Path, name: str, target: Path) -> None:
     """Copies one file, with its times and executable bits.
 
-    A symbolic link is copied as one. It leads into the copy if it led into the repository.
+    A symbolic link is copied as a link. If its target is in the repository, the copy's target is in the snapshot.
     """
     source, copy = root / name, target / name
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -393,8 +401,9 @@ def folder_of(run: Run, *, another: bool) -> Path:
     """Returns the folder for a run's snapshot.
 
     Args:
-        run: the run.
-        another: whether it is a new snapshot of this run alone (code, code-1, ...); else points of a sweep share one.
+        run: run, which may be a point of a sweep.
+        another: whether to name a new folder in the run's own directory (code, code-1, ...); otherwise all points of a
+            sweep share one folder.
     """
     if not another:
         return (run.path.parent if run.path.name.isdecimal() else run.path) / FOLDER
@@ -403,10 +412,12 @@ def folder_of(run: Run, *, another: bool) -> Path:
 
 
 def before_of(run: Run) -> JobPlan | None:
-    """Returns the plan with the snapshot that a run continues with: its own, or its sweep's; None: there is none.
+    """Returns the plan with the existing snapshot that a run uses: the run's, or that of another point of its sweep.
+
+    None: there is no snapshot yet.
 
     Raises:
-        RunError: the snapshot is gone.
+        RunError: the folder of the snapshot is gone.
     """
     plan = run.plan() if run.recorded() else _of_sweep(run)
     if plan is None or plan.code.snapshot is None:
@@ -427,7 +438,7 @@ def _of_sweep(run: Run) -> JobPlan | None:
 
 
 def facts(plan: JobPlan) -> dict[str, object]:
-    """Returns facts about the snapshot for the run's record: the number of its files, and their bytes."""
+    """Returns facts about the snapshot for the run's record: number of files, size in bytes, repository."""
     if plan.code.snapshot is None:
         return {}
     sizes = [

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def check(plan: JobPlan) -> tuple[str, ...]:
-    """Returns notes about packages that are missing here, if the job may have them.
+    """Checks the packages of the plan's trackers. Returns notes about missing ones that the job may have all the same.
 
     Raises:
-        ConfigError: a package is missing, and the job runs with this interpreter.
+        ConfigError: a package is missing, and the job certainly runs with this interpreter and module path.
     """
     missing = [name for name in plan.track if not _is_installed(name)]
     if not missing:

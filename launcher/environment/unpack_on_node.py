@@ -2,13 +2,14 @@
 
     python -m launcher.environment.unpack_on_node RUN_DIR
 
-Instead of thousands of small files on a shared file system, each node reads one large file. The first process of a node
-unpacks it, and the others wait. The last one to leave removes it. Each process holds a shared lock on one file (flock);
-a process that can turn it into an exclusive lock is the only one.
+Instead of thousands of small files on a shared file system, each node reads one large file. The first process on a node
+unpacks it, and the others wait. The last one that ends removes the environment. Each process holds a shared lock on one
+file (flock). A process that can turn its lock into an exclusive one knows that it is the last.
 
 A venv finds its packages relative to `bin/python` (by pyvenv.cfg, PEP 405), so it can be moved, and nothing in it is
 rewritten. Only its scripts (`bin/torchrun`) contain the original path, and start the original Python. An archive of
-conda-pack contains `conda-unpack`, which is run. Standard library only; .tar.zst needs the command zstd.
+conda-pack contains `conda-unpack`, which is run. This module needs only the standard library, and for .tar.zst the
+command zstd.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from launcher.own_module import own_module
 from launcher.runs import directory
 from launcher.runs.event_writer import report_start_failure
 
-LOCK = "LAUNCHER_ARCHIVE"  # variable of the agent: DESCRIPTOR:FOLDER of the lock
-TIMES = "LAUNCHER_ARCHIVE_TIMES"  # variable of the agent that has unpacked: arguments of `summary`, as JSON
-PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # variables with a folder of the job; default: /tmp
+LOCK = "LAUNCHER_ARCHIVE"  # variable of the agent: DESCRIPTOR:FOLDER, arguments of `leave`
+TIMES = "LAUNCHER_ARCHIVE_TIMES"  # variable of the agent that has unpacked: arguments of `summary` as JSON
+PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # variables with a temporary folder; default: /tmp
 SHARED = re.compile(  # types of file systems that other nodes see too
     r"(fuse\.)?(nfs4?|lustre|gpfs|beegfs\w*|ceph|cifs|smb3|panfs|pvfs2|wekafs|glusterfs|dfuse|daos|afs|sshfs|quobyte)"
 )
@@ -56,8 +57,8 @@ def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
     """Returns the folder on this node in which the environment is unpacked. Pure.
 
     Args:
-        environ: the job's environment.
-        usable: returns whether a folder can be used.
+        environ: environment of the job.
+        usable: returns whether a folder is writable and not shared with other nodes.
     """
     named = [environ[name] for name in PLACES if environ.get(name)]
     return next((folder for folder in named if usable(folder)), "/tmp")  # noqa: S108  the folder in it is private
@@ -67,8 +68,8 @@ def shared(folder: str, mounts: str) -> bool:
     """Returns whether a folder is on a file system that other nodes see too. Pure.
 
     Args:
-        folder: its path, without symbolic links.
-        mounts: the text of /proc/mounts.
+        folder: path of the folder, without symbolic links.
+        mounts: text of /proc/mounts.
     """
     return SHARED.fullmatch(kind_at(folder, mounts)) is not None
 
@@ -85,12 +86,17 @@ def _usable(folder: str) -> bool:
 def unpack(archive: Path, folder: Path, digest: str) -> None:
     """Unpacks an archive into a new folder.
 
-    The archive is copied first, and its checksum compared, so that nobody can change it in between.
+    The archive is copied first, and the copy is verified and unpacked, so that nobody can change it in between.
+
+    Args:
+        archive: file of the archive.
+        folder: folder to create.
+        digest: expected SHA-256 of the archive, in hexadecimal.
 
     Raises:
-        ArchiveError: the archive's sha256 is not `digest`, or the archive is damaged, or one of its files would be
+        ArchiveError: the archive's SHA-256 is not `digest`, the archive is damaged, or one of its files would be
             outside of the folder.
-        OSError: the archive cannot be read, or the folder not written.
+        OSError: the archive cannot be read, or the folder cannot be written.
     """
     folder.mkdir(mode=0o700)
     with open(archive, "rb") as file, tempfile.TemporaryFile(dir=folder.parent) as copy:
@@ -119,15 +125,15 @@ class Members:
     | member | result |
     |---|---|
     | a file or a folder | extracted |
-    | a link to what is inside | extracted |
-    | `bin/python*`, a link to a Python that is elsewhere, as in a venv (PEP 405) | made after all others |
+    | a link to a path within the folder | extracted |
+    | `bin/python*`, a link to a Python outside of the folder, as in a venv (PEP 405) | created after all others |
     | an absolute name, or one with `..` | refused |
-    | a member within a link, or a second one of a link's name | refused |
-    | any other link to the outside; a hard link to what is no file of the archive | refused |
+    | a member whose path is that of a link or leads through one | refused |
+    | any other link to the outside; a hard link to anything but an earlier file of the archive | refused |
     | a device, a FIFO | refused |
 
     Attributes:
-        interpreters: targets of the links to a Python that is elsewhere, by name.
+        interpreters: targets of the links to a Python outside of the folder, by name of the link.
     """
 
     def __init__(self) -> None:
@@ -146,7 +152,7 @@ class Members:
                 yield member
 
     def allowed(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
-        """Checks the next member, and returns it.
+        """Checks the next member of the archive, and returns it.
 
         Raises:
             ArchiveError: the member is refused.
@@ -156,7 +162,7 @@ class Members:
         return member
 
     def _problem(self, member: tarfile.TarInfo) -> str | None:
-        """Returns why the next member is refused; None: it is not."""
+        """Returns why the next member is refused, as text; None: it is accepted."""
         name = PurePosixPath(member.name)
         if not _inside(name):
             return "would be outside of the folder"
@@ -186,7 +192,7 @@ def _inside(path: PurePosixPath) -> bool:
 
 @contextlib.contextmanager
 def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
-    """Yields a stream for tarfile, and the mode in which to open it."""
+    """Yields the archive as a stream for tarfile, and the mode in which tarfile opens it."""
     if archive.suffix != ".zst":
         yield source, "r|gz" if archive.suffix in (".gz", ".tgz") else "r|"
         return
@@ -204,16 +210,16 @@ def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
 
 
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:
-    """Returns the environment on this node, unpacked and locked.
+    """Unpacks an environment on this node, unless another process has done so, and locks it against removal.
 
     Args:
-        archive: the archive.
-        digest: its sha256.
-        base: the folder on this node in which it is unpacked.
+        archive: file of the archive.
+        digest: SHA-256 of the archive, in hexadecimal.
+        base: folder on this node in which the environment is unpacked.
 
     Returns:
-        The file descriptor of the shared lock, the environment's folder, and the seconds that unpacking took (None:
-        another process of this node has unpacked it).
+        The file descriptor of the shared lock, the folder of the environment, and the seconds that unpacking took
+        (None: another process on this node has unpacked it).
 
     Raises:
         ArchiveError: the environment cannot be unpacked.
@@ -244,13 +250,13 @@ def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | Non
 
 
 def _ensure_unpacked(lock: int, archive: Path, digest: str, folder: Path) -> float | None:
-    """Unpacks the environment unless another process has; holds a shared lock afterwards.
+    """Unpacks the environment unless another process has done so. Afterwards this process holds a shared lock.
 
     Returns:
         The seconds that unpacking took; None: another process has unpacked it.
 
     Raises:
-        FileNotFoundError: the last process has removed the folder meanwhile.
+        FileNotFoundError: another process has removed the folder meanwhile, as the last one that used it.
         ArchiveError: the environment cannot be unpacked.
     """
     while True:
@@ -291,7 +297,12 @@ def _unpack_and_check(archive: Path, digest: str, folder: Path) -> float:
 
 
 def leave(lock: int, folder: Path) -> None:
-    """Releases the lock, and removes the environment unless other processes use it."""
+    """Releases the lock, and removes the environment unless other processes use it.
+
+    Args:
+        lock: file descriptor of the lock.
+        folder: folder with the lock file and the environment.
+    """
     gone = folder.with_name(f"{folder.name}.{os.urandom(4).hex()}")
     with contextlib.suppress(OSError):  # in use, or already replaced by a new one
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -302,7 +313,7 @@ def leave(lock: int, folder: Path) -> None:
 
 
 def leave_own() -> None:
-    """Leaves the environment that this process runs in, if it is an unpacked one. Called when the agent ends."""
+    """Calls `leave` for the unpacked environment that this process runs in, if any. The agent calls it when it ends."""
     if held := os.environ.get(LOCK):
         descriptor, _, folder = held.partition(":")
         with contextlib.suppress(OSError):
@@ -310,10 +321,10 @@ def leave_own() -> None:
 
 
 def print_summary(seconds: float) -> None:
-    """Prints the times of unpacking and importing, in the process that has unpacked the environment.
+    """Prints `summary` to stderr if this process has unpacked the environment; else prints nothing.
 
     Args:
-        seconds: how long importing torch took.
+        seconds: seconds that importing torch took in this process.
     """
     if times := os.environ.pop(TIMES, None):
         print(f"launcher: {summary(imported=seconds, **json.loads(times))}", file=sys.stderr, flush=True)
@@ -323,11 +334,11 @@ def summary(where: str, unpacked: float, imported: float, of: str | None, shared
     """Returns the text about the time that unpacking took and saved. Pure.
 
     Args:
-        where: the host, the archive and the folder.
-        unpacked: seconds of unpacking.
-        imported: seconds of importing torch from there.
-        of: the folder that was packed; None: not known.
-        shared: seconds of importing torch from that folder, when it was packed.
+        where: text with the host, the archive and the folder.
+        unpacked: seconds that unpacking took.
+        imported: seconds that importing torch from the unpacked environment took.
+        of: folder that was packed; None: not known.
+        shared: seconds that importing torch from that folder took when it was packed.
     """
     words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
     if of is None:
@@ -338,7 +349,7 @@ def summary(where: str, unpacked: float, imported: float, of: str | None, shared
 
 
 def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that activating the environment would set. Pure."""
+    """Returns the environment variables that activating the environment `env` would set. Pure."""
     kind = "CONDA_PREFIX" if (env / "conda-meta").is_dir() else "VIRTUAL_ENV"
     return {kind: str(env), "PATH": f"{env}/bin:{environ.get('PATH', os.defpath)}"}
 

@@ -1,13 +1,13 @@
-"""Renders the script of a job from its plan: quoting, our templates, and templates of the user.
+"""Renders the job script of a plan from templates: ours, and the user's own.
 
 It may import spec and what is below it.
 
-- `render`: the variables of the templates: the order of set-up lines (modules, activate, ...), secrets
-- `templates`: jinja2, and its quoting of every value that a template prints
-- `quoting`: values as words of a shell script; text that is shell code on purpose
-- `job_variables`: shell expressions for the job's id, element, output and end, on each scheduler
-- `start_command`: the command that starts agents or tasks on all nodes: srun, or schedulers/tasks.py
-- `custom_template`: checks and renders the user's own template
-- `shell_context`: whether a place of a script is within quotes, backquotes or a here-document
-- `lost_parts`: which parts of ours the user's own template lacks
+- `render`: the variables of the templates; the order of set-up lines (modules, activate, ...); files of secrets
+- `templates`: loads templates with jinja2, and quotes every value that a template prints
+- `quoting`: quotes values as shell words; marks text that is shell code on purpose
+- `job_variables`: the type with a scheduler's shell expressions: job id, array element, output file, end of the job
+- `start_command`: the command that starts agents or ranks on all nodes: srun, or schedulers/tasks.py
+- `custom_template`: checks and renders the user's own template (cluster.template)
+- `shell_context`: whether a position in a script is within quotes, backquotes, arithmetic or a here-document
+- `lost_parts`: the parts of our job script that a custom template lacks
 """

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error in a template, with its file and line."""
+    """An error in a template.
+
+    Attributes:
+        path: path of the template.
+        line: line number, from 1.
+        what: text about the error and the fix.
+    """
 
     path: str
     line: int
@@ -37,10 +43,12 @@ class Problem:
 
 
 def found(name: str) -> Path:
-    """Returns the file of cluster.template: in the user's config folder, else relative to the working folder.
+    """Returns the path of the file that cluster.template names.
+
+    A relative name is searched in the user's config folder, then in the working folder.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: the file exists in neither of them.
     """
     places = [folder / Path(name).expanduser() for folder in (user_config_dir(), Path.cwd())]
     for path in places:
@@ -51,10 +59,10 @@ def found(name: str) -> Path:
 
 
 def require_sound(path: Path) -> None:
-    """Checks a template.
+    """Checks a template for errors that do not depend on a plan.
 
     Raises:
-        ConfigError: `problems` finds some.
+        ConfigError: `problems` finds errors; the text has the file and line of each.
     """
     if wrong := problems(path):
         raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
@@ -80,9 +88,9 @@ def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
     """Returns the errors of one file.
 
     Args:
-        path: the file.
-        files: the templates that it needs are added to these.
-        known: the names that templates may use. Names in this file are added, since it may set them for the others.
+        path: path of the template.
+        files: templates to check later; those that this one extends, includes or imports are added.
+        known: names that templates may use; all names in this file are added, since it may set them for others.
     """
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
@@ -113,7 +121,7 @@ def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
 
 
 def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], bool]]:
-    """Yields each reference to other templates: its line, the alternative names, and whether one of them must exist."""
+    """Yields each reference to other templates: line, names (the first that exists counts), whether one must exist."""
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     from jinja2 import nodes
 
@@ -135,7 +143,11 @@ NAMES = (
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """Returns the script that a template makes of values.
+    """Renders a custom template.
+
+    Args:
+        template: path of the template.
+        values: variables of the template, by name.
 
     Raises:
         ConfigError: rendering fails; the text has the file and the line.
@@ -158,7 +170,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _explain(message: str) -> str:
-    """Returns jinja2's message; for an unknown field of the plan, a clearer one with near matches."""
+    """Returns the text for an error message of jinja2: a clearer one for an unknown field of the plan, else itself."""
     match = re.search(r"'launcher\.spec\.\w+\.(\w+) object' has no attribute '(\w+)'", message)
     kinds = {"a plan": JobPlan, **{f"a plan's {name}": kind for name, kind in get_type_hints(JobPlan).items()}}
     for name, kind in kinds.items() if match else ():
@@ -168,7 +180,10 @@ def _explain(message: str) -> str:
 
 
 def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
-    """Returns the template and the line of an error, from its traceback, in which jinja2 puts them."""
+    """Returns the template and the line of an error, which jinja2 writes into the traceback.
+
+    If the traceback has none, it is `template` and line 0.
+    """
     place = (template, 0)
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -180,8 +195,9 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
 
 # -- values where quotes do not protect them
 
-# Places where bash evaluates a word, by the text before it on its line, and their names (man bash: ARITHMETIC
-# EVALUATION, Arrays, Parameter Expansion, QUOTING; builtins that take a variable's name evaluate its subscript).
+# Positions where bash evaluates a word even if it is quoted: a pattern of the text before it on its line, and the name
+# of the position (man bash: ARITHMETIC EVALUATION, Arrays, Parameter Expansion, QUOTING; builtins that take a
+# variable's name evaluate its subscript).
 _COMMAND = r"(?:^|[;&|({]|\b(?:then|do|else|if|while))\s*"
 EVALUATED = {
     r"\$$": "after a $",

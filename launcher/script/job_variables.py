@@ -1,4 +1,4 @@
-"""The shell expressions by which a script finds the id, element, output and end of its job, on each scheduler."""
+"""The shell expressions with which a job script finds its job's id, array element, output file and end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JobVariables:
-    """Shell text for use within double quotes.
+    """The shell expressions of one scheduler. `job_id`, `element_id` and `output` are used within double quotes.
 
     Attributes:
-        job_id: the job's id.
-        element_id: the id of an element of an array: ARRAY_INDEX.
-        index: the name of the variable with the element's number, from 0.
-        output: the name of the file with the element's output.
-        ends: a template that defines `ends_in`, which prints the seconds until the scheduler ends the job; None: the
-            scheduler does not say.
-        signals: the names of the signals by which the scheduler asks the script to end.
+        job_id: expression for the id of the job.
+        element_id: expression for the id of an array's element (ARRAY_INDEX).
+        index: name of the variable with the number of the element, from 0.
+        output: expression for the name of the element's output file.
+        ends: template that calls `ends_in SECONDS` with the time until the scheduler ends the job; None: the scheduler
+            does not tell.
+        signals: names of the signals by which the scheduler stops the script.
         limited: whether the scheduler ends the job after the requested time.
     """
 

@@ -1,4 +1,4 @@
-"""Finds the parts of our job script that a script of the user's own template (cluster.template) lacks."""
+"""Finds the parts of our job script that are missing from the script of a custom template (cluster.template)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from launcher.script import render
 from launcher.spec.plan import JobPlan
 
-# The parts of our script: a pattern of a line that only this part has, and the consequence if it is missing.
+# The parts of our script by name: a pattern of a line that only this part has, and the consequence if it is missing.
 PARTS = {
     "private files": (r"^umask 077$", "what the script writes can be read by others"),
     "lease": (r"^until .*ln \"\$launcher_lease_of_mine\" \"\$launcher_lease\"", "two jobs of one run may run at once"),
@@ -43,11 +43,11 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Lost:
-    """A part of our script that another one lacks.
+    """A part of our script that a custom script lacks.
 
     Attributes:
-        part: the part.
-        then: the consequence.
+        part: name of the part, the option of the job, or the set-up line.
+        then: consequence for the job, as text.
     """
 
     part: str
@@ -55,7 +55,13 @@ class Lost:
 
 
 def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
-    """Returns the parts and options of our script that another one of the same plan lacks. Pure."""
+    """Returns the parts of our script that a custom script of the same plan lacks. Pure.
+
+    Args:
+        plan: plan of both scripts.
+        theirs: text of the custom script.
+        ours: text of our script.
+    """
     missing = [
         Lost(part, then)
         for part, (pattern, then) in PARTS.items()
@@ -76,7 +82,12 @@ def _directives(script: str) -> list[str]:
 
 
 def notes(plan: JobPlan, script: Callable[[JobPlan], str]) -> tuple[str, ...]:
-    """Returns a note for the user if the plan's template lacks parts of ours; see `of_plan`."""
+    """Returns a note for the user if the plan has a custom template that lacks parts of our script; else nothing.
+
+    Args:
+        plan: plan of the run.
+        script: renders a plan's script.
+    """
     if plan.cluster.template is None:
         return ()
     parts = [each.part for each in of_plan(plan, script)]
@@ -86,10 +97,10 @@ def notes(plan: JobPlan, script: Callable[[JobPlan], str]) -> tuple[str, ...]:
 
 
 def of_plan(plan: JobPlan, script: Callable[[JobPlan], str]) -> Sequence[Lost]:
-    """Returns the parts that the script of a plan with the user's own template lacks.
+    """Returns the parts of our script that are missing from the script of a plan with a custom template.
 
     Args:
-        plan: the plan.
+        plan: plan with cluster.template.
         script: renders a plan's script.
     """
     return lost(plan, script(plan), script(replace(plan, cluster=replace(plan.cluster, template=None))))

@@ -17,13 +17,13 @@ class Raw:
 
 
 class Rendered(str):
-    """The result of a block or a macro, whose values are quoted already (`{{ super() }}`)."""
+    """The rendered text of a block or macro (`{{ super() }}`). It is not quoted again, since its values are quoted."""
 
     __slots__ = ()
 
 
 def quote(value: Any) -> str:
-    """Returns a value as one shell word (jinja2's `finalize`).
+    """Returns a value quoted as one shell word; `Raw` and `Rendered` text unchanged. jinja2 calls it for each value.
 
     Raises:
         ValueError: the value contains a line break or another control character.
@@ -39,5 +39,5 @@ def quote(value: Any) -> str:
 
 
 def command(words: Sequence[Any]) -> Raw:
-    """Returns a command as shell code, with each word quoted."""
+    """Returns the shell code of a command, with each word quoted (except `Raw` ones)."""
     return Raw(" ".join(map(quote, words)))

@@ -1,4 +1,4 @@
-"""Renders the job script of a plan. Pure: the same plan and token give the same text."""
+"""Renders the job script of a plan, for all schedulers. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.script.quoting import Raw, command, quote
 from launcher.spec.plan import JobPlan
 
 READ_TIMEOUT = int(shared_files.IN_A_JOB)  # seconds for which reading a file is retried after a transient error
-_SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of a JobVariables
+_SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of JobVariables that are shell code
 READ_PAUSE = 1  # seconds between two retries
 
 
@@ -32,11 +32,11 @@ class Parts:
     """The parts of a script that depend on the scheduler.
 
     Attributes:
-        template: the template's name in templates/, or an absolute path.
-        shell: how the script finds facts about its job.
-        directives: the options of the job, without the scheduler's prefix (such as #SBATCH).
-        here: whether the job is a process of the machine on which it is submitted.
-        from_files: whether the job gets its environment, and its secrets, from files.
+        template: name of a template in templates/, or an absolute path.
+        shell: shell expressions with which the script finds its job's id, output and end.
+        directives: options of the job, without the scheduler's prefix (such as #SBATCH).
+        here: whether the job is a process on the machine where it is submitted.
+        from_files: whether the job reads its environment and its secrets from files.
     """
 
     template: str
@@ -47,14 +47,14 @@ class Parts:
 
 
 def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: Path | None = None) -> str:
-    """Returns the script of a run, or of an array of runs.
+    """Renders the script of a run, or of an array of runs.
 
     Args:
-        plan: the run's plan; for an array, one whose directory contains those of the runs.
-        parts: the scheduler's parts; see `launcher.schedulers.job_script`.
-        array: the indices and the throttle, in Slurm's notation (`0-14%4`); None: no array.
-        elements: for an array, a file with the names of the runs' directories, one per line. Output of the elements is
-            written to the folder of this file.
+        plan: plan of the run; for an array, a plan whose run_dir contains the directories of the runs.
+        parts: parts that depend on the scheduler; see `launcher.schedulers.job_script`.
+        array: indices and throttle in Slurm's notation (`0-14%4`); None: no array.
+        elements: for an array, the file with the names of the runs' directories, one per line. The elements' output
+            files are in the same folder.
 
     Raises:
         ConfigError: the user's own template cannot be rendered.
@@ -67,7 +67,7 @@ def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: P
 
 
 def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: Path | None = None) -> dict[str, Any]:
-    """Returns the variables of templates; see `script`."""
+    """Returns the variables of the templates by name; the arguments are those of `script`."""
     return {
         "plan": plan,
         "version": __version__,
@@ -118,7 +118,7 @@ def setup_lines(plan: JobPlan) -> list[SetupLine]:
 
 
 def _setup(each: SetupLine) -> tuple[Raw, str, Raw]:
-    """A line, what it is for people, and what its event says of it."""
+    """Returns the shell code of a set-up line, its description for errors, and the fields of its event as JSON."""
     said = {"of": each.of.value, "number": each.number, "name": each.name}
     return (
         Raw(each.line),
@@ -128,13 +128,13 @@ def _setup(each: SetupLine) -> tuple[Raw, str, Raw]:
 
 
 def _checkpoints(plan: JobPlan) -> Raw:
-    """Returns the folder of checkpoints as shell code; an element of an array has its own by default."""
+    """Returns the folder of checkpoints as shell code; by default it is in the run directory of the array's element."""
     own = f"{plan.run_dir}/checkpoints"
     return Raw('"$LAUNCHER_RUN_DIR"/checkpoints') if plan.checkpoint.dir == own else Raw(quote(plan.checkpoint.dir))
 
 
 def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
-    """Returns the file with the run's (the array element's) secrets as shell code; None: there is no such file."""
+    """Returns the path of the file with the secrets of the run (or array element) as shell code; None: no such file."""
     if plan.secrets_dir is None:
         return None
     if array is not None:

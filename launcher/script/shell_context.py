@@ -1,4 +1,4 @@
-"""Determines whether a place in a shell script is within quotes, backquotes, arithmetic or a here-document."""
+"""Determines whether a position in a shell script is within quotes, backquotes, arithmetic or a here-document."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 
 class ShellContext:
-    """A reader of shell text, which gets the text in pieces. `inside` is about the end of the text read so far."""
+    """A parser of shell text that is fed in pieces. `inside` describes the position after the text read so far."""
 
     BEGINS = re.compile(r"""\$'|['"`]|\$?\(\(?""")
     DOCUMENT = re.compile(r"""<<(-?)[ \t]*(?:'([^'\n]+)'|"([^"\n]+)"|\\?([^\s;&|<>()'"\\]+))""")
 
     def __init__(self) -> None:
-        self._open: list[str] = []  # what is open, the innermost last: " ' $' ` # ( ((
+        self._open: list[str] = []  # open quotes, comments (#) and parentheses, the innermost last: " ' $' ` # ( ((
         self._announced: list[tuple[str, str]] = []  # here-documents that start on the next line: "-" or "", delimiter
         self._documents: list[tuple[str, str]] = []  # here-documents that have started
         self._line = ""  # the line so far, in a here-document
@@ -20,7 +20,7 @@ class ShellContext:
 
     @property
     def inside(self) -> str:
-        """What encloses the next character, as text; empty: nothing."""
+        """What encloses the next character, as text (`double quotes`); empty: nothing."""
         if self._documents:
             return "a here-document"
         if "`" in self._open:
@@ -34,7 +34,7 @@ class ShellContext:
         return self._open[-1] if self._open else ""
 
     def read(self, text: str) -> None:
-        """Reads the next piece of the text."""
+        """Parses the next piece of the text."""
         position = 0
         while position < len(text):
             after = self._document(text, position) if self._documents else self._step(text, position)

@@ -14,7 +14,7 @@ from launcher.spec.plan import JobPlan
 
 
 def start(plan: JobPlan) -> Raw:
-    """Returns the words that start a command on all nodes; the command follows them."""
+    """Returns the first words of a shell command that runs another one on all nodes. The caller appends that one."""
     if plan.starter == "srun":
         srun = ["srun", *srun_arguments(plan), *containers.srun_options(plan)]
         return command([*containers.before_srun(plan), *srun])
@@ -48,17 +48,17 @@ def spawn(
     python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
     *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
 ) -> Raw:  # fmt: skip
-    """Returns the words that start a command on all nodes without srun; see `launcher.schedulers.tasks`.
+    """Returns the first words of a shell command that runs another one on all nodes by `launcher.schedulers.tasks`.
 
     Args:
-        python: the interpreter.
-        nodes: the number of nodes.
-        tasks_per_node: the number of tasks on each.
-        grace: seconds between SIGTERM and SIGKILL.
-        starter: the program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
-        mpiexec: the words of an mpiexec command, with placeholders such as {nodes}.
+        python: interpreter that runs `launcher.schedulers.tasks`.
+        nodes: number of nodes.
+        tasks_per_node: number of tasks on each node.
+        grace: seconds between SIGTERM and SIGKILL when the tasks are stopped.
+        starter: program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
+        mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: mpiexec is not used.
         keep_going: whether the other tasks continue when one fails.
-        cpus_per_task: for the placeholder of this name.
+        cpus_per_task: value of the placeholder {cpus_per_task}; None: this placeholder is unknown.
 
     Raises:
         ConfigError: mpiexec has an unknown placeholder.

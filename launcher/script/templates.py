@@ -22,7 +22,8 @@ def template(name: str) -> jinja2.Template:
     """Returns a template in which every printed value is quoted.
 
     Args:
-        name: a file in templates/, or the absolute path of another one, which may extend and include those.
+        name: name of a file in templates/, or the absolute path of a custom template, which may extend and include
+            those.
     """
     return _environment(resource("templates")).get_template(name)
 
@@ -33,10 +34,10 @@ def environment() -> jinja2.Environment:
 
 
 def raw(value: Any) -> Raw:
-    """The filter `raw`, for variables that are shell code (`directives`, `setup`, `start`, ...).
+    """Returns a value that is shell code, as the filter `raw` of templates (`{{ start | raw }}`).
 
     Raises:
-        ValueError: the value is no shell code.
+        ValueError: the value is no `Raw`.
     """
     if isinstance(value, Raw):
         return value

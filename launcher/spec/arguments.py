@@ -1,4 +1,4 @@
-"""Arguments and file of the user's program, as the login node checks them and ranks use them. Without torch."""
+"""The command-line arguments of the user's program, for checks on the login node and for the ranks. Without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def words(given: str | Sequence[Any]) -> list[str]:
     """Returns the arguments of a program as strings. Pure.
 
     Args:
-        given: a list of values, or a string as in a shell.
+        given: a list of values, or a string that is split like in a shell.
 
     Raises:
         ValueError: an argument is null or a list, or a quote in the string is not closed.
@@ -57,11 +57,11 @@ def options(flags: Mapping[str, Any]) -> list[str]:
 
 
 def with_options(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Returns arguments followed by options, so that these override earlier ones; options come before a `--`. Pure."""
+    """Adds options to a program's arguments: before a `--`, else at the end, so they override earlier ones. Pure."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [*arguments[:end], *flags, *arguments[end:]]
 
 
 def is_executable(path: Path) -> bool:
-    """Whether a file can be executed itself, without the launcher's Python."""
+    """Returns whether a file can be executed without an interpreter: it has the x bit, and its name has no `.py`."""
     return path.suffix != ".py" and os.access(path, os.X_OK)

@@ -10,11 +10,11 @@ def check(env: Env, starter: str | None) -> None:
     """Checks that the keys about environments and containers can be used together.
 
     Args:
-        env: the section `env`.
-        starter: the command that starts tasks, such as srun; None: tasks are processes of this machine.
+        env: section `env` of the config.
+        starter: command that starts tasks, such as srun; None: tasks are processes of this machine.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: two keys exclude each other, or a value is wrong.
     """
     given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
     if len(given) > 1:

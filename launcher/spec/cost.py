@@ -22,7 +22,7 @@ class Cost:
     """The cost of one or more jobs.
 
     Attributes:
-        node_hours, gpu_hours, core_hours: the number of nodes, GPUs and CPUs, each times the wall time in hours.
+        node_hours, gpu_hours, core_hours: number of nodes, GPUs and CPUs, each times the requested wall time in hours.
     """
 
     node_hours: float = 0.0
@@ -43,7 +43,7 @@ class Cost:
         return (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.node_hours, "node-hours")
 
     def __str__(self) -> str:
-        """`24 node-hours, 96 GPU-hours`; with core-hours if there are no GPUs."""
+        """Returns the cost as text: `24 node-hours, 96 GPU-hours`; without GPUs, node-hours and core-hours."""
         second = _hours_of(self.gpu_hours, "GPU") if self.gpu_hours else _hours_of(self.core_hours, "core")
         return f"{_hours_of(self.node_hours, 'node')}, {second}"
 
@@ -60,17 +60,22 @@ def of_plans(plans: Iterable[JobPlan]) -> Cost:
 
 
 def lines(plan: JobPlan) -> list[str]:
-    """`2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`, and a line about further attempts."""
+    """Returns the lines that show the cost of a plan, and how many attempts the run may have.
+
+    The first is `2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`.
+    """
     jobs = f"{plan.resume.max_attempts} jobs x " if plan.resume.how == ResumeHow.chain.value else ""
     return [f"{jobs}{_shape(plan)} = {of_plan(plan)}", *_attempts([plan])]
 
 
 def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str]:
-    """`15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours` for a sweep, and a line about further attempts.
+    """Returns the lines that show the cost of a sweep, and how many attempts each of its runs may have.
+
+    The first is `15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`.
 
     Args:
-        plans: the plans of its points, at least one.
-        count: the number of points, if more will be made later; None: these are all.
+        plans: plans of the sweep's points, at least one.
+        count: number of points, if more than these plans will be made; None: `plans` are all points.
     """
     each = list(plans)
     total = of_plans(each).times(1 if count is None else count / len(each))
@@ -81,7 +86,7 @@ def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str
 
 
 def _attempts(plans: Iterable[JobPlan]) -> list[str]:
-    """Returns a line with the most attempts that a run may have, if there may be several. Each costs as much."""
+    """Returns a line with the most attempts that a run may have, each at the same cost; no line if that is one."""
     most = max(
         (
             plan.resume.max_attempts
@@ -94,7 +99,7 @@ def _attempts(plans: Iterable[JobPlan]) -> list[str]:
 
 
 def _shape(plan: JobPlan) -> str:
-    """`2 nodes x 4 GPUs x 12h`."""
+    """Returns the size of a plan's job as text: `2 nodes x 4 GPUs x 12h`."""
     many, what = (plan.gpus_per_node, "GPU") if plan.gpus_per_node else (plan.cpus_per_node, "CPU")
     return f"{plural(plan.nodes, 'node')} x {plural(many, what)} x {exact_time(plan.time)}"
 

@@ -1,6 +1,6 @@
-"""Finds the data sets that the hooks of all workloads list, ours and the user's: for `data`, `doctor` and completion.
+"""Collects the data sets that the hooks of all workloads list, ours and the user's, for `launcher data` and `doctor`.
 
-Which of two with the same name is used is decided here. What a hook lists is in workload_hook.py.
+workload_hook.py defines what a hook lists. If two data sets have the same name, the one of our workloads is used.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.paths import resource, user_config_dir
 from launcher.spec.workload_hook import KnownDataSet, load
 
-# The line in the workload's file. A YAML parser would take longer to load than all else that `launcher data` needs.
+# The line `hook: module:Class` of a workload's file. Loading a YAML parser would take longer than the whole command.
 _HOOK = re.compile(r"""^hook:[ \t]*(["']?)([^\s"'#]+:[^\s"'#]+)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
 
 
 def of_all_workloads() -> tuple[dict[str, KnownDataSet], tuple[str, ...]]:
-    """Returns the data sets of all workloads by name, and errors of hooks that could not be used.
-
-    Of two data sets with the same name that of the launcher's own workloads is returned.
-    """
+    """Returns the data sets of all workloads by name, and the errors of hooks that could not be loaded."""
     known: dict[str, KnownDataSet] = {}
     problems = []
     for path in (path for folder in (resource("conf"), user_config_dir()) for path in _files(folder / "workload")):
@@ -37,7 +34,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _hook_in(path: Path) -> str | None:
-    """Returns the name of the hook in a workload's file. An inherited hook is found in the file that sets it.
+    """Returns the name of the hook in a workload's file; None: the file sets none (it may inherit one of another file).
 
     Raises:
         ConfigError: the file cannot be read.

@@ -19,7 +19,14 @@ from launcher.units import parse_memory, parse_time
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind: their number, and what each has (`mem` in bytes; `gpu_types`: the site's names of models)."""
+    """Nodes of one kind.
+
+    Attributes:
+        nodes: number of nodes.
+        cpus, gpus: number of CPUs and GPUs of each node.
+        mem: memory of each node in bytes.
+        gpu_types: names that the site gives to the models of their GPUs.
+    """
 
     nodes: int
     cpus: int
@@ -40,7 +47,7 @@ def check_limits(plan: JobPlan, cluster: Cluster) -> None:
 
 
 def limited_jobs(cluster: Cluster) -> dict[str, int]:
-    """Returns how many jobs a user may have, by partition, queue or QOS of this cluster's jobs; "": in all. Pure."""
+    """Returns the most jobs that a user may have, by partition, queue or QOS; the key "" is for all together. Pure."""
     found = {name: pool.limits.jobs for name, pool in pools.of(cluster).items()}
     return {name: most for name, most in {"": cluster.limits.jobs, **found}.items() if most is not None}
 
@@ -49,12 +56,12 @@ def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
     """Compares the number of jobs of the user with the limits of the profile. Pure.
 
     Args:
-        cluster: the profile, with the partition, queue or QOS of the new jobs.
-        more: how many jobs are to be submitted.
-        there: how many jobs of the user wait or run, by partition, queue or QOS; "": in all.
+        cluster: profile, with the partition, queue or QOS of the new jobs.
+        more: number of jobs to submit.
+        there: number of the user's jobs that wait or run, by partition, queue or QOS; the key "" is for all together.
 
     Raises:
-        ConfigError: there would be more than the site takes.
+        ConfigError: the user would have more jobs than the limit.
     """
     for name, most in limited_jobs(cluster).items():
         have = there.get(name, 0)
@@ -123,7 +130,13 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
 
 
 def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) -> str | None:
-    """Returns why a job with this number of nodes may not take this time, with the fix; None: it may."""
+    """Returns why a plan's time exceeds the limit for its number of nodes, with the fix; None: it does not.
+
+    Args:
+        plan: plan of the run.
+        by_nodes: longest wall time in seconds, by the number of nodes from which it applies.
+        where: name of the cluster, partition or queue, for the text.
+    """
     steps = sorted(by_nodes)
     step = next((least for least in reversed(steps) if plan.nodes >= least), None)
     if step is None or plan.time <= by_nodes[step]:
@@ -148,9 +161,9 @@ def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str 
     """Returns why the plan does not fit on these nodes even if all are idle, with the fix; None: it fits. Pure.
 
     Args:
-        plan: the plan of the run.
-        groups: the nodes of a partition, queue or cluster.
-        where: its name, for the text.
+        plan: plan of the run.
+        groups: nodes of a partition, queue or cluster.
+        where: name of that partition, queue or cluster, for the text.
     """
     for key, wanted, best, fitting, fix in (
         (

@@ -1,4 +1,4 @@
-"""Makes the plan of a run from its config: one frozen object, which a dry run prints and submission uses. Pure."""
+"""Makes the plan of a run (a JobPlan) from its config. A dry run prints this object, and submission uses it. Pure."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ LONGEST_CHAIN = 50  # most jobs that one command submits with resume.how=chain
 
 
 class SchedulerRules(Protocol):
-    """How a scheduler checks and completes the config of a run. All methods raise ConfigError."""
+    """What `build` needs of a scheduler to check and complete a config. All methods may raise ConfigError."""
 
     @property
     def queued(self) -> bool:
-        """Whether jobs wait in a queue; otherwise they start at once, on this machine."""
+        """Whether jobs wait in a queue; otherwise they start at once on this machine."""
 
     def starter(self, cluster: schema.Cluster) -> str | None:
         """Returns the command that starts tasks on the job's nodes; None: tasks are processes of this machine."""
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `cluster.directives`, checked, as the plan keeps them."""
+        """Checks cluster.directives, and returns them in the form that the plan has."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,18 @@ class Site:
     """What a plan contains besides the config: facts about the run and the submitting machine.
 
     Attributes:
-        run_id: the run's id.
-        run_dir: the run directory, an absolute path.
-        python: the interpreter that the job uses.
-        code_root: a folder to put on PYTHONPATH; None: the launcher is installed.
-        workdir: the folder that the job starts in.
-        umask: the umask for files that the user's own code writes.
-        starter: srun or pbsdsh, if the user's shell is in an allocation: it starts the tasks there.
-        after: the dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py.
-        code: the snapshot of the code; see launcher/environment/snapshot.py.
+        run_id: id of the run.
+        run_dir: run directory, an absolute path.
+        python: interpreter of the launcher in the job, an absolute path.
+        code_root: folder with the launcher's packages, to put on PYTHONPATH; None: the launcher is installed.
+        workdir: folder in which the job starts.
+        umask: umask for files that the user's own code writes.
+        starter: command that starts tasks in the held allocation (srun, pbsdsh); None: the run uses no allocation.
+        after: dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py.
+        code: snapshot of the code; see launcher/environment/snapshot.py.
         archive: facts about env.archive; see launcher/environment/archives.py.
-        secrets_dir: on PBS, the folder with the run's file of secrets; see launcher/environment/secrets.py.
+        secrets_dir: folder with the files of secrets, for schedulers that need one (PBS); see
+            launcher/environment/secrets.py.
     """
 
     run_id: str
@@ -144,7 +145,7 @@ class JobPlan:
 
     @property
     def no_workdir(self) -> str:
-        """The error of a node on which the job's working folder does not exist."""
+        """The error text for a node on which the job's working folder does not exist."""
         return f"its working folder {self.workdir} cannot be entered there: submit in a folder that all nodes share"
 
     @property
@@ -159,7 +160,10 @@ class JobPlan:
 
     @property
     def submitted_in(self) -> str:
-        """The folder in which the user gave the command. Relative paths in overrides refer to it."""
+        """The folder in which the user gave the command; `workdir` may be its copy in the snapshot.
+
+        Relative paths in overrides refer to it.
+        """
         if self.code.snapshot is None or self.code.repository is None:
             return self.workdir
         return os.path.normpath(os.path.join(self.code.repository, os.path.relpath(self.workdir, self.code.snapshot)))
@@ -180,12 +184,12 @@ class JobPlan:
 
     @property
     def cpus_per_task(self) -> int:
-        """CPUs of a task. A task that is an agent gets the CPUs of all its ranks."""
+        """The number of CPUs of a task. A task that is an agent gets the CPUs of all its ranks."""
         return self.cpus_per_node // self.tasks_per_node
 
     @property
     def independent(self) -> bool:
-        """Whether ranks need no other node than their own: those that are left continue when a node is lost."""
+        """Whether the nodes work independently, as in a pilot: when one is lost, the ranks on the others continue."""
         return self.workload.entry == PILOT_ENTRY
 
     @property
@@ -205,7 +209,10 @@ def as_dict(plan: JobPlan) -> dict[str, Any]:
 
 
 def keys_of(plan: JobPlan) -> dict[str, Any]:
-    """Returns the plan's values by config key (`checkpoint.keep`, `workload.lr`) or, if there is none, by attribute."""
+    """Returns the plan's values by config key (`checkpoint.keep`, `workload.lr`).
+
+    Attributes that are in no config have their own name (`run_dir`).
+    """
     found: dict[str, Any] = {}
     for name, value in as_dict(plan).items():
         found.update({f"{name}.{key}": each for key, each in value.items()} if name in _SECTIONS else {name: value})
@@ -220,7 +227,7 @@ _SECTIONS = (
 
 
 def plan_misfit(values: Any) -> str | None:
-    """Returns why values that were read from a file are not those of a plan, as text; None: they are. Pure."""
+    """Returns what is wrong with a plan that was read from a file, as text; None: `from_dict` can convert it. Pure."""
     if wrong := misfit(values, JobPlan, "plan") or _wrong_settings(values["cluster"]):
         return wrong
     for prefix, section in (("plan", values), *((f"plan.{name}", values[name]) for name in _SECTIONS)):
@@ -231,14 +238,14 @@ def plan_misfit(values: Any) -> str | None:
 
 
 def _wrong_settings(cluster: Mapping[str, Any]) -> str | None:
-    with contextlib.suppress(ConfigError):  # the package of its scheduler is damaged; the run may be looked at still
+    with contextlib.suppress(ConfigError):  # its scheduler's package cannot be loaded; `status` shows the run
         if kind := settings_class(cluster["scheduler"]):
             return misfit(cluster["settings"], kind, "plan.cluster.settings")
     return None
 
 
 def _no_text(text: str) -> str | None:
-    """Returns why a text cannot be a path or an argument of a command; None: it can be one."""
+    """Returns why a text cannot be a path or a command's argument; None: it can."""
     try:
         return "has a NUL byte" if b"\0" in os.fsencode(text) else None
     except UnicodeEncodeError:
@@ -248,30 +255,31 @@ def _no_text(text: str) -> str | None:
 def from_dict(values: Mapping[str, Any]) -> JobPlan:
     """Returns the plan that `as_dict` has converted, also after a round trip through JSON.
 
-    The caller has checked the values with `plan_misfit`.
+    Args:
+        values: the converted plan, which `plan_misfit` has accepted.
     """
     plan: JobPlan = from_json(values, JobPlan)
     return plan
 
 
 def settings_of(plan: JobPlan, kind: type[S]) -> S:
-    """The keys of `cluster` that only the plan's scheduler has, as an object of its class."""
+    """Returns the keys of `cluster` that only the plan's scheduler has, as an object of its settings class `kind`."""
     settings: S = from_json(plan.cluster.settings, kind)
     return settings
 
 
 def python_of(folder: str) -> str:
-    """Returns the interpreter of a Python environment in a folder."""
+    """Returns the path of the interpreter in the folder of a Python environment (venv, conda)."""
     return f"{folder}/bin/python"
 
 
 def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
-    """Makes the plan of a config. `launcher.schedulers.planning.make_plan` also checks it against the cluster's limits.
+    """Makes the plan of a config. Limits of the cluster are checked elsewhere (launcher/spec/limits.py).
 
     Args:
-        config: the config of the run.
+        config: config of the run.
         site: facts about the run and the submitting machine.
-        rules: the checks of the run's scheduler.
+        rules: checks of the run's scheduler.
 
     Raises:
         ConfigError: a value cannot be used on any cluster; the text names the key, the value and the fix.
@@ -340,7 +348,7 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
 
 
 def _settings(cluster: schema.Cluster) -> dict[str, Any]:
-    """The keys that only the scheduler of this profile has."""
+    """Returns the keys that only the scheduler of this profile has, as plain values."""
     common = {each.name for each in dataclasses.fields(schema.Cluster)}
     own = [each.name for each in dataclasses.fields(cluster) if each.name not in common]
     for name in own:
@@ -420,7 +428,7 @@ def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
 
 
 def _refuse_negative(prefix: str, section: Any) -> None:
-    """Refuses negative numbers: no number of the schema may be less than 0."""
+    """Refuses negative numbers (and nan) in a section of the config and in the sections within it."""
     for each in dataclasses.fields(section):
         key, value = f"{prefix}{each.name}", getattr(section, each.name)
         if dataclasses.is_dataclass(value):
@@ -430,14 +438,14 @@ def _refuse_negative(prefix: str, section: Any) -> None:
 
 
 def check_name(key: str, value: str) -> str:
-    """Returns a value that can be the name of a job, a folder and a file on every system.
+    """Checks that a value can name a job, a folder and a file on every system, and returns it.
 
     Args:
-        key: the config key, for the error.
-        value: its value.
+        key: config key with the value (name, run_id, sweep.id), for the error.
+        value: value of the key.
 
     Raises:
-        ConfigError: the value cannot be such a name.
+        ConfigError: the value cannot be a name.
     """
     if key == "run_id" and value == "latest":
         raise ConfigError("run_id=latest: `latest` means the newest run: choose another id")
@@ -459,7 +467,7 @@ def _entry(value: str) -> str:
 
 
 def _require(cluster: schema.Cluster) -> None:
-    """Refuses a config without a key of cluster.required: each user of the site must set it (`account`)."""
+    """Refuses a config that lacks a key of cluster.required, which each user of the site must set (`account`)."""
     known = {field.name for field in dataclasses.fields(cluster)}
     for required in cluster.required:
         key, _, example = required.partition("=")
@@ -493,7 +501,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse_control_characters(path: str, value: Any) -> None:
-    """Refuses control characters: a line break would end a directive or a command. Only set-up lines may have them."""
+    """Refuses control characters: a line break would end a directive or a command. Only set-up lines may have one."""
     if isinstance(value, str):
         text = value.replace("\n", "") if path in ("cluster.setup", "env.setup") else value
         if match := CONTROL.search(text):

@@ -24,13 +24,13 @@ def of(cluster: Cluster) -> dict[str, Pool]:
 
 
 def named(plan: JobPlan) -> dict[str, str]:
-    """The partition, queue or QOS that a plan names, by key."""
+    """Returns the partition, queue and QOS that a plan names, by config key (`partition`, `qos`)."""
     kind = settings_class(plan.cluster.scheduler)
     return {key: plan.cluster.settings[key] for key in (kind.POOLS if kind else ()) if plan.cluster.settings[key]}
 
 
 def merged(cluster: Cluster) -> Cluster:
-    """Returns the cluster with variables and interface of the pools that apply. The cluster's own take precedence."""
+    """Returns the cluster with the variables and interface of the pools that apply. Its own values take precedence."""
     environment, interface = dict(cluster.environment), cluster.interface
     for pool in of(cluster).values():
         environment = {**pool.environment, **environment}

@@ -1,6 +1,6 @@
 """The sections of a plan, and the conversion of config values to plan values. Pure.
 
-Sections and fields have the names of the config's. Values are converted as the types of the schema say: times to
+Sections and fields have the same names as in the config. Values are converted by the types in the schema: times to
 seconds, sizes to bytes, lists to tuples, enums to strings. Values that depend on several keys are computed in plan.py.
 """
 
@@ -137,7 +137,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Workload:
-    """Keys of `workload`: those that all workloads have as fields, and all keys in `params`."""
+    """Keys of `workload`: as fields those that all workloads have, in `params` all keys of this workload."""
 
     name: str
     entry: str  # module:function
@@ -152,9 +152,9 @@ class Code:
     """The snapshot of the user's code. Without one, ranks use the code in place.
 
     Attributes:
-        snapshot: the folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot.
-        repository: the folder that was copied.
-        path: folders of the copy that Python searches for modules.
+        snapshot: folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot.
+        repository: folder that was copied.
+        path: folders of the copy that are put on PYTHONPATH.
     """
 
     snapshot: str | None = None
@@ -167,9 +167,9 @@ class Archive:
     """Facts about the file of env.archive.
 
     Attributes:
-        digest: its SHA-256.
-        of: the folder of the environment that was packed.
-        import_time: seconds that the import of torch took from this folder.
+        digest: SHA-256 of the file, in hexadecimal.
+        of: folder of the environment that was packed; None: not known.
+        import_time: seconds that importing torch took from that folder.
     """
 
     digest: str = ""
@@ -181,10 +181,10 @@ def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:
     """Makes a section of a plan. The value of a field comes from the config key of the same name.
 
     Args:
-        part: the class of the section.
-        config: the same section of the config, an object of a class of the schema.
-        prefix: the prefix of its keys (`launch.`), for errors.
-        own: values of fields that are not just the converted value of their key.
+        part: class of the plan's section.
+        config: same section of the config, an object of a class of the schema.
+        prefix: prefix of the section's keys (`launch.`), for errors.
+        own: values of the fields that are not simply the converted value of the key with their name.
 
     Raises:
         ConfigError: a value cannot be used; the text names the key, the value and the fix.
@@ -197,7 +197,7 @@ def resolved_value(config: Any, name: str, prefix: str = "") -> Any:
     """Returns the value of a key, converted for the plan.
 
     Raises:
-        ConfigError: as for `resolved`.
+        ConfigError: the value cannot be used; the text names the key, the value and the fix.
     """
     section: Any = type(config)
     value, form = getattr(config, name), _forms(section).get(name)
@@ -215,7 +215,7 @@ def plain(value: Any) -> Any:
 
 @cache
 def _forms(kind: Any) -> dict[str, Form]:
-    """Returns the form of each key of a section that has one."""
+    """Returns the form (time, memory, ...) of each key in a section of the schema; keys without a form are left out."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Form] = {}
     for name, hint in hints.items():

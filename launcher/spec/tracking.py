@@ -11,10 +11,10 @@ KNOWN = ("tensorboard", "mlflow", "wandb")  # also the names of the packages, an
 
 
 def trackers(track: Any) -> tuple[str, ...]:
-    """Returns the trackers that the key `track` names, without repetitions. Pure.
+    """Returns the names of the trackers in a value of the key `track`, without repetitions. Pure.
 
     Raises:
-        ConfigError: there is no tracker of this name.
+        ConfigError: a name is not in KNOWN.
     """
     names = track if isinstance(track, list) else [] if track is None else [track]
     for name in names:

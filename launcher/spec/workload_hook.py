@@ -1,7 +1,7 @@
 """Hooks of workloads: classes that take part in submission on the login node. The key `workload.hook` names the class.
 
 A hook finds the files that a workload needs, refuses configs that could not run, and lists the workload's data sets
-(data_sets.py finds those of all workloads).
+(data_sets.py collects those of all workloads).
 The launcher has no other code for a particular workload.
 """
 
@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]  # file name, bytes so far, total byt
 
 
 class Location(Protocol):
-    """A folder of this machine with a data set, and a text that says how it got there."""
+    """Where a data set is: its folder on this machine, and a text about how it got there."""
 
     @property
     def dir(self) -> Path: ...
@@ -71,12 +71,12 @@ class WorkloadHook:
         return config.workload, ()
 
     def check(self, plan: JobPlan) -> Sequence[str] | None:
-        """Checks that the plan can run; returns notes for the user.
+        """Checks that the plan can run; returns notes for the user, or None.
 
-        The workload's keys are `plan.workload.params`, its ranks `plan.world_size`.
+        The keys of the workload are in `plan.workload.params`, the number of ranks is `plan.world_size`.
 
         Raises:
-            ConfigError: it cannot; the text names the key and the fix.
+            ConfigError: the plan cannot run; the text names the key and the fix.
         """
 
     def data_sets(self) -> Sequence[DataSet]:
@@ -86,7 +86,7 @@ class WorkloadHook:
 
 @dataclass(frozen=True)
 class Hook:
-    """A workload's hook with its name. Exceptions in the hook become ConfigErrors that contain the name."""
+    """A workload's hook and its name (`module:Class`). Exceptions in the hook become ConfigErrors with that name."""
 
     name: str
     own: WorkloadHook
@@ -109,7 +109,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class KnownDataSet:
-    """A data set with the name of its hook. Exceptions in it become ConfigErrors that contain the name."""
+    """A data set and the name of its hook. Exceptions in the data set become ConfigErrors with the hook's name."""
 
     hook: str
     own: DataSet
@@ -128,10 +128,10 @@ class KnownDataSet:
 
 
 def load(name: str | None) -> Hook:
-    """Imports the hook with this name (`module:class`); for None, returns one that does nothing.
+    """Imports the hook with a name (`module:Class`); for None, returns a hook that does nothing.
 
     Raises:
-        ConfigError: there is no such class, or it cannot be imported.
+        ConfigError: the class does not exist, cannot be imported, or is no WorkloadHook.
     """
     if name is None:
         return Hook("", WorkloadHook())
@@ -147,7 +147,7 @@ def load(name: str | None) -> Hook:
 
 @contextlib.contextmanager
 def _hook_errors(name: str) -> Iterator[None]:
-    """Runs code of a hook. Python also finds modules in the working folder, after all others, as in the job.
+    """Converts errors of a hook's code in the `with` block. In it the working folder is last on Python's path.
 
     Raises:
         ConfigError: the code raised an exception; the text names the hook, the exception and its line.

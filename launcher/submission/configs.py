@@ -1,4 +1,4 @@
-"""Overrides become configs on this machine: what they take from the allocation that is held is handed in here."""
+"""Composes configs with the number of nodes of the allocation that this process is in (`${launcher.held_nodes:}`)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from launcher.schedulers import allocation
 
 
 def register() -> None:
-    """Makes the schema and our resolvers known to Hydra, for the rest of this process: a command line's."""
+    """Registers the schema and our resolvers with Hydra for the rest of this process, which is our command line."""
     hydra_setup.register(_held_nodes)
 
 
 def composed(overrides: Sequence[str]) -> Composed:
-    """The config of one run; this process is as it was afterwards.
+    """Composes the config of one run from its overrides. Afterwards the state of Hydra in this process is restored.
 
     Raises:
-        ConfigError: it cannot be composed.
+        ConfigError: the config cannot be composed, or is wrong; see `compose.composed`.
     """
     with hydra_setup.registered(_held_nodes):
         return compose.composed(overrides)
 
 
 def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """What a config gives variables; see `compose.variables`."""
+    """Returns the values that a config sets for environment variables; see `compose.variables`."""
     with hydra_setup.registered(_held_nodes):
         return compose.variables(overrides, names)
 

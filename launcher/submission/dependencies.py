@@ -1,6 +1,6 @@
-"""Dependencies of a run (`after=ok:prepare`): the runs and sweeps that must be over before it starts.
+"""The dependencies of a run (`after=ok:prepare`): the runs and sweeps that must be over before it starts.
 
-| condition | the dependency is done | it is over, but not done | it is not over, or its state is unknown |
+| condition | dependency is done | dependency is over, but not done | dependency is not over, or its state is unknown |
 |---|---|---|---|
 | ok (the default) | start | never | wait |
 | any | start | start | wait |
@@ -9,9 +9,9 @@
 A sweep is over when all its points are, and done when all are done.
 
 The scheduler only holds the job until the jobs of the dependency have ended, with any result (`afterany`). When the
-job begins, it reads from the dependency's record whether the condition is met (launcher/job/wait_for_others.py).
-`afterok` would be wrong: a run may continue in another job after its first job has ended. `afterok` would have failed
-for good by then, and PBS would have deleted the waiting job.
+job starts, it reads from the dependency's record whether the condition is met (launcher/job/wait_for_others.py).
+`afterok` would be wrong, since a run may continue in another job after its first job has failed. By then `afterok` can
+never be met, and PBS has deleted the waiting job.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Dependency:
 
     Attributes:
         condition: one of CONDITIONS.
-        id: of the run, the point or the sweep.
-        path: its directory.
-        state: its state, as text.
+        id: id of the run, the point or the sweep.
+        path: directory of the run or sweep.
+        state: state of the run or sweep, as text.
         done: whether it is done.
         over: whether it is over, with any result.
-        uncertain: whether its state may be read as another one a moment later (shared file systems show changes late).
-        scheduler: of its jobs; None: it has no jobs.
-        jobs: the ids of its jobs that are not over.
+        uncertain: whether the state may soon be read differently, since shared file systems show changes late.
+        scheduler: name of the scheduler that has its jobs; None: it has no jobs.
+        jobs: ids of its jobs that are not over.
     """
 
     condition: str
@@ -79,19 +79,22 @@ class Dependency:
 
     @property
     def decision(self) -> Decision:
-        """The decision for this dependency alone, by the table above."""
+        """What the waiting run does as far as this dependency goes, by the table of the module."""
         if not self.over:
             return Decision.WAIT
         return Decision.START if self.condition == "any" or self.done == (self.condition == "ok") else Decision.NEVER
 
     @property
     def awaited(self) -> Awaited:
-        """Its entry in the event that all conditions are met."""
+        """The entry of this dependency in the event `ConditionsMet`."""
         return Awaited(id=self.id, condition=self.condition, state=self.state)
 
 
 def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
-    """Returns what a run with these dependencies does next, and the reason as text. Pure."""
+    """Returns what a run with these dependencies does next, and the reason as text. Pure.
+
+    A NEVER of any dependency decides; without one, a WAIT.
+    """
     for decision in (Decision.NEVER, Decision.WAIT):
         for dependency in dependencies:
             if dependency.decision is decision:
@@ -107,10 +110,14 @@ def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
 
 
 def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
-    """Returns the condition and the name of each run in a value of the key `after`. Pure.
+    """Parses a value of the key `after`: returns the condition and the name of each run or sweep in it. Pure.
+
+    Args:
+        value: value of the key: RUN, CONDITION:RUN, a list of these, or None.
+        key: name of the key (`after`, `sweep.after`), for errors.
 
     Raises:
-        ConfigError: it is neither a text nor a list of texts, or names an unknown condition.
+        ConfigError: the value is neither a text nor a list of texts, or has an unknown condition.
     """
     found = []
     for word in [] if value is None else value if isinstance(value, (list, tuple)) else [value]:
@@ -132,10 +139,15 @@ def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
 
 
 def resolve(value: Any, runs_dir: Path, key: str = "after") -> tuple[str, ...]:
-    """Returns the same with directories instead of names (`ok:/runs/prepare`), as a plan keeps it.
+    """Parses a value of the key `after`, and finds the runs: returns `CONDITION:DIRECTORY` for each, as plans have it.
+
+    Args:
+        value: value of the key; see `parse`.
+        runs_dir: folder in which runs and sweeps are searched by name.
+        key: name of the key, for errors.
 
     Raises:
-        ConfigError: as for `parse`; or a name matches no run and no sweep, or several.
+        ConfigError: `parse` refuses the value, or a name matches no run or sweep, or several.
     """
     return tuple(f"{condition}:{_find(name, runs_dir, f'{key}={name}')}" for condition, name in parse(value, key))
 
@@ -153,7 +165,10 @@ def _find(name: str, runs_dir: Path, setting: str) -> Path:
 
 
 def read_dependencies(after: Sequence[str]) -> list[Dependency]:
-    """Returns the dependencies in a plan's `after`, with one query to each scheduler.
+    """Reads the present state of dependencies. Each scheduler is queried once.
+
+    Args:
+        after: dependencies of a plan, each `CONDITION:DIRECTORY`.
 
     Raises:
         UnavailableError: a record cannot be read now.
@@ -195,8 +210,11 @@ def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependen
 
 
 def _blocking_job(plan: JobPlan, job: str, *, whole: bool) -> str:
-    """Returns a job, or the array of an element: one id is shorter than many, and some schedulers support no
-    dependency on an element."""
+    """Returns the id to depend on for a job: the id of its array, or the job's own.
+
+    The array's id is used for a whole sweep, since one id is shorter than many, and with schedulers that support no
+    dependency on one element of an array.
+    """
     scheduler = registry.queue(plan.cluster.scheduler)
     return scheduler.array_of(job) if whole or not scheduler.can_be_waited_for(job) else job
 
@@ -208,7 +226,7 @@ def check_dependencies(plan: JobPlan) -> tuple[str, ...]:
     """Checks that the conditions of a plan's dependencies can still be met, and returns notes for the user.
 
     Raises:
-        ConfigError: one cannot be met any more, or its jobs are not on the plan's scheduler.
+        ConfigError: a condition can never be met, or the jobs of a dependency are not on the plan's scheduler.
     """
     if plan.after and "dependency" in plan.cluster.directives:
         raise ConfigError("cluster.directives.dependency and after exclude each other: leave one of them out")
@@ -264,23 +282,23 @@ def jobs_to_wait_for(dependencies: Sequence[Dependency]) -> list[str]:
 
 
 def blocking_jobs(plan: JobPlan) -> list[str]:
-    """Returns the ids of the jobs that must end before the job of this plan may start.
+    """Returns the ids of the jobs that must end before the job of a plan may start.
 
-    Registers the run with its dependencies, so that `update_followers` finds it.
+    It also writes the plan's run into the folder FOLLOWERS of each dependency, for `update_followers`.
     """
     if not plan.after or conditions_met(Run(Path(plan.run_dir))):
         return []
     dependencies = _dependencies_of(plan)
     for dependency in dependencies:
         if dependency.decision is not Decision.NEVER and ownership.is_own(dependency.path):
-            with contextlib.suppress(OSError):  # then its job reads the state when it begins
+            with contextlib.suppress(OSError):  # without the file, the job reads the state when it starts
                 (dependency.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
                 run_files.write(dependency.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)
     return jobs_to_wait_for(dependencies)
 
 
 def conditions_met(run: Run) -> bool:
-    """Returns whether an attempt of the run has found the conditions of all its dependencies met."""
+    """Returns whether an attempt of a run has recorded that the conditions of all its dependencies are met."""
     return any(every(attempt.events(), ConditionsMet) for attempt in run.attempts())
 
 
@@ -288,15 +306,16 @@ def conditions_met(run: Run) -> bool:
 
 
 def update_followers(path: Path) -> list[str]:
-    """Makes the jobs of runs that depend on this run or sweep wait for its present jobs.
+    """Changes the waiting jobs of the runs that depend on a run or sweep, so that they wait for its present jobs.
 
-    A job that could not be changed starts too early, and then reads the state itself.
+    It is called when the run continues in another job. A job that cannot be changed starts too early, and then waits
+    again after it has read the state.
 
     Args:
-        path: the directory of the run or sweep.
+        path: directory of the run or sweep that the others wait for.
 
     Returns:
-        The changes that failed, with the reasons.
+        The changes that failed, as text with the name of the waiting run and the reason.
     """
     problems = []
     try:
@@ -331,5 +350,5 @@ def _update_follower(follower: Path) -> None:
 
 
 def names_latest(value: Any) -> bool:
-    """Returns whether a value of the key `after` names `latest`, which may be another run later."""
+    """Returns whether a value of the key `after` names `latest`, which means another run when a newer one exists."""
     return any(name == "latest" for _, name in parse(value))

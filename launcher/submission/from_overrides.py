@@ -1,4 +1,4 @@
-"""From overrides to what would be submitted: a new run, or another attempt of one. For commands and scripts."""
+"""Makes a checked plan from overrides: of a new run, or of another attempt of a run. Commands and the API use it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from launcher.submission import configs
 from launcher.submission.prepare import Prepared, prepare
 from launcher.submission.submit import Submitted, submit
 
-FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
-PASSING = ("run_id", "runs_dir", "wait", "dry_run", "confirm_above")  # of one command, not of the run
+FIXED = ("run_id", "runs_dir", "workload", "name")  # keys that another attempt of a run cannot change
+# Keys that are for one command: a resumed run does not take them from its earlier overrides.
+PASSING = ("run_id", "runs_dir", "wait", "dry_run", "confirm_above")
 
 
 @dataclass(frozen=True)
 class Ready:
-    """An attempt that has passed every check: what a dry run shows, and what `submit` hands over.
+    """An attempt that has passed every check. A dry run shows it, and `submit` submits it.
 
     Attributes:
-        composed: its config.
-        prepared: its plan, and what the user should know.
-        overrides: what the user wrote to get it, this time and before.
-        run: the one that continues; None: it is a new one.
+        composed: config of the attempt.
+        prepared: plan of the attempt, with notes for the user.
+        overrides: overrides of the user, from this command and from earlier attempts.
+        run: run that gets another attempt; None: it is a new run.
     """
 
     composed: Composed
@@ -39,7 +40,7 @@ class Ready:
     run: Run | None = None
 
     def submit(self) -> Submitted:
-        """Hands it over; raises what `submit` and `resume` of this package raise."""
+        """Submits the attempt. It raises what `submit` or `resume` of this package raise."""
         if self.run is None:
             return submit(self.prepared, self.composed.resolved, self.overrides)
         # Lazily: only a resume needs the state of a run, and what finds that takes 10 ms
@@ -50,7 +51,11 @@ class Ready:
 
 
 def new(composed: Composed, overrides: Sequence[str]) -> Ready:
-    """A new run.
+    """Prepares a new run.
+
+    Args:
+        composed: config of the run.
+        overrides: overrides of the user, for the record.
 
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
@@ -61,16 +66,16 @@ def new(composed: Composed, overrides: Sequence[str]) -> Ready:
 
 
 def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Ready:
-    """Another attempt of a run, from the folder where it was submitted: relative paths in its overrides begin there.
+    """Prepares another attempt of a run. Relative paths refer to the folder where the run was submitted.
 
     Args:
-        run: the run.
-        changes: overrides on top of those that it had.
-        new_snapshot: with env.snapshot: of the code as it is now.
+        run: run to resume.
+        changes: overrides to add to those of the run's record.
+        new_snapshot: whether to copy the code again, with env.snapshot.
 
     Raises:
-        ConfigError: a change is none that a run may have, or the config cannot be run.
-        RunError: the run is somebody else's, or its record does not say how it was submitted.
+        ConfigError: a change is not KEY=VALUE or changes a key in FIXED, or the config cannot be run.
+        RunError: the run belongs to another user, or its record has no overrides.
     """
     require_own(run.path, "resume it")
     record = run.record()
@@ -89,13 +94,18 @@ def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Re
 
 
 def secrets_again(run: Run) -> dict[str, str]:
-    """The secrets that a run's config sets: of the profile, or of a variable that its overrides name. Those that
-    cannot be had any more are left out."""
+    """Returns the values of the secret variables that a run's config sets (cluster.environment), by name.
+
+    A variable is left out if its value cannot be determined any more.
+    """
     return configs.variables([*run.record().get("overrides", []), *place(run)], run.plan().secret_variables)
 
 
 def place(run: Run) -> list[str]:
-    """The overrides by which a run is found; the id of a sweep's point is none that a config may have."""
+    """Returns the overrides that place a new attempt in the run's directory: runs_dir and run_id.
+
+    For a point of a sweep it is runs_dir alone, since a config cannot have the id of a point.
+    """
     sweep = sweep_of(run)
     runs_dir = f"runs_dir={quoted(str((sweep or run).path.parent))}"
     return [runs_dir] if sweep else [f"run_id={run.id}", runs_dir]
@@ -103,17 +113,18 @@ def place(run: Run) -> list[str]:
 
 @contextlib.contextmanager
 def _submitted_in(run: Run) -> Iterator[None]:
-    """Inside, the working folder is the one where the run was submitted.
+    """Changes the working folder inside the `with` block to the one where the run was submitted.
+
+    If that folder is gone and the run has a snapshot, the job's workdir in the snapshot is used.
 
     Raises:
-        RunError: it cannot be entered.
+        RunError: the folder cannot be entered.
     """
     plan = run.plan()
-    gone = plan.code.snapshot is not None and not os.path.isdir(
-        plan.submitted_in
-    )  # the snapshot has what the job needs
+    # The snapshot has what the job needs.
+    gone = plan.code.snapshot is not None and not os.path.isdir(plan.submitted_in)
     folder = plan.workdir if gone else plan.submitted_in
-    before = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))  # which may not be readable
+    before = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))  # O_PATH: the folder may not be readable
     try:
         try:
             os.chdir(folder)
@@ -129,7 +140,10 @@ def _submitted_in(run: Run) -> Iterator[None]:
 
 
 def merged(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """The overrides of a run with others on top; of those for one key only the last counts. Pure."""
+    """Returns the overrides of a run's record, followed by those of a new command. Pure.
+
+    Earlier overrides of the same keys are left out, as are those in PASSING.
+    """
     added = {key_of(word) for word in before if word.startswith("+")}  # keys that the config itself does not have
     now = [f"+{word}" if key_of(word) in added and not word.startswith(("+", "~")) else word for word in now]
     replaced = {*PASSING, *map(key_of, now)}

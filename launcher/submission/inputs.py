@@ -1,6 +1,8 @@
-"""What a workload needs: found on the login node, where there may be an internet, and put into the config.
+"""Finds and checks the files that a config names, on the login node, and completes the config with their paths.
 
-The script or the function of the user's own; what its hook (`workload.hook`) finds, such as a data set."""
+They are the user's program or function, the data set that the workload's hook finds (workload.hook), the environment
+or container, the snapshot, and the template. The checks themselves are in launcher/environment and launcher/script.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Inputs:
-    """Looks for everything once, however many points of a sweep want it."""
+    """Finds the files of runs. One object serves all points of a sweep, so that each file is checked only once."""
 
     def __init__(self) -> None:
         self._hook = functools.cache(workload_hook.load)
@@ -35,11 +37,16 @@ class Inputs:
         self._before = functools.cache(_before)
 
     def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
-        """The site with the folders of a snapshot, where one is wanted.
+        """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders.
+
+        Args:
+            config: config of the run.
+            site: facts about the run and this machine, with folders in the repository.
+            new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
 
         Raises:
-            ConfigError: none can be made.
-            RunError: the one that the run has is gone.
+            ConfigError: the archive is wrong, or a snapshot cannot be made.
+            RunError: the folder of the run's snapshot is gone.
         """
         if config.env.archive is not None:
             site = dataclasses.replace(site, archive=self._archive(config.env.archive)[1])
@@ -51,15 +58,15 @@ class Inputs:
         before = None if new_snapshot else self._before(run)
         runs_dir = str(Path(config.runs_dir).expanduser().absolute())
         tree = self._tree(site.workdir, runs_dir) if before is None else None
-        # A point that had none gets one of its own: who knows how old one of its sweep is.
+        # A recorded point without a snapshot gets one of its own, since that of its sweep may be older code.
         folder = snapshot.folder_of(run, another=new_snapshot or run.recorded())
         return snapshot.planned(config, site, tree, before, folder)
 
     def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
-        """The config with the whole path of the environment that is activated, and what its user should know.
+        """Checks env.container, env.archive or env.activate. Returns the config with its absolute path, and notes.
 
         Raises:
-            ConfigError: ranks could not run in it.
+            ConfigError: the file or environment does not exist, or ranks could not run in it.
         """
         if config.env.container is not None:
             image, notes = containers.checked(config.env)
@@ -75,10 +82,13 @@ class Inputs:
         return dataclasses.replace(config, env=dataclasses.replace(config.env, activate=path)), notes
 
     def with_template(self, config: Config) -> Config:
-        """The config with the whole path of the user's own template, which has passed what can be seen without a plan.
+        """Checks the custom template (cluster.template), as far as it does not depend on a plan.
+
+        Returns:
+            The config with the absolute path of the template.
 
         Raises:
-            ConfigError: it is not there, or has errors; each with its file and line.
+            ConfigError: the template does not exist, or has errors; the text has the file and line of each.
         """
         if config.cluster.template is None:
             return config
@@ -86,15 +96,16 @@ class Inputs:
         return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, template=path))
 
     def into(self, config: Config, run: Run | None = None) -> tuple[Config, tuple[str, ...]]:
-        """The config with what was found, and what its user should know.
+        """Finds the workload's program, function or data set. Returns the completed config, and notes for the user.
 
         Args:
-            config: the config.
-            run: one that may go on with the code of its snapshot, which is then what counts.
+            config: config of the run.
+            run: run that uses the code in its existing snapshot, if it has one; None: the code is that of the
+                repository.
 
         Raises:
-            RunError: its snapshot is gone.
-            ConfigError: it is not there, or damaged, or the workload's keys do not go together with it.
+            RunError: the folder of the run's snapshot is gone.
+            ConfigError: a file does not exist or is damaged, or keys of the workload contradict each other.
         """
         workload, notes = self._hook(config.workload.hook).prepare(config)
         config = dataclasses.replace(config, workload=workload)
@@ -104,16 +115,22 @@ class Inputs:
         return config, notes
 
     def check(self, plan: JobPlan) -> tuple[str, ...]:
-        """What the workload's hook says to a plan.
+        """Checks a plan with the hook of its workload. Returns notes for the user.
 
         Raises:
-            ConfigError: it could not run.
+            ConfigError: the plan cannot run.
         """
         return self._hook(plan.workload.params["hook"]).check(plan)
 
 
 def _with_code(config: Config, workload: Program | Function, before: JobPlan | None) -> Config:
-    """The user's own program or function, found where the job will find it."""
+    """Returns the config with its program or function checked, where Python will look for it in the job.
+
+    Args:
+        config: config of the run.
+        workload: workload of the config, which the hook may have changed.
+        before: plan with the snapshot that the run uses; None: the code is that of the repository.
+    """
     env = config.env
     more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.archive, env.container])]
     place = programs.here(config.cluster.environment, more)
@@ -135,7 +152,7 @@ def _template(name: str) -> str:
 
 
 def _require_here(config: Config, key: str, path: str) -> None:
-    """What a login node does not see a compute node may; a run of this machine has only what is here."""
+    """Refuses a path that does not exist, if the run is on this machine. (Compute nodes may have other paths.)"""
     here = scheduler_of(config.cluster).on_this_machine
     if here and path.startswith("/") and not Path(path).exists():
         raise ConfigError(f"{key}={path} is not there")

@@ -13,22 +13,26 @@ from launcher.escapes import clean
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. The text names the jobs that are there now, and the command that cancels them."""
+    """Ctrl-C during a submission. The text names the submitted jobs, and the command that cancels them."""
 
 
 def print_notice(words: str) -> None:
-    """Prints a line to stderr, also from a signal handler. It does not use sys.stderr: if the signal has interrupted a
-    write to its buffer, another one raises RuntimeError."""
+    """Prints a line to stderr; also works in a signal handler.
+
+    It does not use sys.stderr: if the signal has interrupted a write to its buffer, another write raises RuntimeError.
+    """
     with contextlib.suppress(OSError):  # the terminal is closed
         os.write(2, f"launcher: {clean(words)}\n".encode())
 
 
 @contextlib.contextmanager
 def delayed_interrupt() -> Iterator[list[int]]:
-    """Delays Ctrl-C inside the `with` block: the first one is only added to the list that it yields, the second one
-    raises KeyboardInterrupt.
+    """Delays Ctrl-C inside the `with` block: the first one is only recorded, the second one raises KeyboardInterrupt.
 
-    Where SIGINT has another handler already, and in threads, nothing changes.
+    If the program has its own handler of SIGINT, and in other threads than the main one, nothing changes.
+
+    Yields:
+        A list to which each Ctrl-C adds its signal number.
     """
     noted: list[int] = []
 

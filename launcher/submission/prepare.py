@@ -35,12 +35,18 @@ from launcher.submission.inputs import Inputs
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan that has passed all checks, with notes for the user."""
+    """A plan that has passed all checks.
+
+    Attributes:
+        plan: plan of the run.
+        token: name by which the scheduler's job is found again; the same for each submission of the run.
+        notes: notes for the user, as text.
+        secrets: values of the secret variables in cluster.environment; never written to a record.
+    """
 
     plan: JobPlan
     token: str
     notes: tuple[str, ...]
-    # Of cluster.environment; never written to a record.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -50,13 +56,14 @@ def prepare(
     """Makes and checks a plan. Nothing is written or submitted.
 
     Args:
-        config: the config.
-        environ: of this process.
-        run_id: of an existing run, which may be a point of a sweep; None: that of the config, or a new one.
-        new_snapshot: with env.snapshot: copy the code again, although the run has a copy.
+        config: config of the run.
+        environ: environment of this process.
+        run_id: id of an existing run to resume, which may be a point of a sweep; None: a run with the id in the config,
+            or with a new one.
+        new_snapshot: whether to copy the code again (env.snapshot) although the run has a copy.
 
     Raises:
-        ConfigError: the config cannot be run; it names the key and the fix.
+        ConfigError: the config cannot be run; the text names the key and the fix.
     """
     held, resumes = held_allocation(config, environ), run_id is not None
     check_name("name", config.name)
@@ -65,13 +72,13 @@ def prepare(
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
     chain = plan.resume.how == ResumeHow.chain.value
-    # A submission that is repeated may have its jobs already; one that resumes a run needs others.
+    # A repeated submission may have its jobs already; a resumed run needs new ones.
     repeated = not resumes and Run(Path(plan.run_dir)).recorded()
     jobs = 0 if repeated else plan.resume.max_attempts if chain else 1
     notes += check_capacity(plan, config, environ, held, jobs)
-    # Made from the id, so that a second submission looks for the same job.
+    # The token is made from the run directory, so that a repeated submission looks for the same job.
     token = token_of(plan.run_dir)
-    # This raises where an extra option collides with a key, or a value cannot be written.
+    # Raises if an option of cluster.directives collides with a key, or a value cannot be written to a script.
     job_script.script(plan, token=token)
     if plan.cluster.template is not None:
         notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
@@ -81,13 +88,19 @@ def prepare(
 
 
 def secrets_of(config: Config) -> dict[str, str]:
-    """Returns the secrets among the variables that a config sets (cluster.environment)."""
+    """Returns the values of the secret variables that a config sets (cluster.environment), by name."""
     values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
     return redaction.secrets_in(values, redaction.all_patterns(config.env.secrets))
 
 
 def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
-    """Returns what the submitting machine adds to the config of a run. The id of a point is SWEEP/N."""
+    """Returns the facts about a run and this machine that its plan needs besides the config.
+
+    Args:
+        config: config of the run.
+        run_id: id of the run; SWEEP/N for a point of a sweep.
+        held: allocation that the run uses; None: it uses none.
+    """
     umask = os.umask(0o077)
     os.umask(umask)
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
@@ -101,10 +114,10 @@ def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
 
 
 def _after(config: Config, run: Run) -> tuple[str, ...]:
-    """Returns the dependencies of a run, as its plan keeps them.
+    """Returns the dependencies of a run (`ok:/runs/prepare`), from the keys `after` and `sweep.after`.
 
     Raises:
-        ConfigError: one cannot be found.
+        ConfigError: a value is wrong, or names no run or sweep.
     """
     wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
     if not any(wanted.values()):
@@ -121,12 +134,12 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
 def planned(
     config: Config, site: Site, inputs: Inputs, *, new_snapshot: bool = False
 ) -> tuple[JobPlan, tuple[str, ...]]:
-    """Makes a plan and checks it, but for the live scheduler. Returns it with notes for the user.
+    """Makes a plan, and checks it without asking the scheduler. Returns the plan and notes for the user.
 
     Args:
-        config: the config.
-        site: what this machine adds to it.
-        inputs: finds data, code and environments; one object for all points of a sweep.
+        config: config of the run.
+        site: facts about the run and this machine.
+        inputs: finds data, code and environments; one object serves all points of a sweep.
         new_snapshot: see `prepare`.
 
     Raises:
@@ -148,17 +161,17 @@ def planned(
 def check_capacity(
     plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None, jobs: int = 0
 ) -> tuple[str, ...]:
-    """Checks whether the live scheduler, or the allocation of this shell, can run a plan. Returns notes for the user.
+    """Checks a plan against the live scheduler or held allocation, and its dependencies. Returns notes for the user.
 
     Args:
-        plan: the plan.
-        config: the config from which it was made.
-        environ: of this process.
-        held: the allocation of this shell, if the plan uses it.
-        jobs: how many jobs are to be submitted; 0: they may exist already, so the limit of jobs is not checked.
+        plan: plan to check.
+        config: config from which the plan was made.
+        environ: environment of this process.
+        held: allocation that the plan uses; None: it uses none.
+        jobs: number of jobs to submit; 0: they may exist already, so the user's limit of jobs is not checked.
 
     Raises:
-        ConfigError: it could never start there, or a condition of `after` can never be met.
+        ConfigError: the plan could never start there, or a condition of `after` can never be met.
     """
     waits: tuple[str, ...] = ()
     if plan.after:
@@ -181,7 +194,11 @@ def _code_root() -> str | None:
 
 
 def _with_baseline(config: Config) -> Config:
-    """Returns the config with the path of the run or file that `baseline` names."""
+    """Returns the config with the path of the run or file that its key `baseline` names, in the workload's section.
+
+    Raises:
+        ConfigError: the workload compares no results, or there is no such run.
+    """
     if config.baseline is None:
         return config
     workload = config.workload
@@ -216,9 +233,13 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str], jobs:
 
 
 def held_allocation(config: Config, environ: Mapping[str, str]) -> Allocation | None:
-    """Returns the allocation of this shell, for a cluster that uses it; None for other clusters.
+    """Returns the allocation of this shell, for a cluster that uses it (cluster=allocation); None for other clusters.
+
+    Args:
+        config: config of the run.
+        environ: environment of this process, which names the allocation.
 
     Raises:
-        ConfigError: the shell is in no allocation.
+        ConfigError: the cluster uses an allocation, and the shell is in none.
     """
     return scheduler_of(config.cluster).held(environ)

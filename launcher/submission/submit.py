@@ -49,7 +49,13 @@ OF_THE_COMMAND = ("workdir", "umask", "python", "queued", "code.repository", "co
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run and its job. `again`: the job existed already."""
+    """A submitted run.
+
+    Attributes:
+        run: the run.
+        job_id: id of the run's job.
+        again: whether the job existed already: an earlier submission of this run made it.
+    """
 
     run: Run
     job_id: str
@@ -60,13 +66,14 @@ def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[st
     """Creates the run directory and submits the job.
 
     Args:
-        prepared: what `prepare` returned.
-        config: the resolved config, for the record.
-        overrides: the user's overrides, for `resume`.
+        prepared: checked plan.
+        config: resolved config as plain values, for the record.
+        overrides: overrides of the user, for the record; `resume` needs them.
 
     Raises:
         ConfigError: the run directory cannot be created, or the run id exists with another config.
-        SubmissionError: the scheduler refused the job (nothing is left), or did not answer (repeat the command).
+        SubmissionError: the scheduler refused the job (then the run directory is removed), or did not answer (then the
+            command can be repeated).
     """
     with secret.exported(prepared.secrets):
         return _submit(prepared, config, overrides)
@@ -89,7 +96,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
         require_same(run, plan)  # another process may have submitted it at the same time
         if job_id := read_history(run).job_id:
             return Submitted(run, job_id, again=True)
-        resumed = resumed or tried(run, prepared.token)  # by a process that has had the lock before
+        resumed = resumed or tried(run, prepared.token)  # by a process that held the lock before
         try:
             with interrupted(run), refusals_of_the_system(run, plan, prepared.token):
                 job = start(run, plan, prepared.token, resumed)
@@ -110,11 +117,11 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
 
 @contextlib.contextmanager
 def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
-    """Converts errors of the operating system inside the `with` block, a full disk for instance.
+    """Converts errors of the operating system (such as a full disk) that a submission raises inside the `with` block.
 
     Raises:
-        Refused: the scheduler has not been called: there is no job.
-        SubmissionError: the scheduler has been called: there may be a job.
+        Refused: the scheduler was not called yet, so there is no job.
+        SubmissionError: the scheduler was called, so there may be a job.
     """
     try:
         yield
@@ -136,7 +143,8 @@ def interrupted(run: Run) -> Iterator[None]:
     """Delays Ctrl-C inside the `with` block until the submission is complete.
 
     Raises:
-        Interrupted: after the first Ctrl-C, with the job; at the second one: it is unknown whether there is a job.
+        Interrupted: at the end of the block after one Ctrl-C, with the job's id in the text; or at once at the second
+            Ctrl-C, when it is unknown whether there is a job.
     """
     try:
         with delayed_interrupt() as pressed:
@@ -152,24 +160,29 @@ def interrupted(run: Run) -> Iterator[None]:
 
 
 def tried(run: Run, token: str) -> bool:
-    """Returns whether a job of the run may have been submitted with this token."""
+    """Returns whether a job with this token may have been submitted for the run, by its journal."""
     return any(entry.token == token for entry in every(journal_events(run), Submitting))
 
 
 def _remove(run: Run) -> None:
-    """Removes a run that was never submitted."""
+    """Removes the directory of a run that was never submitted."""
     shutil.rmtree(run.path, ignore_errors=True)
     live_index.discard(run.path)
 
 
 def _remove_unrecorded(run: Run) -> None:
-    """Removes a run that could not be made, unless another process has made it meanwhile and may have submitted it."""
+    """Removes a run directory that has no record; with one, another process may have completed and submitted it."""
     if not run.recorded():
         _remove(run)
 
 
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Creates the run directory with its record."""
+    """Creates the run directory, with the snapshot and the record.
+
+    Raises:
+        ConfigError: the snapshot cannot be made, or a secret cannot be left out of the record.
+        SubmissionError: this machine has no commands of the scheduler.
+    """
     plan = prepared.plan
     require_commands(plan)
     public = redacted_record(prepared, config, overrides)
@@ -185,10 +198,10 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
 def redacted_record(
     prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The config and the overrides as they may be written.
+    """Returns the config and the overrides for the record, without the values of secrets.
 
     Raises:
-        ConfigError: the value of a secret stands where it cannot be left out.
+        ConfigError: a value contains that of a secret, and cannot be left out.
     """
     names = prepared.plan.env.secrets
     found = (
@@ -215,7 +228,7 @@ def write_record(run: Run, prepared: Prepared, config: Mapping[str, Any], overri
 
 
 def facts_of_here(folder: str) -> dict[str, Any]:
-    """Versions, this machine, and the commit of the folder that the user works in."""
+    """Returns facts for the record: versions of packages, this host, and the git commit of a folder."""
     # Lazily: 15 ms, and submitit has loaded it by now
     from importlib.metadata import version
 
@@ -226,7 +239,14 @@ def facts_of_here(folder: str) -> dict[str, Any]:
 
 
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
-    """Writes the job into the journal. With resume.how=chain it first submits the jobs that follow."""
+    """Writes a submitted job into the run's journal. With resume.how=chain, first submits the jobs that follow it.
+
+    Args:
+        run: run of the job.
+        plan: plan of the run.
+        job_id: id of the submitted job.
+        token: token of that job, from which the tokens of the following jobs are made.
+    """
     if plan.resume.how != ResumeHow.chain.value:
         run.journal(events.Submitted(job=job_id))
         return
@@ -245,14 +265,14 @@ def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
 def start(
     run: Run, plan: JobPlan, token: str, resumed: bool, blocking_jobs: Callable[[], Sequence[str]] | None = None
 ) -> Job[Any]:
-    """Submits one run.
+    """Submits the job of a run, and returns it.
 
     Args:
-        run: the run.
-        plan: its plan.
-        token: by which its job is found.
-        resumed: it may have been submitted with this token before.
-        blocking_jobs: returns the jobs that must end before it may start; None: those of the key `after`.
+        run: run to submit.
+        plan: plan of the run.
+        token: name by which the scheduler's job is found again.
+        resumed: whether a job with this token may exist already, so that the scheduler is queried first.
+        blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
     """
     executor = registry.scheduler(plan.cluster.scheduler).executor()
     held = executor(run, plan, token, resumed=resumed, blocking_jobs=blocking_jobs or (lambda: _blocking_jobs(plan)))
@@ -269,20 +289,20 @@ def _blocking_jobs(plan: JobPlan) -> list[str]:
 
 
 def require_commands(plan: JobPlan) -> None:
-    """Checks that this machine can submit to the scheduler of a plan.
+    """Checks that this machine has the commands of a plan's scheduler.
 
     Raises:
-        SubmissionError: it cannot; the text names the reason.
+        SubmissionError: the machine cannot submit jobs; the text names the reason.
     """
     if problem := registry.scheduler(plan.cluster.scheduler).problem():
         raise SubmissionError(f"nothing was submitted: {problem}")
 
 
 def require_same(run: Run, plan: JobPlan) -> None:
-    """Checks that an existing run has the same plan.
+    """Checks that an existing run has the same plan, apart from fields in OF_THE_COMMAND.
 
     Raises:
-        ConfigError: it differs; the text names the keys.
+        ConfigError: the plans differ; the text names the keys.
     """
     mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, run.first_plan()))
     different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]
@@ -294,7 +314,7 @@ def require_same(run: Run, plan: JobPlan) -> None:
 
 
 def _commit(folder: str) -> str | None:
-    """Returns the git commit of a folder, with a `+` if files differ from it; None: it is in no repository."""
+    """Returns the git commit of a folder, with a `+` if files differ from it; None: no repository, or git fails."""
     head = Path(folder)
     while not (head / ".git").exists():
         if head == head.parent:
