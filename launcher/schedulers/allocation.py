@@ -1,4 +1,4 @@
-"""The allocation in which this shell runs: its scheduler, its nodes, and the command that starts tasks on them."""
+"""The allocation in which this shell runs: its nodes and CPUs, and the command that starts tasks on them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Allocation:
-    """An allocation.
+    """The nodes of an interactive job.
 
     Attributes:
-        nodes: how many it has.
-        starter: the command that starts tasks on its nodes: `srun`, or one of registry.STARTERS.
-        cpus: CPUs on each of its nodes; empty: unknown.
-        job: the id of its job.
+        nodes: number of nodes.
+        starter: command that starts tasks on the nodes: `srun`, or a key of registry.STARTERS.
+        cpus: number of allocated CPUs on each node; empty if unknown.
+        job: id of the interactive job.
     """
 
     nodes: int
@@ -33,15 +33,15 @@ class Allocation:
 
 
 def known() -> list[HoldsAllocations]:
-    """Returns the schedulers whose allocations can be used, in the order in which they are tried."""
+    """Returns the schedulers whose allocations can be used, in the order in which `allocation` tries them."""
     return [each for each in registry.schedulers() if isinstance(each, HoldsAllocations)]
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """Returns the allocation that the environment describes; None: there is none.
+    """Returns the allocation that the environment describes, or None if the environment is of no interactive job.
 
     Raises:
-        ConfigError: the list of its nodes cannot be read.
+        ConfigError: the allocation's node list cannot be read.
     """
     for scheduler in known():
         if all(map(environ.get, scheduler.allocation_variables)):
@@ -50,14 +50,14 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def read_nodes(environ: Mapping[str, str], variable: str) -> str:
-    """Returns the text of the file with an allocation's nodes.
+    """Returns the text of an allocation's node file.
 
     Args:
-        environ: of the shell.
-        variable: has the path of the file.
+        environ: environment of the shell.
+        variable: name of the environment variable with the file's path (`PBS_NODEFILE`).
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         return Path(environ[variable]).read_text()
@@ -71,8 +71,8 @@ def read_nodes(environ: Mapping[str, str], variable: str) -> str:
 def require_room(held: Allocation, plan: JobPlan) -> None:
     """Checks that the allocation has the nodes and CPUs that a plan needs.
 
-    srun must not be asked for more CPUs than there are: where the allocation has GPUs, it waits in Slurm 24.05 and
-    later until the allocation ends, and prints nothing.
+    Without this check, srun in an allocation with GPUs (Slurm 24.05 and later) waits silently for the missing CPUs
+    until the allocation ends.
 
     Raises:
         ConfigError: the allocation has fewer nodes, or fewer CPUs on them.
@@ -81,7 +81,7 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
         raise ConfigError(
             f"nodes={plan.nodes}: the allocation that this shell is in holds {held.nodes}: use nodes={held.nodes}"
         )
-    wanted = plan.nodes if plan.min_nodes == plan.nodes else held.nodes  # then srun takes them all
+    wanted = plan.nodes if plan.min_nodes == plan.nodes else held.nodes  # an elastic run takes all nodes
     if len(held.cpus) < wanted:
         return
     cpus = sorted(held.cpus, reverse=True)[wanted - 1]
@@ -95,7 +95,10 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
 
 
 def nodes(environ: Mapping[str, str]) -> int:
-    """Returns the default of the key `nodes`: those of the allocation, or 1 without one, which is refused later."""
+    """Returns the default of the config key `nodes`: the allocation's number of nodes.
+
+    Returns 1 without a readable allocation, which `Scheduler.held` reports later.
+    """
     try:
         held = allocation(environ)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Checks that all schedulers share."""
+"""`doctor` checks that all schedulers share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from launcher.formatting import format_size, format_time
 from launcher.schedulers.queries import QueryError
 from launcher.units import parse_memory, parse_time
 
-SHOWN = 30  # partitions or queues that are listed
-SLOW = 5.0  # seconds of one query from which on the scheduler counts as slow
+SHOWN = 30  # maximum number of partitions or queues to list
+SLOW = 5.0  # a query that takes more seconds than this is reported as slow
 
 
 @dataclass(frozen=True)
 class TimedOutput:
-    """Output of a command and its duration in seconds, or the error."""
+    """The output of a query and its duration in seconds (`took`), or its error message."""
 
     text: str = ""
     took: float = 0.0
@@ -26,7 +26,7 @@ class TimedOutput:
 
 
 def timed(ask: Callable[[], str]) -> TimedOutput:
-    """Runs a query, and measures its duration."""
+    """Runs a query and measures its duration. A QueryError becomes the `error` of the result."""
     began = time.monotonic()
     try:
         text = ask()
@@ -36,12 +36,13 @@ def timed(ask: Callable[[], str]) -> TimedOutput:
 
 
 def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> Iterator[Finding]:
-    """Checks whether a scheduler answers, and how fast.
+    """Yields a finding on whether the scheduler answered a query, and how fast.
 
     Args:
-        title, version: of the scheduler.
-        answer: the result of a query.
-        variable: the environment variable that selects its server.
+        title: name of the scheduler in messages.
+        version: version of the scheduler; empty if unknown.
+        answer: timed result of the query.
+        variable: environment variable that selects the scheduler's server.
     """
     name = f"{title} {version}".strip()
     if answer.error:
@@ -61,8 +62,8 @@ def listed(rows: Sequence[tuple[str, Sequence[str], str]], command: str) -> list
     """Returns a line for each partition or queue: `gpu (default): up to 02:00:00`. Pure.
 
     Args:
-        rows: name, marks and limits of each.
-        command: the command that lists those after the first SHOWN.
+        rows: (name, marks, limits) of each partition or queue; only the first SHOWN are listed.
+        command: command that lists all of them, named in the last line if some were left out.
     """
     lines = [f"{name}{_in_brackets(marks)}: {limits}" for name, marks, limits in rows[:SHOWN]]
     return lines + ([f"... and {len(rows) - SHOWN} more ({command})"] if len(rows) > SHOWN else [])
@@ -73,7 +74,13 @@ def _in_brackets(marks: Sequence[str]) -> str:
 
 
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:
-    """Compares the limits of a profile with the live ones (None: no limit). Only higher ones are reported."""
+    """Yields a warning if a limit in the profile is higher than the live limit, else an ok. Pure.
+
+    Args:
+        cluster: the profile.
+        live: live limits by key of cluster.limits (seconds, bytes); None: no limit; missing keys are not compared.
+        where: name of the partition or queue in messages.
+    """
     limits, wrong = cluster.limits, []
     try:
         stated = {

@@ -1,4 +1,4 @@
-"""Runs one command of a scheduler, bounded in time and in what it may print."""
+"""Runs one scheduler command with a timeout and a limit on the size of its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.formatting import long_size
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import AnswerLost, QueryError, QueryTimeout
 
-MAX_OUTPUT = 1 << 26  # bytes that a command may print; a list of 100,000 jobs has a sixth of that
+MAX_OUTPUT = 1 << 26  # bytes of stdout and stderr together; a list of 100,000 jobs takes a sixth of it
 
 
 class OutputTooLong(subprocess.SubprocessError):
@@ -26,18 +26,18 @@ class OutputTooLong(subprocess.SubprocessError):
 def query(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command other than a submission, and returns its output.
+    """Runs a scheduler command other than a submission, and returns its output.
 
     Args:
-        command: the command and its arguments.
-        timeout: seconds that it may take.
-        environment: its environment.
+        command: argv of the command.
+        timeout: timeout in seconds.
+        environment: environment of the command.
         good: exit codes that count as success.
 
     Raises:
-        QueryTimeout: it takes too long.
-        AnswerLost: it prints more than MAX_OUTPUT bytes.
-        QueryError: it is not there, cannot be started, or exits with another code.
+        QueryTimeout: the command exceeds the timeout.
+        AnswerLost: the command prints more than MAX_OUTPUT bytes.
+        QueryError: the command is not on PATH, cannot be started, or fails.
     """
     try:
         done = run(command, timeout=timeout, environment=environment)
@@ -57,23 +57,23 @@ def query(
 def run_submission(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str], text: str | None = None, umask: int = -1
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command that submits a job.
+    """Runs a command that submits a job, and returns its output. A nonzero exit code raises nothing.
 
-    The command inherits the lock of `submitter_lock.only_submitter` and holds it until it ends.
+    The command inherits the lock of `submitter_lock.only_submitter` and holds it until it exits.
 
-    The command runs in a session of its own, so it survives Ctrl-C and the end of this process: an interrupted
-    submission could leave a job whose id is not recorded.
+    It runs in its own session, so it survives Ctrl-C and the end of this process: an interrupted submission could
+    leave a job with an unrecorded id.
 
     Args:
-        command: the command and its arguments.
-        timeout: seconds that it may take.
-        environment: its environment.
-        text: its standard input; None: nothing.
-        umask: its umask; -1: ours.
+        command: argv of the command.
+        timeout: timeout in seconds.
+        environment: environment of the command.
+        text: standard input; None: empty.
+        umask: umask of the command; -1: that of this process.
 
     Raises:
-        Refused: it is not there.
-        NoAnswer: it takes too long or prints too much, and it is not known whether it submitted a job.
+        Refused: the command is not on PATH.
+        NoAnswer: the command exceeds the timeout or the output limit, so it may or may not have submitted a job.
     """
     try:
         return run(command, timeout=timeout, environment=environment, text=text, umask=umask, submits=True)
@@ -89,20 +89,20 @@ def run(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None, text: str | None = None,
     umask: int = -1, submits: bool = False,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Runs a command to its end, and ends it when it takes too long or prints more than MAX_OUTPUT bytes.
+    """Runs a command until it exits; kills it after the timeout or when it prints more than MAX_OUTPUT bytes.
 
     Args:
-        command: the command and its arguments.
-        timeout: seconds that it may take.
-        environment: its environment; None: ours.
-        text: its standard input; None: nothing.
-        umask: its umask; -1: ours.
-        submits: it inherits our descriptors and runs in a session of its own; see `run_submission`.
+        command: argv of the command.
+        timeout: timeout in seconds.
+        environment: environment of the command; None: that of this process.
+        text: standard input; None: empty.
+        umask: umask of the command; -1: that of this process.
+        submits: whether it inherits this process's file descriptors and runs in its own session (`run_submission`).
 
     Raises:
-        OSError: it is not there, or cannot be started.
-        TimeoutExpired: it takes too long.
-        OutputTooLong: it prints too much.
+        OSError: the command does not exist or cannot be started.
+        TimeoutExpired: the command exceeds the timeout.
+        OutputTooLong: the command prints more than MAX_OUTPUT bytes.
     """
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -142,11 +142,11 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: float, end: float) -> list[str]:
-    """Returns what a process writes to stdout and to stderr.
+    """Reads a process's stdout and stderr until it closes both, and returns the two texts.
 
     Raises:
-        TimeoutExpired: it has not closed both by `end` (of the monotonic clock).
-        OutputTooLong: it printed more than MAX_OUTPUT bytes.
+        TimeoutExpired: a stream is still open at `end`, a time of the monotonic clock.
+        OutputTooLong: the process printed more than MAX_OUTPUT bytes.
     """
     assert process.stdout is not None
     assert process.stderr is not None

@@ -25,7 +25,7 @@ from launcher.schedulers import command
 
 
 class Kind(Enum):
-    """The scheduler that a qsub belongs to."""
+    """The scheduler that a qsub belongs to, with its name in messages as the value."""
 
     NONE = "no qsub"
     PBS = "PBS"
@@ -35,13 +35,13 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
-# What to write for those that have a profile.
+# The value of `cluster` to suggest for each supported scheduler.
 CLUSTERS = {Kind.PBS: "pbs", Kind.SLURM: "slurm", Kind.GRID_ENGINE: "sge"}
 
 
 @dataclass(frozen=True)
 class Qsub:
-    """A qsub: its scheduler, its path, its version, and the evidence."""
+    """A qsub command: its scheduler, path and version, and the evidence for this scheduler."""
 
     kind: Kind
     path: str = ""
@@ -49,7 +49,7 @@ class Qsub:
     evidence: str = ""
 
     def problem(self, wanted: Kind) -> str | None:
-        """Returns why no job can be submitted with it to this scheduler, and what to do; None: one can."""
+        """Returns why this qsub cannot submit to the wanted scheduler and what to do, or None if it can."""
         if self.kind is wanted:
             return None
         if self.kind is Kind.NONE:
@@ -64,7 +64,7 @@ class Qsub:
 
 
 def detect() -> Qsub:
-    """Returns the qsub on PATH."""
+    """Returns the qsub on PATH; its kind is Kind.NONE if PATH has no qsub."""
     path = shutil.which("qsub")
     return Qsub(Kind.NONE) if path is None else _look(path, os.stat(path).st_mtime_ns)
 
@@ -87,12 +87,12 @@ def _look(path: str, changed: int) -> Qsub:
 
 
 def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
-    """Returns the scheduler of a qsub. Pure except for `run`.
+    """Determines the scheduler of a qsub; see the table of this module. Pure except for `run`.
 
     Args:
-        path: of the qsub.
-        beginning: its first bytes.
-        run: calls the qsub with arguments, and returns its output.
+        path: path of the qsub.
+        beginning: first bytes of the qsub file.
+        run: runs the qsub with the given arguments, and returns its output.
     """
     if beginning.startswith(b"#!") and re.search(rb"slurm|sbatch", beginning, re.IGNORECASE):
         return Qsub(Kind.SLURM, path, evidence="a script that calls Slurm")

@@ -1,4 +1,4 @@
-"""Optional capabilities for diagnosis: why a job is pending, job history, checks of a site. Schedulers inherit them."""
+"""Optional capabilities of a scheduler for diagnosis: pending reasons, job history, notices, doctor checks, survey."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ExplainsPending(ABC):
         """Returns why a job is pending.
 
         Args:
-            waiting: the run, and its job.
-            timeout: seconds for one query.
+            waiting: the pending run and its job.
+            timeout: timeout of each query in seconds.
 
         Raises:
             QueryError: the query of the job itself failed.
@@ -40,10 +40,11 @@ class JobExecution:
     """One execution of a job; a requeued job has several.
 
     Attributes:
-        raw_state: its state as the scheduler prints it; empty: not reported.
-        by: the user, or his id, who cancelled it; empty: nobody did.
-        begin, end: `2026-11-21T20:00:00` in local time; anything else: unknown.
-        used: peak memory in bytes, as `RemembersJobs.memory` counts; None: it was not measured.
+        raw_state: state as the scheduler prints it; empty if not reported.
+        by: name or id of the user who cancelled the job; empty if it was not cancelled.
+        begin: start in local time (`2026-11-21T20:00:00`); any other text means unknown.
+        end: end, in the same form.
+        used: peak memory in bytes, per task, node or job as in `RemembersJobs.memory`; None if not measured.
     """
 
     raw_state: str
@@ -54,72 +55,75 @@ class JobExecution:
 
 
 class RemembersJobs(ABC):
-    """A scheduler that can keep records of jobs that are over."""
+    """A scheduler that can keep records of ended jobs."""
 
     @abstractmethod
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        """Returns all executions of a job, oldest first; none if there is no record, or the scheduler does not answer.
+        """Returns all executions of a job, oldest first; [] without a record or an answer of the scheduler.
 
         Args:
-            job_id: of the job.
-            timeout: seconds for one query.
+            job_id: id of the job.
+            timeout: timeout of each query in seconds.
         """
 
     def memory(self, plan: JobPlan) -> int | None:
-        """Returns the memory limit in bytes to which `JobExecution.used` compares; None: the plan has none. Pure."""
+        """Returns the requested memory in bytes that is comparable to `JobExecution.used`; None if not set. Pure.
+
+        The default is the memory of one node. A scheduler that measures the whole job returns the sum of all nodes.
+        """
         return plan.mem
 
 
 class OpensOutput(ABC):
-    """A scheduler that opens the output file of a job before its script starts.
+    """A scheduler that opens a job's output file before it starts the job script.
 
     Attributes:
-        output_signal: number of the signal by which it ends the job if it cannot open that file.
+        output_signal: number of the signal with which the scheduler ends a job when it cannot open the output file.
     """
 
     output_signal: int
 
 
 class WritesNotices(ABC):
-    """A scheduler that writes a notice into the output of a job that it ends."""
+    """A scheduler that writes a notice into the output of a job that it kills."""
 
     @abstractmethod
     def notices(self) -> tuple[Form, ...]:
-        """Returns the patterns of its notices, from the special to the general. Pure."""
+        """Returns the patterns of the scheduler's notices, the most specific ones first. Pure."""
 
 
 class ChecksItself(Scheduler):
     """A scheduler that `doctor` can check.
 
     Attributes:
-        command: the command that submits jobs.
+        command: name of the command that submits jobs.
     """
 
     command: str
 
     @abstractmethod
     def found(self) -> str:
-        """Returns which scheduler the commands on PATH belong to, with the evidence; empty: there are none."""
+        """Describes the scheduler's commands on PATH with the evidence; returns an empty text if there are none."""
 
     @abstractmethod
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        """Checks the live scheduler, and a profile against it.
+        """Yields findings about the live scheduler, and about a profile compared with it.
 
         Args:
             cluster: the profile.
-            timeout: seconds for one query.
+            timeout: timeout of each query in seconds.
         """
 
 
 class DescribesSite(ChecksItself):
-    """A scheduler from which a profile of its site can be written."""
+    """A scheduler from whose queries `site init` can write a profile of the site."""
 
     @abstractmethod
     def survey(self, timeout: float) -> Site:
         """Collects the facts of the site that an ordinary user can query, with a few commands.
 
         Args:
-            timeout: seconds for one query.
+            timeout: timeout of each query in seconds.
 
         Raises:
             QueryError: the scheduler does not answer.

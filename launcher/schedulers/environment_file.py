@@ -1,4 +1,4 @@
-"""The environment of jobs that read it from a file, `environment.sh` in the run directory, and their secrets."""
+"""Writes `environment.sh` in the run directory, from which jobs read their environment, and hands over secrets."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from launcher.spec.plan import JobPlan
 def write(
     run: Run, elements: Sequence[Run], plan: JobPlan, exports: Callable[[Mapping[str, str]], str]
 ) -> dict[str, str]:
-    """Writes the environment of a job before it is submitted, with its secrets in a private folder of the user.
+    """Writes a job's environment before the submission; its secrets go to a private folder of the user.
 
     Args:
-        run: the run, or for an array the sweep.
-        elements: the runs of an array; for a plain job the run.
-        plan: of the job.
-        exports: returns shell text that sets an environment.
+        run: the run; for a job array, the sweep's directory.
+        elements: the runs of a job array; for a plain job, only the run.
+        plan: the job's plan.
+        exports: converts an environment to shell text that sets it.
 
     Returns:
-        The environment for the command that submits the job, without secrets: a default of the site (-V) may show it.
+        The environment for the submission command, without secrets: with qsub's -V, everybody could read them.
     """
     environment = job_environment(os.environ, plan).environment
     hidden = redaction.secrets_in(environment, plan.env.secrets)
@@ -38,8 +38,12 @@ def write(
 
 
 def within_job(plan: JobPlan, run: Run, qsub: str | None) -> dict[str, str]:
-    """Returns the environment in which a job submits the next one of its run, and adds the folder of `qsub` to PATH."""
-    if not run.has("environment.sh"):  # the run was an element of an array, and continues alone
+    """Prepares a submission from within a job of the run, and returns the environment for the submission command.
+
+    Copies the array's environment.sh to a run that was an array element. If `qsub` is set, adds its folder to this
+    process's PATH.
+    """
+    if not run.has("environment.sh"):  # the run was an array element, and continues as a plain job
         shutil.copy(run.path.parent / "environment.sh", run.path)
     if qsub:
         os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"

@@ -1,7 +1,8 @@
-"""What our submitit executors share: a plan instead of parameters, our templates, private files, one submission only.
+"""Base class of the launcher's submitit executors, which submit runs and job arrays.
 
-A payload is dumped before the job is submitted, and the job's script gives it the name that submitit looks for. So
-from the moment the scheduler has taken a job, the job needs nothing more from the process that submitted it.
+They take their parameters from a plan, use the launcher's templates, write private files and submit each job once. The
+payload is dumped before the submission, and the job script renames it to the name that submitit looks for. So an
+accepted job needs nothing more from the process that submitted it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from launcher.schedulers.idempotent_submit import submit_once
 from launcher.schedulers.queries import JobState, QueryError, parts
 from launcher.spec.plan import JobPlan
 
-# submitit's state names for jobs that are not over; it takes a name that it does not know for an end.
+# submitit's state names for jobs that have not ended; submitit takes any other name for the end of a job.
 NOT_OVER = {
     JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.SUSPENDED: "RUNNING",
     JobState.UNKNOWN: "UNKNOWN",
@@ -48,7 +49,7 @@ class RunExecutor(core.PicklingExecutor):
     """A submitit executor for the resources of one plan.
 
     `submit(fn, ...)` runs fn in every task that the plan starts (in every agent, or in every rank with launch=tasks).
-    `map_array(fn, ...)` makes an array; its elements have run directories of their own, folders in the plan's.
+    `map_array(fn, ...)` submits a job array; each element has its own run directory within that of the plan.
     """
 
     def __init__(
@@ -58,19 +59,19 @@ class RunExecutor(core.PicklingExecutor):
     ) -> None:  # fmt: skip
         """
         Args:
-            run: the run's directory, which is there already.
-            plan: what every job asks for.
-            token: by which the job is found if the answer to its submission is lost.
-            throttle: elements of an array that may run at once.
-            resumed: an earlier process may have submitted this token already, so look before sending.
-            elements: the runs that are the elements of an array; None: they are made, numbered from 0.
-            submitting: is called just before the submission; None: it is recorded in the journal of the run.
-            blocking_jobs: returns the jobs that must end before this one may start (`after`).
+            run: existing run directory.
+            plan: resources and settings of every job.
+            token: unique text stored with the job, by which it is found if the reply to its submission is lost.
+            throttle: maximum number of array elements that run at once; None: no limit.
+            resumed: whether an earlier process may have submitted this token; then existing jobs are queried first.
+            elements: existing runs of the array elements; None: run directories are created, numbered from 0.
+            submitting: called just before the submission; None: a Submitting event is added to the run's journal.
+            blocking_jobs: returns the ids of the jobs that must end before this one may start (`after`).
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
         self._elements = elements
-        self._handed: Sequence[Run] = ()  # the elements of the array that is being handed over
+        self._handed: Sequence[Run] = ()  # the elements of the array that is being submitted
         self._submitting = submitting or (lambda: run.journal(Submitting(token=token)))
         self._blocking_jobs = blocking_jobs
 
@@ -91,29 +92,38 @@ class RunExecutor(core.PicklingExecutor):
         return string if isinstance(string, str) else string.decode()
 
     def _send(self, script: Path, token: str, run: Run) -> str:
-        """Submits the script of a run, or for an array that of the run that has the elements; returns the job's id."""
+        """Submits a job script, and returns the job's id.
+
+        Args:
+            script: path of the job script.
+            token: unique text to store with the job.
+            run: the run; for a job array, the run whose folders are the elements.
+        """
         raise NotImplementedError
 
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
-        """Submits a job unless it exists, and returns its id. A job that has started is found by its files, too."""
+        """Submits a job with `send` unless it exists, and returns its id.
+
+        An existing job is looked for with `find`, and in the files that a started job has written.
+        """
 
         def look() -> str | None:
             try:
                 return self._known() or find()
-            except UnavailableError as error:  # a job may exist: nothing is submitted until that is known
+            except UnavailableError as error:  # a job may exist, so submit nothing until the files are readable
                 raise QueryError(str(error)) from None
 
         return submit_once(send, look, before=self._resumed)
 
     def _known(self) -> str | None:
-        """Returns the id of the job if it has started."""
+        """Returns the job's id if its files show that it has started, else None."""
         return begun_job(self.run) if self._elements is None else begun(self._elements)
 
     def _element_id(self, job_id: str, index: int) -> str:
         return f"{job_id}_{index}"
 
     def _largest_array(self) -> int | None:
-        """Returns the maximum number of elements of one array; None: there is no limit, or it is not known."""
+        """Returns the maximum number of elements of one job array, or None if unlimited or unknown."""
         return None
 
     def _internal_process_submissions(
@@ -141,7 +151,7 @@ class RunExecutor(core.PicklingExecutor):
         return jobs
 
     def _submit_part(self, elements: Sequence[Run], token: str) -> list[core.Job[Any]]:
-        """Submits elements of an array; one alone becomes a plain job, for PBS has no arrays of one."""
+        """Submits runs as one job array; a single run becomes a plain job, because PBS has no arrays of one."""
         if len(elements) == 1:
             plan = dataclasses.replace(self.plan, run_dir=str(elements[0].path))
             return [self._submit(elements[0], job_script.script(plan, token=token), token)]
@@ -163,7 +173,7 @@ class RunExecutor(core.PicklingExecutor):
         ]
 
     def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
-        """Writes the script of each element, for its resubmission: the user may change his template later."""
+        """Writes each element's own script, with which it is resubmitted even if the user's template has changed."""
         with private_files():
             for element in elements:
                 element.write_script(job_script.script(element.own_plan(), token=token))
@@ -181,7 +191,7 @@ class RunExecutor(core.PicklingExecutor):
 
 
 def begun_job(run: Run) -> str | None:
-    """Returns the id of a job that has started the run and is not in its journal as submitted; None: there is none."""
+    """Returns the id of a job that started the run but is not recorded as submitted in its journal, or None."""
     journal = journal_events(run)
     known = {job for each in every(journal, Submitted) for job in (each.job, *each.chain)}
     for attempt in reversed(run.attempts()):
@@ -192,6 +202,6 @@ def begun_job(run: Run) -> str | None:
 
 
 def begun(elements: Sequence[Run]) -> str | None:
-    """Returns the id of an array that is not in the journals and has started one of these elements; else None."""
+    """Returns the id of a job array that started one of these elements but is not in their journals, or None."""
     jobs = (job for job in map(begun_job, elements) if job and re.search(r"_\d+$", job))
     return next((job.rpartition("_")[0] for job in jobs), None)

@@ -1,4 +1,4 @@
-"""The explanation that `why` prints: why a run is pending, and changes with which it would start sooner."""
+"""The data that `why` prints: why a run is pending, and changes with which it would start sooner."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 
 from launcher.spec.plan import JobPlan
 
-CLEARLY = 60.0  # seconds that a change must save at least
-PART = 0.1  # part of the wait that a change must save at least
+CLEARLY = 60.0  # minimum seconds that a change must save to be shown
+PART = 0.1  # minimum fraction of the wait that a change must save to be shown
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A run whose job is pending.
+    """A pending run.
 
     Attributes:
-        run, job: their ids.
-        plan: of the run.
-        program: how the launcher was called, for commands that can be copied.
-        fixed_nodes: the user has set min_nodes.
+        run: id of the run.
+        job: id of the pending job.
+        plan: the run's plan.
+        program: how the launcher was called (`python -m launcher`), for commands that users can copy.
+        fixed_nodes: whether the user has set min_nodes.
     """
 
     run: str
@@ -32,12 +33,12 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Option:
-    """One change of what the run asks for, and when it would start with it.
+    """One change of a pending run's request, and the estimated start with this change.
 
     Attributes:
-        overrides: what `resume` takes (`nodes=2`); none: as it is.
-        starts: seconds since the epoch; None: unknown.
-        note: what it costs, or why it would not start at all.
+        overrides: config overrides for `resume` (`nodes=2`); empty for the unchanged run.
+        starts: estimated start in seconds since the epoch; None if unknown.
+        note: disadvantage of the change, or why the run would not start at all.
     """
 
     overrides: tuple[str, ...]
@@ -47,23 +48,23 @@ class Option:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run is where it is.
+    """Why a run is in its current state, usually why it is pending.
 
     Attributes:
-        run: its id.
-        state: a word of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for points.
-        why: the reason in words.
-        job: id of its job.
-        code: the reason as the scheduler prints it.
-        do: what its user can do about it.
-        starts: the scheduler's estimate, in seconds since the epoch; None: it has none.
-        limits: limits that bind, each with its value and where it is set.
-        nodes: how many nodes there are for it, and what is wrong with the others.
-        options: changes that start sooner, the smallest first.
-        tried: all changes that were looked at, the first one is the run as it is.
-        commands: what to type for the first option.
-        notes: further remarks, such as queries that failed.
-        throttled: as many elements of its array run as may: a higher limit starts it.
+        run: id of the run.
+        state: state of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for a sweep's points.
+        why: the reason in plain text.
+        job: id of the run's job; None if it has none.
+        code: the pending reason as the scheduler prints it.
+        do: what the user can do about it.
+        starts: the scheduler's estimate of the start, in seconds since the epoch; None if it has none.
+        limits: one line per limit that blocks the run, with its value and where it is set.
+        nodes: lines with the number of suitable nodes, and with the problems of unavailable nodes.
+        options: changes with which the run would start sooner, the smallest change first.
+        tried: all options that were evaluated; the first is the unchanged run.
+        commands: shell commands that apply the first option.
+        notes: further remarks, such as failed queries.
+        throttled: whether the run waits only because its job array runs as many elements as its throttle allows.
     """
 
     run: str
@@ -83,18 +84,18 @@ class Explanation:
 
 
 def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
-    """The changes that start clearly sooner than the run as it is, in the order in which they were tried. Pure.
+    """Returns the changes with which the run would start clearly sooner, in the order of `tried`. Pure.
 
-    | the run as it is starts | a change starts | it is sooner |
+    | start of the unchanged run | start with the change | returned |
     |---|---|---|
     | unknown | unknown | no |
-    | unknown | at some time | yes |
-    | at some time | unknown | no |
-    | at some time | earlier by more than a minute and a tenth of the wait | yes |
+    | unknown | known | yes |
+    | known | unknown | no |
+    | known | earlier by at least a minute and a tenth of the remaining wait | yes |
 
     Args:
-        tried: the first one is the run as it is.
-        now: seconds since the epoch.
+        tried: the evaluated options; the first is the unchanged run.
+        now: current time in seconds since the epoch.
     """
     if not tried:
         return ()
@@ -107,7 +108,11 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
 
 
 def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
-    """Whether a run may be offered fewer nodes: more than min_nodes if that was set, and ranks enough for it. Pure."""
+    """Returns whether `why` may suggest this smaller number of nodes to a run. Pure.
+
+    It may if the number is at least min_nodes and leaves at least the workload's `min_ranks` ranks. A min_nodes equal
+    to the plan's nodes counts only if the user has set it (`fixed`).
+    """
     least = plan.min_nodes if fixed or plan.min_nodes < plan.nodes else 1
     return least <= nodes < plan.nodes and nodes * plan.procs_per_node >= int(
         plan.workload.params.get("min_ranks") or 1
@@ -117,7 +122,7 @@ def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
 def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
     """Returns the commands that apply the first option; () without options.
 
-    A pending run must be cancelled first, because only a run that is over can be resumed.
+    The first command cancels the pending run, because only an ended run can be resumed.
     """
     if not options:
         return ()
@@ -126,5 +131,5 @@ def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
 
 
 def as_json(explanation: Explanation) -> dict[str, Any]:
-    """Plain JSON types."""
+    """Returns the explanation as a dict of plain JSON types."""
     return asdict(explanation)

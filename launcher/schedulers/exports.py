@@ -1,4 +1,4 @@
-"""An environment as shell text, for jobs that get theirs from a file. Pure."""
+"""Converts an environment to shell `export` lines, for jobs that read their environment from a file. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import re
 import shlex
 from collections.abc import Mapping
 
-# What belongs to the node where a job or a task runs rather than to the shell: the scheduler sets it there.
+# Variables that the scheduler sets on each node for a job or task.
 OF_NODE = re.compile(r"HOSTNAME|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
 OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Shell text that makes an environment this one, but for the node's own variables and for functions."""
+    """Returns bash lines that export these variables.
+
+    A variable of OF_NODE is set only if the node has not set it. Bash's own variables and exported functions are left
+    out.
+    """
     lines = []
     for name, value in environ.items():
         if VARIABLE.fullmatch(name) and not OF_BASH.fullmatch(name):

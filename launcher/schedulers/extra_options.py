@@ -1,4 +1,4 @@
-"""What schedulers check alike in cluster.directives, the extra options of a profile."""
+"""Validation of cluster.directives, a profile's extra options, that all schedulers share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from launcher.errors import ConfigError
 
 
 def require_plain(option: str, value: Any) -> None:
-    """Checks that a value of an extra option can stand in a directive line.
+    """Checks that the value of an extra option can be written in a directive line.
 
     Raises:
-        ConfigError: it is neither text, a number, true, false nor null.
+        ConfigError: the value is not text, a number, true, false or null.
     """
     if not (value is None or isinstance(value, (str, int, float, bool))):
         raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")

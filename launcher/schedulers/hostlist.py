@@ -1,4 +1,4 @@
-"""Lists of nodes: Slurm's compressed ones (`rack[1-2]n[01-04,7]`), read without scontrol, and PBS's files. Pure."""
+"""Parses node lists: Slurm's compressed ones (`rack[1-2]n[01-04,7]`) without scontrol, and PBS node files. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import product
 def expand(text: str) -> list[str]:
     """Returns the host names of a Slurm node list, in Slurm's order.
 
-    Brackets may stand anywhere and more than once in a name; the leftmost varies slowest, and a padded low bound
-    (`01-10`) pads all its numbers.
+    A name may have several brackets at any position; the leftmost one varies slowest. A zero-padded low bound
+    (`01-10`) pads all numbers of its range.
 
     Raises:
         ValueError: the brackets do not match, or a range is invalid.
@@ -22,7 +22,7 @@ def expand(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a node list at the commas outside of brackets."""
+    """Splits a node list at the commas outside of brackets. Raises ValueError if the brackets do not match."""
     names, depth, start = [], 0, 0
     for position, char in enumerate(text):
         if char == "[":
@@ -41,7 +41,10 @@ def _split(text: str) -> list[str]:
 
 
 def _parts(name: str, text: str) -> list[list[str]]:
-    """Returns the alternatives of each part of a name: `a[1-2]b` -> [[`a`], [`1`, `2`], [`b`]]."""
+    """Returns the alternatives of each part of a bracketed name: `a[1-2]b` -> [[`a`], [`1`, `2`], [`b`]].
+
+    `text` is the whole node list, for error messages.
+    """
     parts: list[list[str]] = []
     while name:
         literal, bracket, rest = name.partition("[")
@@ -74,7 +77,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def hosts_of(node_file: str) -> dict[str, int]:
-    """Returns the distinct hosts of a PBS node file in order, each with the number of its first line (pbsdsh -n)."""
+    """Returns the distinct hosts of a PBS node file in order, each with the index of its first line (for pbsdsh -n)."""
     lines: dict[str, int] = {}
     for number, line in enumerate(node_file.splitlines()):
         if host := line.strip():  # a chunk without CPUs leaves an empty line

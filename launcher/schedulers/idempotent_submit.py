@@ -1,4 +1,4 @@
-"""Submits a job exactly once, although the answer of the scheduler may be lost."""
+"""Submits a job exactly once, even if the scheduler's reply is lost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Refused(SubmissionError):
     """The scheduler refused the job, and a retry would not help.
 
     Attributes:
-        definite: no job can exist, so there is no need to look for one.
-        job_limit: the user has as many jobs as are allowed, and the scheduler accepts more when some have ended.
+        definite: whether it is certain that no job was created, so that no query for one is needed.
+        job_limit: whether the user has reached a limit on the number of jobs; others can be submitted when some end.
     """
 
     def __init__(self, words: str, *, definite: bool = False, job_limit: bool = False) -> None:
@@ -28,7 +28,7 @@ class Refused(SubmissionError):
 
 
 class NoAnswer(Exception):
-    """The answer was lost, so it is unknown whether the scheduler accepted the job."""
+    """The reply to a submission was lost, so it is unknown whether the scheduler accepted the job."""
 
 
 def submit_once(
@@ -36,18 +36,18 @@ def submit_once(
 ) -> str:
     """Submits a job unless it exists already, and returns its id.
 
-    A failed `send` is never repeated before `find` has returned that there is no job. While the scheduler does not
-    answer, both are retried with exponential backoff.
+    After a failed `send`, `find` must return None before `send` is repeated. While the scheduler does not answer, both
+    are retried with exponential backoff.
 
     Args:
         send: submits the job and returns its id. Raises Refused or NoAnswer.
-        find: the id of a job submitted earlier, or None. Raises QueryError when the scheduler does not answer.
-        before: call `find` first, because an earlier process may have submitted the job.
-        timeout: seconds of retrying.
+        find: returns the id of the job if it was submitted earlier, else None. Raises QueryError without an answer.
+        before: whether to call `find` first, because an earlier process may have submitted the job.
+        timeout: seconds after which retries end.
 
     Raises:
-        Refused: the scheduler refused the job; with its message.
-        SubmissionError: it did not answer within the timeout; it is unknown whether there is a job.
+        Refused: the scheduler refused the job; the text has its message.
+        SubmissionError: the scheduler did not answer within the timeout, so the job may or may not exist.
     """
     look = before
 
@@ -59,7 +59,7 @@ def submit_once(
         try:
             return send()
         except Refused as refused:
-            # A script of the site around sbatch may have failed after the job was taken.
+            # A site's wrapper script around sbatch may have failed after Slurm accepted the job.
             if not refused.definite and (job_id := find()):
                 return job_id
             raise

@@ -1,4 +1,4 @@
-"""The environment that a job inherits: the user's, without what another job or launcher left in it. Pure."""
+"""The environment that a job inherits: the user's, without variables of other jobs and launchers. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from launcher.config import scheduler_table
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
 
-# Variables of another job, which would contradict those of the new one: its scheduler's, and those of MPI.
+# Prefixes of schedulers' variables, and MPI's variables. Those of another job would contradict those of the new job.
 OF_SCHEDULERS = tuple(prefix for place in scheduler_table.OURS.values() for prefix in place.prefixes)
 OF_MPI = re.compile(r"(OMPI|PMI|PMIX|PALS|HYDRA)_|MPI_LOCAL(RANKID|NRANKS)$")
 OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
     r"|((LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_ADDR|MASTER_PORT)$"
 )
-# A function that bash exports: it would take the place of any command of the job's script.
+# A function that bash exports: it could replace any command of the job script.
 FUNCTIONS = re.compile(r"BASH_FUNC_")
-# Where the configuration of a scheduler is, and settings of the user.
+# Variables to keep despite such a prefix: where a scheduler's configuration is, and the user's settings.
 KEPT = {
     *(name for place in scheduler_table.OURS.values() for name in place.kept),
     *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
@@ -28,27 +28,32 @@ KEPT = {
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """The environment, and the names of the removed variables, without functions: nearly every user has `module`."""
+    """An environment without the variables of other jobs.
+
+    Attributes:
+        environment: the remaining variables.
+        dropped: sorted names of the removed variables; removed bash functions are not listed, as most users have some.
+    """
 
     environment: dict[str, str]
     dropped: tuple[str, ...]
 
 
 def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-    """Returns the environment for a new job of the plan's scheduler."""
+    """Returns the environment that a new job of this plan inherits from `environ`; see `Scheduler.job_environment`."""
     return registry.scheduler(plan.cluster.scheduler).job_environment(environ, plan)
 
 
 def scrubbed(
     environ: Mapping[str, str], *, kept: Collection[str] = (), own: Collection[str] = (), schedulers: bool = True
 ) -> Scrubbed:
-    """Returns the environment without the variables of other jobs and launchers.
+    """Returns the environment without the variables of other jobs and launchers, and without bash functions.
 
     Args:
-        environ: of this process.
-        kept: variables to keep in any case.
-        own: more variables to remove.
-        schedulers: also remove the variables of schedulers and of MPI.
+        environ: environment of this process.
+        kept: names of variables to keep in any case.
+        own: names of further variables to remove.
+        schedulers: whether to remove the variables of schedulers and MPI as well.
     """
     dropped = {
         name

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> str:
-    """Returns the script of a run, or of an array of runs; see `render.script`.
+    """Returns the job script of a run, or of a job array of runs; see `render.script`.
 
     Args:
-        plan: the run.
-        token: by which submission finds the job.
-        array: indices and throttle in Slurm's syntax (`0-14%4`).
-        elements: for an array: a file with the names of its elements' folders.
+        plan: the run's plan.
+        token: unique text that is stored with the job, by which the submission finds it again.
+        array: indices and throttle of a job array in Slurm's syntax (`0-14%4`); None: a plain job.
+        elements: for a job array: path of a file with the folder name of each element's run.
 
     Raises:
-        ConfigError: an extra option of the profile collides with a key of the launcher, or a value cannot be one.
+        ConfigError: cluster.directives has an option that another config key sets, or an invalid value.
     """
     return render.script(plan, _parts(plan, token, array, elements), array=array, elements=elements)
 
 
 def context(plan: JobPlan, *, token: str) -> dict[str, Any]:
-    """Returns the variables of templates."""
+    """Returns the variables with which the plan's template is rendered; see `render.context`."""
     return render.context(plan, _parts(plan, token, None, None))
 
 

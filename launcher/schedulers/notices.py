@@ -1,7 +1,7 @@
-"""Finds the notices that a scheduler or the kernel writes into the output of a job that it ends. Pure.
+"""Finds the notices that a scheduler or the kernel writes into the output of a job that it kills. Pure.
 
-They are there also without accounting and job history. The pattern of the kernel is here, those of each scheduler are
-in its notices.py.
+Notices exist even where a site has no accounting or job history. The kernel's pattern is here; each scheduler's
+patterns are in its notices.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher.units import parse_local_time, parse_size
 
-# A job state of Slurm, and the pattern of its lines; group `at` is the time.
+# A Slurm job state, and the pattern of the lines that indicate it; its optional group `at` is the time.
 Form = tuple[str, re.Pattern[str]]
 KERNEL: Form = ("OUT_OF_MEMORY", re.compile(r"[Mm]emory cgroup out of memory|Out of memory: Killed process"))
 _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+)\s*([kmg]?)b?", re.IGNORECASE)
@@ -20,13 +20,14 @@ _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+
 
 @dataclass(frozen=True)
 class Notice:
-    """One notice.
+    """One notice in a job's output.
 
     Attributes:
-        state: of the job, one of Slurm's.
-        line: its text.
-        used, limit: memory in bytes; None: not in the text.
-        time: when it was written, in seconds since the epoch; None: not in the text.
+        state: job state that the notice indicates, one of Slurm's for all schedulers.
+        line: text of the notice.
+        used: used memory in bytes; None if not in the text.
+        limit: memory limit in bytes; None if not in the text.
+        time: time in the notice, in seconds since the epoch; None if not in the text.
     """
 
     state: str
@@ -37,11 +38,11 @@ class Notice:
 
 
 def find(lines: Iterable[str], forms: Iterable[Form] = ()) -> tuple[Notice, ...]:
-    """Returns the notices among the lines of an output, in order.
+    """Returns the notices among the lines of a job's output, in order.
 
     Args:
-        lines: the output.
-        forms: patterns of the schedulers that may have written into it; the first that matches a line counts.
+        lines: lines of the output.
+        forms: patterns of the schedulers that may have written notices; the first that matches a line applies.
     """
     known = [*forms, KERNEL]
     first = (next(((word, match) for word, form in known if (match := form.search(line))), None) for line in lines)

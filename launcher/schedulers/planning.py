@@ -1,4 +1,4 @@
-"""Makes the plan of a config, with the rules of its scheduler. Pure."""
+"""Builds the plan of a config, and validates `resume.how` for its scheduler. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launcher.spec.plan import JobPlan, Site
 
 
 def make_plan(config: Config, site: Site) -> JobPlan:
-    """Returns the plan of a config.
+    """Builds the plan of a config.
 
     Raises:
-        ConfigError: a value cannot be used; it names the key, the value and the fix.
+        ConfigError: a value is invalid; the text names the key, the value and the fix.
     """
     scheduler = scheduler_of(config.cluster)
     _check_resume(scheduler, config.resume.how)
@@ -26,7 +26,7 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
     """Returns the scheduler of a profile.
 
     Raises:
-        ConfigError: there is no scheduler of that name; the text has the file of the profile that names it.
+        ConfigError: the profile's scheduler does not exist; the text names the profile's file.
     """
     try:
         return registry.scheduler(cluster.scheduler)
@@ -37,7 +37,7 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
 
 
 def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
-    """Refuses a value of `resume.how` that the scheduler does not support."""
+    """Raises ConfigError if the scheduler does not support the value of `resume.how`."""
     if how is ResumeHow.requeue and not isinstance(scheduler, Requeues):
         able = [each.name for each in registry.schedulers() if isinstance(each, Requeues)]
         why = scheduler.no_requeue if isinstance(scheduler, Queue) else ""

@@ -1,4 +1,4 @@
-"""The states of jobs, and the queries and commands that every scheduler with a queue has; no text of any of them."""
+"""Job states, and the interface of queries and commands that every scheduler with a queue implements."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class QueryError(LauncherError):
-    """A query of the scheduler failed, so the state of its jobs is unknown."""
+    """A query of the scheduler failed, so the state of the queried jobs is unknown."""
 
 
 class AnswerLost(QueryError):
-    """The answer of a command was lost, so it is unknown whether the scheduler did what it was asked for."""
+    """The output of a scheduler command was lost, so it is unknown whether the command took effect."""
 
 
 class QueryTimeout(AnswerLost):
@@ -32,9 +32,9 @@ class Ending:
     """Why a scheduler ends a job.
 
     Attributes:
-        reason: one of TIME_LIMIT (of the allocation), STOP_REQUESTED, SCHEDULER_ENDS.
-        scheduler: its name.
-        state: the state that it shows for the job.
+        reason: TIME_LIMIT (of an allocation), STOP_REQUESTED or SCHEDULER_ENDS.
+        scheduler: title of the scheduler; empty unless the reason is SCHEDULER_ENDS.
+        state: job state as the scheduler shows it; empty unless the reason is SCHEDULER_ENDS.
     """
 
     reason: NextReason
@@ -43,19 +43,20 @@ class Ending:
 
 
 class JobState(Enum):
-    """State of one job. GONE and UNKNOWN mean that the outcome is not known, and never count as success.
+    """State of one job, the same for all schedulers.
 
-    UNKNOWN: the scheduler lists the job in a state that is not known here, for instance that of a later version. The
-    job may still run, so it never counts as over.
+    GONE and UNKNOWN never count as success, because the outcome is not known. UNKNOWN means that the scheduler lists
+    the job in a state that this code does not know, for instance one of a newer version. Such a job may still run, so
+    UNKNOWN never counts as ended.
     """
 
     PENDING = "pending"
     RUNNING = "running"
-    SUSPENDED = "suspended"  # it has started, and the scheduler has suspended its processes
+    SUSPENDED = "suspended"  # started, and the scheduler has stopped its processes for now
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    GONE = "gone"  # over, and the scheduler does not report the outcome
+    GONE = "gone"  # ended, and the scheduler does not report the outcome
     UNKNOWN = "unknown"
 
     @property
@@ -65,15 +66,16 @@ class JobState(Enum):
 
 @dataclass(frozen=True)
 class SchedulerJob:
-    """One job in the output of a scheduler.
+    """One job in the output of a scheduler command.
 
     Attributes:
-        id, reason: as the scheduler prints them.
-        state: common to all schedulers.
-        raw_state: as the scheduler prints it.
-        comment: of the submission, in jobs of the launcher a token; None: this query does not return it.
-        time_left: seconds of wall time left at the time of the query; None: there is no limit, or it is not known.
-        signal: number of the signal that ended it; None: none did, or the scheduler does not print it.
+        id: job id as the scheduler prints it.
+        state: job state, the same for all schedulers.
+        raw_state: job state as the scheduler prints it.
+        reason: pending reason as the scheduler prints it.
+        comment: comment of the job, which is the token in jobs of the launcher; None if the query does not return it.
+        time_left: seconds of wall time left at the time of the query; None if unlimited or unknown.
+        signal: number of the signal that ended the job; None if no signal did, or the scheduler does not print it.
     """
 
     id: str
@@ -86,18 +88,18 @@ class SchedulerJob:
 
 
 def state_text(raw_state: str, reason: str) -> str:
-    """Returns a job's state for people: `PENDING (Resources)`."""
+    """Returns a job's state and reason for display: `PENDING (Resources)`."""
     return raw_state + (f" ({reason})" if reason else "")
 
 
 @dataclass(frozen=True)
 class JobOrigin:
-    """The script and token of a job or array.
+    """Where a job or array came from: its script and token.
 
     Attributes:
-        id: as the commands of the scheduler take it.
-        token: by which the launcher finds the job; empty: it has none.
-        file: its script, or another file in the same folder.
+        id: job id as the scheduler's commands take it.
+        token: unique text that the launcher stored with the job; empty if the job has none.
+        file: path of the job script, or of another file in the same folder.
     """
 
     id: str
@@ -106,54 +108,69 @@ class JobOrigin:
 
 
 class Queries(Protocol):
-    """Queries and commands of a live scheduler. Every method raises QueryError when the scheduler does not answer."""
+    """Queries and commands of a live scheduler.
+
+    Every method that runs a command raises QueryError when the scheduler does not answer.
+    """
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """Returns all jobs of this user by `key`, with one command. Jobs that are over may be missing."""
+        """Returns all jobs of this user by `key`, with one command. Ended jobs may be missing."""
 
     def key(self, job_id: str) -> str:
-        """Returns the key in `jobs` of the job with this id."""
+        """Returns the key of a job in the results of `jobs`, `ended_all` and `ended_family`."""
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the record of a job that is over; None: the scheduler has none."""
+        """Returns the record of an ended job, or None if the scheduler has no record of it."""
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the records of jobs that are over, by `key`, with as few commands as possible.
+        """Returns the records of ended jobs by `key`, with as few commands as possible.
 
-        Jobs without a record are missing.
+        Jobs without a record are omitted.
         """
 
     def family(self, job_id: str) -> str:
-        """Returns the group of jobs that `ended_family` queries for a job: its array, or all jobs of the user."""
+        """Returns the group whose records `ended_family` queries at once: the job's array, or all jobs of the user."""
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns the records of jobs that are over, by `key`, with one command: at least those of a `family`."""
+        """Returns the records of ended jobs by `key`, with one command. They include all records of the family."""
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the job that was submitted with this token and name; None: there is none."""
+        """Returns the id of the job that was submitted with this token and job name, or None if there is none."""
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns script and token of this user's jobs and arrays with these numbers (`17`), by number.
+        """Returns the script and token of this user's jobs and arrays, by job number (`17`).
 
-        Unknown ones are omitted.
+        Unknown numbers are omitted.
         """
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job with this token that starts when all these jobs have ended, with any outcome.
+        """Submits a script as a job that starts when all jobs in `jobs` have ended, with any outcome.
 
-        Returns the id of the job. Raises Refused or NoAnswer."""
+        Args:
+            jobs: ids of the jobs to wait for.
+            script: path of the job script.
+            token: unique text that is stored with the new job, for `find`.
+            environment: environment of the submission command.
+
+        Returns:
+            The id of the new job.
+
+        Raises:
+            Refused: the scheduler refused the job.
+            NoAnswer: the reply was lost, so the job may exist.
+        """
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Replaces the dependencies of a job that has not started: it starts when all these jobs have ended."""
+        """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended."""
 
     def cancel(self, job_id: str) -> None:
-        """Cancels a job; it is no error if the job has ended already."""
+        """Cancels a job. A job that has ended already is no error."""
 
     def max_array_size(self, plan: JobPlan) -> int | None:
-        """Returns the maximum size of an array of runs like this; None: there is no limit, or it is not known."""
+        """Returns the maximum size of a job array for this plan, or None if it is unlimited or unknown."""
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets the maximum number of elements of an array that run at once."""
+        """Sets the maximum number of elements of a job array that run at once."""
 
 
 def parse_elements(text: str) -> list[int]:
@@ -165,6 +182,6 @@ def parse_elements(text: str) -> list[int]:
 
 
 def parts(count: int, most: int | None) -> list[range]:
-    """Splits the indices of `count` elements into ranges of at most `most`; None: one range."""
+    """Splits the indices 0 to `count` - 1 into ranges of at most `most` indices; `most=None` gives one range."""
     step = most or count
     return [range(start, min(start + step, count)) for start in range(0, count, step)]

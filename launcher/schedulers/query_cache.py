@@ -1,9 +1,9 @@
 """Caches the list of the user's jobs for all commands on this machine, so that several commands query it once.
 
-    CACHE/queries/NAME.json     0600: the last result; NAME stands for the scheduler, the user and this machine
+    CACHE/queries/NAME.json     0600: the last result; NAME has a hash of scheduler, server, user and machine
     CACHE/queries/NAME.lock     locked during a query; other commands wait for its result
 
-A file that others can write to is ignored. Where no file can be written, each command queries for itself.
+A cache file that other users can write to is ignored. Without a writable cache, each command queries the scheduler.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from launcher.schedulers import registry
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 
 FORMAT = 4
-QUICKEST, SLOWEST = 2.0, 60.0  # seconds for which a result is fresh
-SLOWER = 1.3  # factor by which they grow with each unchanged result
-SHARE = 10  # a result is fresh for this many durations of its query: queries take at most a tenth of the time
+QUICKEST, SLOWEST = 2.0, 60.0  # minimum and maximum seconds for which a result is fresh
+SLOWER = 1.3  # factor by which this time grows with each unchanged result
+SHARE = 10  # a result is fresh for at least this many times the duration of its query: at most 10% load
 
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """The result of one query.
+    """The result of one query for all jobs of the user.
 
     Attributes:
-        jobs: all jobs of the user by `Queries.key`; those of the previous query if this one failed.
-        began: when the query that returned `jobs` began, in seconds since the epoch; None: none has succeeded.
-        completed: when the query ended, in seconds since the epoch.
-        took: duration of the query in seconds.
-        problem: why the query failed; empty: it succeeded.
-        own: this process made the query, not another one.
+        jobs: jobs by `Queries.key`; if the query failed, those of the last successful query.
+        began: start of the query that returned `jobs`, in seconds since the epoch; None if no query has succeeded.
+        completed: end of the latest query, in seconds since the epoch.
+        took: duration of the latest query in seconds.
+        problem: why the latest query failed; empty if it succeeded.
+        own: whether this process made the query; False if the result was read from the cache.
     """
 
     jobs: dict[str, SchedulerJob] = field(default_factory=dict)
@@ -52,39 +52,42 @@ class JobSnapshot:
     own: bool = True
 
     def is_fresh(self, seconds: float, now: float) -> bool:
-        """Whether the query ended at most this many seconds before `now`."""
+        """Returns whether the query ended at most this many seconds before `now`."""
         return 0 <= now - self.completed <= seconds
 
     def suffices(self, good_for: float, newer: float, least: float, now: float) -> bool:
-        """Whether no new query is made: this one is fresh and began after `newer`, or the site allows none yet. Pure.
+        """Returns whether this snapshot can be used without a new query. Pure.
+
+        It can if it is fresh and began at or after `newer`, or if the site's minimum interval has not passed.
 
         Args:
-            good_for: seconds for which a result is fresh.
-            newer: in seconds since the epoch.
-            least: seconds that the site wants between two queries; 0: it does not say.
-            now: in seconds since the epoch.
+            good_for: seconds for which a snapshot is fresh.
+            newer: earliest acceptable start of the query, in seconds since the epoch.
+            least: the site's minimum number of seconds between two queries; 0 if it has none.
+            now: current time in seconds since the epoch.
         """
         fresh = self.is_fresh(good_for, now) and (self.began or 0.0) >= newer
         return fresh or (least > 0 and self.is_fresh(least, now))
 
 
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
-    """Returns the seconds for which a result is fresh: 2, and up to 60 if nothing changes or queries are slow. Pure.
+    """Returns the seconds for which a snapshot is fresh; longer if nothing changes or queries are slow. Pure.
 
     Args:
-        unchanged: number of consecutive results that equal the one before.
+        unchanged: number of consecutive snapshots that equal the previous one.
         took: duration of the last query in seconds.
-        quickest, slowest: minimum and maximum in seconds.
+        quickest: minimum of the returned value in seconds.
+        slowest: maximum of the returned value in seconds.
     """
     return min(slowest, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
 
 
 def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapshot | None = None) -> JobSnapshot:
-    """Queries the scheduler now.
+    """Queries the scheduler now, and returns the result; an error becomes `JobSnapshot.problem`.
 
     Args:
-        jobs: the query; raises QueryError.
-        before: the previous result, whose jobs are kept if the query fails.
+        jobs: the query; may raise QueryError.
+        before: previous snapshot; its jobs are kept if the query fails.
     """
     began, problem = time.time(), ""
     start = time.monotonic()
@@ -100,7 +103,7 @@ def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapsh
 
 
 class SharedSnapshot:
-    """The cached result of one scheduler, shared by this user's commands on this machine."""
+    """The cached snapshot of one scheduler's jobs, shared by this user's commands on this machine."""
 
     def __init__(self, scheduler: str) -> None:
         which = [scheduler, str(os.getuid()), socket.gethostname(), *registry.queue(scheduler).server()]
@@ -111,14 +114,14 @@ class SharedSnapshot:
         self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0,
         least: float = 0.0,
     ) -> JobSnapshot:  # fmt: skip
-        """Returns the cached result if it is fresh, else the result of a new query.
+        """Returns the cached snapshot if it is fresh, else that of a new query. See `JobSnapshot.suffices`.
 
         Args:
-            good_for: seconds for which a result is fresh.
-            jobs: the query; raises QueryError.
-            timeout: seconds to wait for the query of another command.
-            newer: the query must have begun after this time, in seconds since the epoch.
-            least: seconds after a query in which there is no other one, whatever `newer` says.
+            good_for: seconds for which a snapshot is fresh.
+            jobs: the query; may raise QueryError.
+            timeout: seconds to wait while another command queries.
+            newer: earliest acceptable start of the query, in seconds since the epoch.
+            least: minimum number of seconds between two queries, which takes precedence over `newer`.
         """
 
         def good(snapshot: JobSnapshot | None) -> JobSnapshot | None:
@@ -135,12 +138,12 @@ class SharedSnapshot:
             return snapshot
 
     def forget(self) -> None:
-        """Removes the cached result, for instance because a job was cancelled."""
+        """Removes the cached snapshot, for instance because a job was cancelled."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
 
     def _read(self) -> JobSnapshot | None:
-        """Returns the cached result; None: there is none, or its file is damaged or writable by others."""
+        """Returns the cached snapshot, or None if the file is missing, damaged or writable by other users."""
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
@@ -167,7 +170,7 @@ class SharedSnapshot:
 
     @contextlib.contextmanager
     def _only_one(self, timeout: float) -> Iterator[None]:
-        """Holds the lock of the cache, or continues without it after the timeout and where files cannot be locked."""
+        """Holds the cache's lock; continues without it after `timeout` seconds, or where files cannot be locked."""
         try:
             run_files.make_folder(self._file.parent)
             lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -190,5 +193,5 @@ class SharedSnapshot:
 
 
 def _private(status: os.stat_result) -> bool:
-    """Whether a file or folder belongs to this user, and nobody else can write to it."""
+    """Returns whether a file or folder belongs to this user and only the owner can write to it."""
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

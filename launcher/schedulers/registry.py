@@ -1,4 +1,7 @@
-"""Loads schedulers by their names. The table of them is launcher/config/scheduler_table.py."""
+"""Loads schedulers, task starters and function executors by name.
+
+The table of schedulers is launcher/config/scheduler_table.py.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ if TYPE_CHECKING:
     from launcher.schedulers.functions.executor import FunctionExecutor
     from launcher.schedulers.task_group import TaskRequest
 
-# What starts tasks on the nodes of a job where srun does not, by its name in a plan.
+# Functions that start tasks on a job's nodes without srun, by their name in a plan.
 STARTERS = {
     "pbsdsh": "launcher.schedulers.pbs.pbsdsh:run",
     "mpiexec": "launcher.schedulers.pbs.mpiexec:run",
     "qrsh": "launcher.schedulers.sge.qrsh:run",
 }
-# The executors of anybody's functions, by their names in submitit.
+# submitit executors for functions (submitit.AutoExecutor), by their `cluster` name in submitit.
 FUNCTIONS = {
     "pbs": "launcher.schedulers.pbs.submitit_executor:PBSExecutor",
     "sge": "launcher.schedulers.sge.submitit_executor:SGEExecutor",
@@ -31,7 +34,7 @@ FUNCTIONS = {
 
 
 def starter(name: str) -> Callable[[TaskRequest], int]:
-    """Returns the function that starts tasks, waits for their end and returns their exit status.
+    """Returns a function of STARTERS, which starts tasks, waits until they end and returns their exit status.
 
     Raises:
         ConfigError: there is no starter of this name.
@@ -44,7 +47,11 @@ def starter(name: str) -> Callable[[TaskRequest], int]:
 
 
 def function_executor(name: str) -> type[FunctionExecutor]:
-    """Returns the executor with this name in submitit, one of FUNCTIONS."""
+    """Returns an executor class of FUNCTIONS by its submitit cluster name.
+
+    Raises:
+        KeyError: FUNCTIONS has no such name.
+    """
     found: type[FunctionExecutor] = load(FUNCTIONS[name])
     return found
 
@@ -54,7 +61,7 @@ def scheduler(name: str) -> Scheduler:
     """Returns the scheduler of this name.
 
     Raises:
-        ConfigError: there is none, or its package cannot be imported.
+        ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
     """
     place = OURS[name].scheduler if name in OURS else entry_points_of(SCHEDULERS).get(name)
     if place is None:
@@ -77,7 +84,7 @@ def queue(name: str) -> Queue:
     """Returns the scheduler of this name, which must have a queue.
 
     Raises:
-        ConfigError: there is none, or it has no queue.
+        ConfigError: there is no such scheduler, or it has no queue.
     """
     found = scheduler(name)
     if not isinstance(found, Queue):
@@ -86,23 +93,26 @@ def queue(name: str) -> Queue:
 
 
 def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
-    """Returns the schedulers of these names (default: all) that can be imported, in the order of `names()`.
+    """Returns the schedulers of these names (default: all, in the order of `names()`) that can be loaded.
 
-    Entry points are read only for names that are not in OURS.
+    Unknown names are skipped. Entry points are read only for names that are not in OURS.
     """
     found = []
     for name in names() if wanted is None else wanted:
         with contextlib.suppress(
             ConfigError
-        ):  # a package that cannot be imported is reported when its scheduler is used
+        ):  # a package that cannot be imported is reported when somebody selects its scheduler
             found.append(scheduler(name))
     return found
 
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
-    """Returns, by name, the schedulers in OURS and `others` that have a queue and whose commands are on this machine.
+    """Returns by name the schedulers with a queue whose commands are on this machine.
 
     A scheduler in OURS is imported only if its command is on PATH, since an import takes 10 to 20 ms.
+
+    Args:
+        others: names of further schedulers to look for in addition to those in OURS.
     """
     may_be_here = (name for name, place in OURS.items() if place.command and shutil.which(place.command))
     wanted = dict.fromkeys((*may_be_here, *others))

@@ -27,16 +27,16 @@ JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about t
 
 
 class Scheduler(ABC):
-    """A scheduler.
+    """Base class of all schedulers.
 
     Attributes:
-        name: as in cluster.scheduler.
-        title: the name in messages.
-        template: the template of its job scripts: a file of templates/, or the absolute path of another one.
-        shell: the shell expressions by which a job script reads the id and index of its job.
-        queued: jobs are submitted to it, and wait in its queue.
-        on_this_machine: its jobs are processes of the machine where they are submitted.
-        secrets_in_files: a job gets its environment and its secrets from files, which the executor writes.
+        name: value of cluster.scheduler.
+        title: name of the scheduler in messages.
+        template: job script template: name of a file in templates/, or an absolute path.
+        shell: shell expressions with which a job script reads its job id and array index.
+        queued: whether submitted jobs wait in a queue.
+        on_this_machine: whether jobs are processes of the submitting machine.
+        secrets_in_files: whether jobs read their environment and secrets from files that the executor writes.
     """
 
     name: str
@@ -49,69 +49,71 @@ class Scheduler(ABC):
 
     @abstractmethod
     def executor(self) -> type[RunExecutor]:
-        """Returns the class that submits runs. It is imported here, because submitit takes 30 ms."""
+        """Returns the submitit executor class that submits runs. Imports it on use, because submitit takes 30 ms."""
 
     def starter(self, cluster: Cluster) -> str | None:
-        """Returns the command that starts tasks on the nodes of a job (srun, or one of registry.STARTERS). Pure.
+        """Returns the command that starts tasks on a job's nodes: `srun`, or a key of registry.STARTERS. Pure.
 
-        None: the tasks are processes of the machine where the script runs.
+        Returns None if the tasks are processes of the machine that runs the job script.
         """
         return None
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Validates cluster.directives, and returns them as a plan stores them. Pure.
+        """Validates cluster.directives, and returns them as the plan stores them. Pure.
 
         Raises:
-            ConfigError: one cannot be an option of a job.
+            ConfigError: a name or value is not a valid job option.
         """
         return dict(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        """Returns the options in the directive lines of a job script, with quoted values. Pure.
+        """Returns the directive lines of a job script without their prefix (`#SBATCH`), with quoted values. Pure.
 
         Args:
-            plan: the run.
-            token: by which the job is found later.
-            array: indices and throttle of an array (`0-14%4`).
-            folder: of the job's output; None: the directory of the run.
+            plan: the run's plan.
+            token: unique text that is stored with the job, so that a later query can find the job.
+            array: indices and throttle of a job array (`0-14%4`); None: a plain job.
+            folder: directory of the job's output; None: the run directory.
 
         Raises:
-            ConfigError: an extra option of the profile collides with a key of the launcher, or a value cannot be one.
+            ConfigError: cluster.directives has an option that another config key sets, or an invalid value.
         """
         return []
 
     @abstractmethod
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """Returns the environment for a new job of this plan. Pure."""
+        """Returns the environment that a new job of this plan inherits from the submitting one, `environ`. Pure."""
 
     def problem(self) -> str | None:
-        """Returns why this machine cannot submit jobs, and what to do; None: it can."""
+        """Returns why this machine cannot submit jobs and what to do, or None if it can."""
         return None
 
     def held(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Returns the allocation of this shell, for a scheduler that starts runs in one; None for the others.
+        """Returns the allocation of this shell if runs start in it (cluster=allocation), else None.
 
         Raises:
-            ConfigError: the shell is in no allocation.
+            ConfigError: runs start in an allocation, and this shell has none.
         """
         return None
 
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
-        """Returns why the scheduler is ending the current job, unless its wall time is over; None: it is not.
+        """Returns why the scheduler is ending the current job, or None if it is not ending the job.
+
+        A queue's own wall-time limit is not such a reason: with `left` <= 0 a queue returns None.
 
         Args:
-            plan: of the job's run.
-            stop_requested: the job's script got a signal to stop.
-            left: seconds of wall time left; infinite: there is no limit, or it is not known.
+            plan: plan of the job's run.
+            stop_requested: whether the job script received a stop signal.
+            left: seconds of wall time left; infinite if there is no limit or it is unknown.
         """
         return Ending(NextReason.STOP_REQUESTED) if stop_requested and left > 0 else None
 
 
 class Queue(Scheduler):
-    """A scheduler to which jobs are submitted, which wait in its queue.
+    """A scheduler with a queue of pending jobs.
 
     Attributes:
-        no_requeue: why a user cannot requeue a running job, and what happens instead; empty: he can.
+        no_requeue: why users cannot requeue a running job, and what happens instead; empty if they can.
     """
 
     queued = True
@@ -119,23 +121,22 @@ class Queue(Scheduler):
 
     @abstractmethod
     def queries(self, timeout: float) -> Queries:
-        """Returns the commands of the scheduler; `timeout` in seconds applies to each of them."""
+        """Returns the scheduler's queries and commands; each command has this timeout in seconds."""
 
     @abstractmethod
     def here(self) -> bool:
-        """Whether the commands of the scheduler are on PATH."""
+        """Returns whether the scheduler's commands are on PATH."""
 
     @abstractmethod
     def server(self) -> tuple[str | None, ...]:
-        """Returns what identifies the server of the scheduler: the path of its command, and the variables it reads."""
+        """Returns what identifies the scheduler's server: its command's path, and variables that select the server."""
 
     @abstractmethod
     def array_of(self, job_id: str) -> str:
-        """Returns the id of the array of an element, or the id itself for a plain job. Pure."""
+        """Returns the array id of an array element's job id; the id of a plain job is returned unchanged. Pure."""
 
     def can_be_waited_for(self, job_id: str) -> bool:
-        """Whether another job can depend on this one. Some schedulers support no dependency on an element of an
-        array. Pure."""
+        """Returns whether other jobs can depend on this one; some schedulers exclude array elements. Pure."""
         return True
 
     @abstractmethod
@@ -143,24 +144,24 @@ class Queue(Scheduler):
         """Compares a plan with the live limits and nodes of the scheduler, and returns notes for the user.
 
         Raises:
-            ConfigError: the job could never start there.
+            ConfigError: the job could never start, or the scheduler would refuse it.
         """
 
     @abstractmethod
     def own_job(self, environ: Mapping[str, str]) -> str:
-        """Returns the id of the current job, on which another job can depend. Pure."""
+        """Returns the current job's id, from the variables of its environment, for use in a dependency. Pure."""
 
     @abstractmethod
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
-        """Returns the environment in which a job of the run submits the next one. Writes the files that job needs."""
+        """Returns the environment for a submission from within a job of the run; writes the files of the new job."""
 
 
 class HoldsAllocations(ABC):
-    """A scheduler with interactive jobs: a run can start in the allocation of one (cluster=allocation).
+    """A scheduler with interactive jobs, in whose allocations runs can start (cluster=allocation).
 
     Attributes:
-        interactive: a command that gets such an allocation.
-        allocation_variables: the environment variables by which an allocation is recognised.
+        interactive: example of a command that starts an interactive job, for messages.
+        allocation_variables: environment variables that are all set inside an allocation.
     """
 
     interactive: str
@@ -168,22 +169,22 @@ class HoldsAllocations(ABC):
 
     @abstractmethod
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
-        """Returns the allocation that an environment with all of `allocation_variables` describes.
+        """Returns the allocation that the environment describes; all `allocation_variables` must be set.
 
         Raises:
-            ConfigError: the list of its nodes cannot be read.
+            ConfigError: the allocation's node list cannot be read.
         """
 
 
 class Requeues(ABC):
-    """A scheduler where a user can requeue a running job, which keeps its id."""
+    """A scheduler on which users can requeue their running jobs. A requeued job keeps its id."""
 
     @abstractmethod
     def requeue(self, job_id: str) -> None:
         """Requeues the job.
 
         Raises:
-            QueryError: the scheduler refuses, with its message, or does not answer.
+            QueryError: the scheduler refuses (with its message) or does not answer.
         """
 
 
@@ -192,7 +193,7 @@ class ShowsPreemption(ABC):
 
     @abstractmethod
     def preempted(self, job_id: str) -> float | None:
-        """Returns when the preemption of the job began, in seconds since the epoch; None: it has not.
+        """Returns the start of the job's preemption in seconds since the epoch, or None if it is not being preempted.
 
         Raises:
             QueryError: the scheduler does not answer.
@@ -204,9 +205,9 @@ class CountsJobs(ABC):
 
     @abstractmethod
     def count_jobs(self, timeout: float) -> Mapping[str, int]:
-        """Returns how many jobs of this user wait or run, by the name of each partition, queue and QOS; "": of all.
+        """Returns the number of this user's pending and running jobs by partition, queue or QOS name; "" is the total.
 
-        Elements of an array count one by one.
+        Each array element counts as one job.
 
         Raises:
             QueryError: the scheduler does not answer within `timeout` seconds.
@@ -218,9 +219,9 @@ class ExcludesNodes(ABC):
 
     @abstractmethod
     def without(self, hosts: str, plan: JobPlan | None = None) -> str:
-        """Returns the override, quoted for a shell, that excludes these nodes when a run is resumed. Pure.
+        """Returns the shell-quoted config override with which `resume` excludes these nodes. Pure.
 
         Args:
             hosts: the nodes (`node3,node7`, `node[3,7]`).
-            plan: of the run, which may exclude other nodes already.
+            plan: the run's plan; nodes that it excludes already stay excluded.
         """

@@ -1,4 +1,4 @@
-"""The facts of a site, and the parts of a profile that are the same for all schedulers."""
+"""`site init` and `site check`: the facts of a site, and the parts of a profile that all schedulers share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from launcher.schedulers.diagnosis import DescribesSite
 from launcher.schedulers.queries import QueryError
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
-READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # by YAML
+READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # texts that YAML does not read as text
 T = TypeVar("T")
 
 
 class Named(Protocol):
-    """Something with a name."""
+    """An object with a name, such as a partition or queue."""
 
     @property
     def name(self) -> str: ...
@@ -31,11 +31,11 @@ P = TypeVar("P", bound=Named)
 
 
 class Site(ABC):
-    """The facts of a site that an ordinary user can query; those of failed queries are missing.
+    """The facts of a site that an ordinary user can query. Facts of failed queries are missing.
 
     Attributes:
-        pool: the scheduler's name for a group of nodes (partition, queue): a key of profiles, an option of `site init`.
-        problems: the queries that failed, and why.
+        pool: the scheduler's word for a group of nodes: `partition` or `queue`, a profile key and `site init` option.
+        problems: one text per failed query, with the reason.
     """
 
     pool: str
@@ -43,38 +43,39 @@ class Site(ABC):
 
     @abstractmethod
     def default_name(self) -> str:
-        """Returns the default name of its profile. Pure."""
+        """Returns the default name of the site's profile. Pure."""
 
     @abstractmethod
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        """Returns the lines of a profile, each value with its source. Pure.
+        """Yields the lines of a profile of the site, with the source of each value as a comment. Pure.
 
         Args:
-            name: of the profile.
-            wanted: the pool to use; None: the default one, or the one that fits best.
-            day: of the queries.
+            name: name of the profile.
+            wanted: partition or queue to use; None: the default one, or the one that fits best.
+            day: date of the queries, for the comment at the top.
 
         Raises:
-            ConfigError: there is no such pool.
+            ConfigError: the wanted partition or queue does not exist.
         """
 
     @abstractmethod
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
-        """Returns the differences between a profile and the site. Pure."""
+        """Compares a profile with the site, and yields findings, also where they agree. Pure."""
 
 
 def described_schedulers() -> list[DescribesSite]:
-    """Returns the schedulers that describe their site, from which a profile of it can be made."""
+    """Returns the schedulers for which `site init` can write a profile."""
     return [each for each in registry.schedulers() if isinstance(each, DescribesSite)]
 
 
 class ErrorCollector:
-    """Calls queries, and collects the errors of those that fail in `problems`."""
+    """Runs queries, and collects the errors of failed ones in `problems`."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def __call__(self, ask: Callable[[], T], otherwise: T, what: str) -> T:
+        """Returns the result of the query `ask`, or `otherwise` if it fails; `what` names it in `problems`."""
         try:
             return ask()
         except (QueryError, ValueError) as error:
@@ -83,15 +84,15 @@ class ErrorCollector:
 
 
 def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
-    """Returns the partition or queue that the user has named; None: he has named none. Pure.
+    """Returns the partition or queue with the name that the user has given, or None without a name. Pure.
 
     Args:
-        pools: all of the site.
-        name: what the user has given.
-        option: the scheduler's word for it, which is the option of `site init`.
+        pools: all partitions or queues of the site.
+        name: name from the command line; None: not given.
+        option: name of the option of `site init` (`partition`, `queue`), for the error.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: there is no partition or queue with this name.
     """
     known = {each.name: each for each in pools}
     if name is not None and name not in known:
@@ -100,12 +101,12 @@ def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
 
 
 def plain_name(name: str) -> str:
-    """Returns the name of a site as a file name; `site` if it has none. Pure."""
+    """Returns a site's name with only characters that are valid in a file name; `site` if none is left. Pure."""
     return re.sub(r"[^\w.+-]", "-", name).lstrip("-+.") or "site"
 
 
 def scalar(value: object) -> str:
-    """Returns a value in YAML, quoted if necessary."""
+    """Returns a value as a YAML scalar, quoted if necessary."""
     text = str(value)
     plain = PLAIN.fullmatch(text) and text.lower() not in READ_AS_OTHERS
     return text if isinstance(value, int) or plain else json.dumps(text)
@@ -117,7 +118,14 @@ def memory(octets: int) -> str:
 
 
 def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[str]:
-    """Returns the comment at the top of a profile."""
+    """Yields the lines of the comment at the top of a profile.
+
+    Args:
+        what: description of the site.
+        name: name of the profile.
+        day: date of the queries.
+        problems: facts that could not be queried, with the reason.
+    """
     yield f"# {what} as it was on {day}, written by `launcher site init`."
     yield f"# `launcher site check {name}` tells what has changed since. Change it as you like: the site itself refuses"
     yield "# what it does not allow, and limits here only make that known before a job is submitted."
@@ -127,10 +135,10 @@ def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[st
 
 
 def limit_lines(limits: Sequence[tuple[str, object, str]]) -> Iterator[str]:
-    """Returns the section `limits` of a profile; nothing if there are none. Pure.
+    """Yields the lines of a profile's section `limits`; none without limits. Pure.
 
     Args:
-        limits: key, value and source of each; times are texts.
+        limits: (key, value, source) of each limit; a time is a text such as `02:00:00`.
     """
     if limits:
         yield "limits:"

@@ -1,4 +1,4 @@
-"""Submits a job that starts when another one has ended: how a run continues where jobs are not requeued."""
+"""Submits a run's next job, which starts when an earlier job has ended: how runs continue without a requeue."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ def submit_after(
 ) -> str:
     """Resubmits the script of a run; the new job starts when the job with this id has ended, with any outcome.
 
-    Where no job can depend on that one, the new job may start at once, and then waits for the lease of the run.
+    If the scheduler supports no dependency on that job (see `Queue.can_be_waited_for`), the new job may start at once;
+    it then waits for the run's lease.
 
     Args:
-        plan: the run.
-        job_id: of the previous job.
-        script: path of the script.
-        token: by which the new job is found if the answer to its submission is lost.
-        environment: of the submission.
-        timeout: seconds for one command of the scheduler.
+        plan: the run's plan.
+        job_id: id of the job to wait for.
+        script: path of the job script.
+        token: unique text stored with the new job, by which it is found if the reply to its submission is lost.
+        environment: environment of the submission command.
+        timeout: timeout of each scheduler command in seconds.
 
     Returns:
         The id of the new job.
@@ -37,7 +38,9 @@ def submit_after(
 def submit_behind(
     plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
-    """Resubmits the script of a run; the new job starts when all these jobs have ended, with any outcome.
+    """Resubmits the script of a run; the new job starts when all jobs in `jobs` have ended, with any outcome.
+
+    The other arguments and the result are those of `submit_after`.
 
     Raises:
         SubmissionError: the scheduler refused the job, or did not answer.

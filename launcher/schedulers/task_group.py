@@ -1,4 +1,4 @@
-"""Tasks of one command that end together: the request to a starter, and waiting for the tasks that it started."""
+"""Tasks of one command that end together: the request to a task starter, and the wait for the started tasks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from launcher.runs.events import StopRequested
 
 
 class Task(Protocol):
-    """A task: a process of this host, or one that pbsdsh started on another node."""
+    """A task: a process on this host, or one that a task starter such as pbsdsh started on another node."""
 
     def poll(self) -> int | None:
-        """Returns the exit status, negative for a signal; None: the task is running."""
+        """Returns the task's exit status, negative if a signal killed it; None while it is running."""
 
     def terminate(self) -> None: ...
 
@@ -28,16 +28,17 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """Tasks that a starter is to start.
+    """Tasks for a task starter (registry.STARTERS) to start.
 
     Attributes:
-        folder: of the files of the tasks, created by the starter, on a file system that all nodes share.
-        nodes, tasks_per_node: how many hosts, and tasks on each.
+        folder: directory of the tasks' files on a file system that all nodes share; the starter creates it.
+        nodes: number of hosts.
+        tasks_per_node: number of tasks on each host.
         grace: seconds between SIGTERM and SIGKILL.
-        command: what every task runs.
-        signals: the received stop signals, from `collect_signals`; a starter adds its scheduler's own as SIGTERM.
-        keep_going: the other tasks continue when one fails.
-        mpiexec: the command that starts the tasks, where the starter runs one (`cluster.mpiexec`).
+        command: argv of every task.
+        signals: received stop signals, from `collect_signals`; a starter adds its scheduler's own signals as SIGTERM.
+        keep_going: whether the other tasks continue when one fails.
+        mpiexec: argv of the site's mpiexec (`cluster.mpiexec`), for the starter that uses it.
     """
 
     folder: Path
@@ -51,7 +52,7 @@ class TaskRequest:
 
 
 def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:
-    """Returns for each task the variables with its rank, its node and the hosts. Pure."""
+    """Returns each task's LAUNCHER_* variables, from which it derives its rank, node and hosts. Pure."""
     tasks = len(hosts) * tasks_per_node
     common = {"LAUNCHER_HOSTS": ",".join(hosts), "LAUNCHER_TASKS": str(tasks)}
     return [
@@ -60,7 +61,7 @@ def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, st
 
 
 def collect_signals() -> list[int]:
-    """Handles SIGTERM and SIGINT; returns a list to which each received signal is added."""
+    """Installs handlers of SIGTERM and SIGINT; returns a list to which each received signal number is appended."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
@@ -70,17 +71,20 @@ def collect_signals() -> list[int]:
 def watch(
     tasks: Sequence[Task], signals: Sequence[int], grace: float, pause: float, *, keep_going: bool = False
 ) -> int:
-    """Waits until all tasks have ended. A stop signal or a failed task ends the others.
+    """Waits until all tasks have ended.
+
+    On a stop signal, and when a task exits with RESUME or (unless `keep_going`) fails, the remaining tasks get SIGTERM
+    and, after `grace` seconds, SIGKILL.
 
     Args:
         tasks: the started tasks.
-        signals: the list of `collect_signals`, which was called before they started.
+        signals: the list of `collect_signals`, which must be called before the tasks start.
         grace: seconds between SIGTERM and SIGKILL.
         pause: seconds between two polls.
-        keep_going: the other tasks continue when one fails.
+        keep_going: whether the other tasks continue when one fails.
 
     Returns:
-        The exit status of the first that failed, else 0.
+        The exit status of the first failed task (128 + N after signal N), else 0.
     """
     kill_at, first_failure = None, 0
     while True:
@@ -89,7 +93,7 @@ def watch(
         if None not in codes:
             return first_failure if first_failure >= 0 else 128 - first_failure
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
-        ending = signals or (first_failure and not keep_going) or errors.RESUME in codes  # it goes on elsewhere
+        ending = signals or (first_failure and not keep_going) or errors.RESUME in codes  # another job continues it
         if kill_at is None and ending:
             kill_at = time.monotonic() + grace
             for task in left:
@@ -103,5 +107,5 @@ def watch(
 
 
 def _record(request: signal.Signals) -> None:
-    """Records the stop request at once: PBS may kill the job script before that records the end."""
+    """Records a stop request in the attempt's events at once, because PBS may kill the job script soon."""
     Events(current_attempt(), "spawn")(StopRequested(signal=request.name, host=socket.gethostname()))

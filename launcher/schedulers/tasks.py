@@ -1,13 +1,13 @@
-"""Starts the tasks of a run where there is no srun, and ends them together.
+"""The command in job scripts that starts a run's tasks without srun, and ends them together.
 
     python -m launcher.schedulers.tasks [--go-on] [--STARTER[=WORDS]] NODES TASKS_PER_NODE GRACE COMMAND...
 
-The nodes are simulated on this host, unless a starter (registry.STARTERS) is named that starts tasks on those of the
-job that we are in: pbsdsh on the first NODES hosts, or an mpiexec, which also tells the tasks their places. Elsewhere
-every task finds its place in LAUNCHER_* variables.
-SIGTERM and SIGINT are handed on to the tasks. When a task fails, the others get SIGTERM and, GRACE seconds later,
-SIGKILL, but with --go-on they go on, as a run that may lose nodes wants it. The exit status is that of the task that
-failed first.
+STARTER is a key of registry.STARTERS, which starts the tasks on the nodes of the current job: on its first NODES hosts
+(pbsdsh, qrsh), or as WORDS, the site's mpiexec with its arguments, decides. Without a starter, all tasks run on this
+host, which then simulates NODES nodes. Tasks derive their rank from LAUNCHER_* variables, or from those of mpiexec.
+
+SIGTERM and SIGINT are forwarded to the tasks as SIGTERM. When a task fails, the others get SIGTERM and, GRACE seconds
+later, SIGKILL. With --go-on they continue instead (elastic runs). The exit status is that of the first failed task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.schedulers.task_group import TaskRequest, collect_signals, environ
 
 
 def task_files() -> Path:
-    """Returns the folder for the files of the tasks, on a file system that all nodes share. It does not exist yet."""
+    """Returns the path of the folder for the tasks' files, on a shared file system. The folder does not exist yet."""
     if named := os.environ.get("LAUNCHER_TASK_FILES"):
         return Path(named)
     attempt = current_attempt()

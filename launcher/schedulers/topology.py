@@ -1,8 +1,8 @@
-"""The rank of this process, derived from the variables of the command that started it. Pure.
+"""Derives this process's rank, world size and hosts from the variables of the command that started it. Pure.
 
-Sources are tried in the order of `SOURCES`. The first whose set of variables is complete counts; `Topology.source`
-has its name. Nothing here does I/O: the environment, this host's name and the reader of PBS's node file are
-arguments.
+A source is such a command (srun, torchrun, mpiexec). The first source in `SOURCES` with all its variables set is used;
+`Topology.source` has its name. Nothing here does I/O: the environment, this host's name and the reader of PBS's node
+file are arguments.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ class TopologyError(RuntimeError):
 
 @dataclass(frozen=True)
 class Topology:
-    """The place of one process in a job.
+    """The rank of one process, and the size and hosts of its job.
 
     Attributes:
-        source: what it was derived from, e.g. `srun`.
-        rank, local_rank, node_rank: as torch.distributed uses them.
-        world_size, local_world_size, nnodes: number of processes, of processes on this node, of nodes.
-        hosts: host name of each node rank; empty: unknown.
-        master: host of rank 0.
-        master_port: port that the environment prescribes, or None when it is ours to choose.
-        job: identifies this launch among those of the same user (job and step).
-        node_known: whether the node rank comes from the source; else it assumes that ranks fill nodes in order.
-        tasks_per_node: number of ranks on each node, if it is known and ranks fill nodes in order; else empty.
+        source: key of SOURCES (`srun`), or `plain` for a single process without a source.
+        rank: global rank.
+        local_rank: rank among the processes of this node.
+        node_rank: index of this node.
+        world_size: number of processes.
+        local_world_size: number of processes on this node.
+        nnodes: number of nodes.
+        hosts: host name of each node rank; empty if unknown.
+        master: host of rank 0; empty if unknown.
+        master_port: port that the environment prescribes; None: the launcher chooses one.
+        job: text that is unique for this launch among all launches of the user (job and step).
+        node_known: whether the source gives the node rank; else it is derived as if ranks fill nodes in order.
+        tasks_per_node: number of ranks on each node, if known and ranks fill nodes in order; else empty.
     """
 
     source: str
@@ -63,7 +67,13 @@ class Topology:
 
 @dataclass(frozen=True)
 class _Place:
-    """The input of a source: the environment, this host, and the hosts of the allocation (empty: unknown)."""
+    """The input of a source.
+
+    Attributes:
+        environ: environment of this process.
+        hostname: name of this host.
+        allocation: distinct hosts of the allocation in order; empty if unknown.
+    """
 
     environ: Environ
     hostname: str
@@ -84,11 +94,11 @@ class _Place:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of all ranks.
+    """The assignment of ranks to nodes.
 
     Attributes:
-        of_ranks: the node rank of each rank.
-        hosts: the host of each node rank.
+        of_ranks: node rank of each rank.
+        hosts: host name of each node rank.
     """
 
     of_ranks: tuple[int, ...]
@@ -96,16 +106,16 @@ class Nodes:
 
 
 def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
-    """Returns the nodes of all ranks, from what each rank reports. Pure.
+    """Determines the node of every rank from the ranks' reports. Pure.
 
-    | reports | ranks are on one node if they have | node ranks are |
+    | reports | ranks are on the same node if they have | order of the nodes |
     |---|---|---|
-    | all have a node rank | the same node rank: simulated nodes share a host | in the order of those reported |
-    | at least one has only a host | the same host | in the order of the first rank on each |
+    | all have a node rank | the same node rank (simulated nodes share a host) | that of the reported node ranks |
+    | at least one has only a host | the same host | that of the first rank on each node |
 
     Args:
-        reports: of each rank, in order: its node rank (None: unknown), and its host.
-        hosts: host of each node from the source, used if their number matches.
+        reports: (node rank, host) of each rank, in the order of ranks; the node rank is None if unknown.
+        hosts: host of each node according to the source; used if all node ranks are known and the numbers match.
     """
     by_number = all(number is not None for number, _ in reports)
     places: list[int | str] = [number if by_number and number is not None else host for number, host in reports]
@@ -118,10 +128,10 @@ def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str]
 
 
 def nodes_in_order(place: Topology) -> tuple[int, ...]:
-    """Returns the node rank of each rank if ranks fill nodes in order; (): unknown. Pure.
+    """Returns the node rank of each rank if this rank knows that ranks fill nodes in order, else (). Pure.
 
-    Ranks need not fill nodes in order (srun --distribution=cyclic, mpirun --map-by node), which one rank cannot see:
-    after the ranks have joined, `assign_nodes` determines it.
+    With srun --distribution=cyclic or mpirun --map-by node they do not, which a single rank may not know. Then
+    `assign_nodes` determines the node ranks after all ranks have joined.
     """
     counts = place.tasks_per_node
     if not counts and place.node_known and place.world_size == place.local_world_size * place.nnodes:
@@ -132,23 +142,23 @@ def nodes_in_order(place: Topology) -> tuple[int, ...]:
 
 
 def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topology:
-    """Returns the topology of this process.
+    """Derives the topology of this process.
 
     Args:
-        environ: its environment.
-        hostname: its host's name, for the sources that give no list of hosts.
-        read: reads PBS's node file, given its path.
+        environ: environment of this process.
+        hostname: name of this host, for sources without a host list.
+        read: returns the text of PBS's node file, given its path.
 
     Returns:
-        The first complete source of `SOURCES`; a world of one rank when there is none.
+        The topology of the first source in `SOURCES` with all its variables; without a source, a world of one rank.
 
     Raises:
-        TopologyError: a source is there, and its values contradict each other or leave the master unknown.
+        TopologyError: the source's values contradict each other, or do not give the host of rank 0.
     """
     try:
         place = _Place(environ, hostname, _allocation(environ, read))
         topology = next(filter(None, (source(place) for source in SOURCES.values())), None)
-    except (ValueError, ZeroDivisionError) as error:  # a list of nodes or counts that is none, no ranks on a node
+    except (ValueError, ZeroDivisionError) as error:  # an invalid list of nodes or counts, or zero ranks on a node
         raise TopologyError(f"the variables of this job contradict each other: {error}") from None
     if topology is None:
         topology = _uniform("plain", place, 0, 1, 0, 1, job="plain")
@@ -164,7 +174,7 @@ def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topol
 
 
 def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]:
-    """Returns the distinct hosts of the allocation in order; (): unknown."""
+    """Returns the distinct hosts of the Slurm or PBS allocation in order; () if unknown."""
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return tuple(expand(nodes))
     if path := environ.get("PBS_NODEFILE"):
@@ -182,7 +192,7 @@ def _uniform(
     job: str,
     node: int | None = None,
 ) -> Topology:
-    """Returns a topology of equal nodes that ranks fill in order, for sources that give the numbers of one rank only.
+    """Returns a topology that assumes equal nodes, which ranks fill in order, for sources without a list of nodes.
 
     After the ranks have joined, `assign_nodes` corrects it.
     """
@@ -213,7 +223,7 @@ def _uniform(
 
 
 def _launcher(place: _Place) -> Topology | None:
-    """Our own scripts, where the scheduler gives a task no numbers (local, PBS)."""
+    """The launcher's own variables, set by `task_group.environments` where srun does not start the tasks."""
     if not place.has("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE", "LAUNCHER_HOSTS"):
         return None
     hosts = tuple(place.environ["LAUNCHER_HOSTS"].split(","))
@@ -227,14 +237,14 @@ def _launcher(place: _Place) -> Topology | None:
 
 
 def _torchrun(place: _Place) -> Topology | None:
-    """torchrun: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables."""
+    """torchrun's variables: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables."""
     if not place.has("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         return None
     world, local_world = place.number("WORLD_SIZE"), place.number("LOCAL_WORLD_SIZE")
     nnodes = place.first("GROUP_WORLD_SIZE") or -(-world // local_world)
     known = tuple(filter(None, place.environ.get("LAUNCHER_HOSTS", "").split(",")))  # set by our agent
     hosts = next((hosts for hosts in (known, place.allocation, (place.hostname,)) if len(hosts) == nnodes), ())
-    node = place.first("GROUP_RANK", "NODE_RANK")  # torchrun's; who sets the others by hand may leave it out
+    node = place.first("GROUP_RANK", "NODE_RANK")  # missing where a user sets the other variables by hand
     return Topology(
         "torchrun",
         place.number("RANK"),
@@ -252,9 +262,10 @@ def _torchrun(place: _Place) -> Topology | None:
 
 
 def _srun(place: _Place) -> Topology | None:
-    """srun: man srun, OUTPUT ENVIRONMENT VARIABLES. The step's values, for the job's may cover more nodes.
+    """srun's variables: man srun, OUTPUT ENVIRONMENT VARIABLES.
 
-    The batch script itself has SLURM_PROCID too, but belongs to no step of ours: SLURM_STEP_* tell them apart.
+    The step's values are used, because the job may have more nodes. The batch script has SLURM_PROCID too, but not
+    SLURM_STEP_*, so it is not taken for a task.
     """
     if not place.has(
         "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
@@ -286,7 +297,7 @@ def _srun(place: _Place) -> Topology | None:
 
 
 def _openmpi(place: _Place) -> Topology | None:
-    """OpenMPI's mpirun: docs.open-mpi.org, "Environment variables set at run time"."""
+    """The variables of OpenMPI's mpirun: docs.open-mpi.org, "Environment variables set at run time"."""
     prefix = "OMPI_COMM_WORLD_"
     if not place.has(*(prefix + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))):
         return None
@@ -298,7 +309,7 @@ def _openmpi(place: _Place) -> Topology | None:
 
 
 def _pals(place: _Place) -> Topology | None:
-    """HPE Cray PALS (mpiexec on Cray EX): man intro_pals, and the world's size from Cray PMI."""
+    """The variables of HPE Cray PALS (mpiexec on Cray EX): man intro_pals; the world size is from Cray PMI."""
     local_world = place.first("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
     if not place.has("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID", "PMI_SIZE") or local_world is None:
         return None
@@ -310,7 +321,7 @@ def _pals(place: _Place) -> Topology | None:
 
 
 def _mpich(place: _Place) -> Topology | None:
-    """MPICH's and Intel MPI's Hydra process manager (mpiexec -genvlist; MPI_LOCALRANKID)."""
+    """The variables of MPICH's and Intel MPI's Hydra process manager (mpiexec -genvlist; MPI_LOCALRANKID)."""
     if not place.has("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
         return None
     rank, world, local_rank, local_world = (
@@ -321,9 +332,9 @@ def _mpich(place: _Place) -> Topology | None:
 
 
 def _pbs(place: _Place) -> Topology | None:
-    """pbsdsh and pbs_tmrsh with one task per node: PBS_NODENUM is the node's index in the job.
+    """The variables of pbsdsh and pbs_tmrsh with one task per node: PBS_NODENUM is the node's index in the job.
 
-    The main script has PBS_TASKNUM=1; it was started by nobody but the scheduler and is a world of its own.
+    The job script has PBS_TASKNUM=1; pbsdsh did not start it, so it is not taken for a task.
     """
     if not place.has("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM") or not place.allocation:
         return None

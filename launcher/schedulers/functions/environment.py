@@ -1,9 +1,9 @@
-"""submitit's environment of a task of a function: its rank, and what happens at the end of the wall time.
+"""submitit's environment of a function's task: its rank, and checkpoint and resubmission at the end of the wall time.
 
 PBS sends no signal before the end of the wall time, and SIGUSR2 would kill the login shell that runs the job; Grid
 Engine's s_rt would end a parallel job early. So the first task of a job sets a timer. When it fires, a function with a
-`checkpoint` method is checkpointed and resubmitted, under the id of the first job. On SIGTERM (qdel, preemption, wall
-time) it is only checkpointed: after a preemption the scheduler itself starts the job again.
+`checkpoint` method is checkpointed and resubmitted; the new job keeps the submitit id of the first job. On SIGTERM
+(qdel, preemption, wall time) the function is only checkpointed, because the scheduler itself requeues preempted jobs.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from launcher.schedulers import topology
 from launcher.schedulers.functions.scheduler import FunctionScheduler
 from launcher.schedulers.idempotent_submit import submit_once
 
-TIMEOUT = 45.0  # seconds after which a resubmission fails; the job itself ends then
-QUERY_TIMEOUT = 15  # seconds for each command of it
+TIMEOUT = 45.0  # seconds after which a resubmission fails; the job is about to end
+QUERY_TIMEOUT = 15  # seconds for each scheduler command of the resubmission
 
 
 def resubmissions(paths: utils.JobPaths) -> Path:
-    """Returns the file with the ids of the jobs that continued a job, one per line."""
+    """Returns the path of the file with the ids of the jobs that continued a job, one id per line, oldest first."""
     return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
 
 
 def link_as(file: Path, name: Path) -> None:
-    """Links a file under another name, unless that exists. Copies it, atomically, where there are no hard links.
+    """Makes a hard link `name` to a file unless `name` exists. Copies it, atomically, where hard links do not work.
 
     Raises:
         OSError: neither is possible.
@@ -58,7 +58,7 @@ def link_as(file: Path, name: Path) -> None:
 
 
 class FunctionEnvironment(job_environment.JobEnvironment):
-    """The rank and the nodes of this process, as submitit reads them."""
+    """The rank and the nodes of this process, with the attributes that submitit reads."""
 
     scheduler: ClassVar[FunctionScheduler]
     _env = {"job_id": "LAUNCHER_JOB_ID"}  # noqa: RUF012  submitit's
@@ -113,7 +113,14 @@ class FunctionEnvironment(job_environment.JobEnvironment):
             alarm.start()
 
     def _requeue(self, countdown: int) -> None:
-        """Submits the script of the job again; the new job continues under the same submitit id."""
+        """Resubmits the job script; the new job keeps the submitit id.
+
+        Args:
+            countdown: number of remaining resubmissions after timeouts, for the log.
+
+        Raises:
+            UncompletedJobError: the scheduler refused the job, or did not answer.
+        """
         if qsub := self.scheduler.find("qsub"):
             os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
         first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
@@ -127,11 +134,11 @@ class FunctionEnvironment(job_environment.JobEnvironment):
             )
         except SubmissionError as error:
             raise utils.UncompletedJobError(f"checkpointed, but it does not go on: {error}") from None
-        self.tell_resubmission(job_id)
+        self.record_resubmission(job_id)
         logger.get_logger().info(f"{first} goes on as {job_id} ({countdown} remaining timeouts)")
 
-    def tell_resubmission(self, job_id: str) -> None:
-        """Records, once, that the job with this id continues this one."""
+    def record_resubmission(self, job_id: str) -> None:
+        """Appends a job's id to the file of `resubmissions`, unless the file has it already."""
         file = resubmissions(self.paths)
         known = ""
         with contextlib.suppress(FileNotFoundError):
@@ -142,13 +149,13 @@ class FunctionEnvironment(job_environment.JobEnvironment):
 
 
 class _Handler(job_environment.SignalHandler):
-    """submitit's handler, with the job's deadline, which submitit would estimate."""
+    """submitit's signal handler, which takes the deadline from LAUNCHER_DEADLINE instead of an estimate."""
 
     env: FunctionEnvironment
 
     @functools.cached_property
     def deadline(self) -> float:
-        """The time to stop, in seconds since the epoch."""
+        """The time at which the function must be checkpointed, in seconds since the epoch."""
         return float(os.environ["LAUNCHER_DEADLINE"])
 
     def has_timed_out(self) -> bool:
@@ -167,7 +174,7 @@ class _Handler(job_environment.SignalHandler):
         super().checkpoint_and_try_requeue(signum, frame)
 
     def _only_this_one(self) -> None:
-        """Ignores further signals, which would interrupt the checkpoint or begin a second one."""
+        """Ignores further signals, which would interrupt the checkpoint or start a second one."""
         for number in (signal.SIGTERM, self.env._usr_sig()):
             signal.signal(number, signal.SIG_IGN)
 

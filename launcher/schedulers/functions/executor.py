@@ -1,14 +1,14 @@
-"""The executor that submits anybody's functions through submitit, its jobs and their states.
+"""The submitit executor that submits users' functions; its jobs and their states.
 
     executor = submitit.AutoExecutor("logs", cluster="pbs")
     executor.update_parameters(timeout_min=60, nodes=2, tasks_per_node=4, pbs_queue="gpu")
     job = executor.submit(function, 3)
     print(job.results())
 
-Job ids are the scheduler's own (`136.pbs-srv`); elements of an array are `150.pbs-srv_0` and so on. A job that
-checkpoints and goes on as another job keeps its id here, and ID_resubmitted.txt beside its files tells the others.
+Job ids are the scheduler's (`136.pbs-srv`); array elements have `150.pbs-srv_0` and so on. A job that checkpoints and
+is resubmitted keeps its first id here; ID_resubmitted.txt in submitit's folder lists the ids of the later jobs.
 
-This module and what it imports need neither torch nor Hydra.
+This module and its imports need neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from launcher.schedulers.functions.scheduler import FunctionScheduler
 from launcher.schedulers.idempotent_submit import Refused, submit_once
 from launcher.schedulers.queries import JobState, Queries, QueryError, SchedulerJob, parts
 
-OVER = "OVER"  # over; how is asked when somebody wants to know
+OVER = "OVER"  # state of an ended job with an outcome that has not been queried yet
 
 
 class JobWatcher(core.InfoWatcher):
-    """States of all jobs by one query; more only for those that have disappeared from its answer."""
+    """Reads the states of all jobs with one query, and queries the records only of jobs that it no longer lists."""
 
     def __init__(self, queries: Queries, delay_s: int = 60) -> None:
         super().__init__(delay_s)
@@ -56,17 +56,22 @@ class JobWatcher(core.InfoWatcher):
         self._misses: dict[str, int] = {}
 
     def register(self, job_id: str, file: Path) -> None:
-        """Watches a job, and those that are named in `file` as going on with it."""
+        """Watches a job, and the jobs that continue it.
+
+        Args:
+            job_id: id of the first job.
+            file: path of the file to which the ids of the continuing jobs are appended (`resubmissions`).
+        """
         self._files[job_id] = file
         self.register_job(job_id)
 
     def current(self, job_id: str) -> str:
-        """The job that runs it now, or did last.
+        """Returns the id of the latest job that continues this job, or `job_id` if none does.
 
         Raises:
-            QueryError: nobody can tell now.
+            QueryError: the file of the job's resubmissions cannot be read now.
         """
-        lines = _told(self._files[job_id]).split() if job_id in self._files else []
+        lines = _read_optional(self._files[job_id]).split() if job_id in self._files else []
         return lines[-1] if lines else job_id
 
     def update(self) -> None:
@@ -77,19 +82,19 @@ class JobWatcher(core.InfoWatcher):
         self._last_status_check = time.time()
         try:
             known = self._queries.jobs()
-            # Read after the answer: a job that is over by then has said before which one goes on with it.
+            # Read after the query: a job that had ended by then has recorded its successor already.
             now = {job_id: self.current(job_id) for job_id in waiting}
             keys = {job_id: self._queries.key(now[job_id]) for job_id in waiting}
             gone = [now[job_id] for job_id in waiting if keys[job_id] not in known]
             ended = self._queries.ended_all(gone) if gone else {}
         except QueryError:
-            return  # no answer: nothing is known that was not known before
+            return  # the known states stay
         for job_id in waiting:
             self._learn(job_id, known.get(keys[job_id]) or ended.get(keys[job_id]))
         self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))
 
     def _learn(self, job_id: str, job: SchedulerJob | None) -> None:
-        if job is None:  # a server may forget one that is over at once, but one look may also have come too early
+        if job is None:  # ended and forgotten by the server; or the query was too early, so a second one is needed
             self._misses[job_id] = self._misses.get(job_id, 0) + 1
             if self._misses[job_id] < 2:
                 return
@@ -101,7 +106,12 @@ class JobWatcher(core.InfoWatcher):
         self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """The state in Slurm's words; FORGOTTEN for a job that is over and of which nobody tells how."""
+        """Returns the job's state, with Slurm's state names; FORGOTTEN for an ended job without a record.
+
+        Args:
+            job_id: id of the first job.
+            mode: submitit's query mode; with `cache`, nothing is queried.
+        """
         info = self.get_info(job_id, mode)
         if info.get("State") == OVER and mode != "cache":
             try:
@@ -121,7 +131,7 @@ class JobWatcher(core.InfoWatcher):
 
 
 class FunctionJob(core.Job[Any]):
-    """A submitit job of a scheduler."""
+    """A submitit job of PBS or Grid Engine that runs a function."""
 
     _cancel_command = "qdel"
     scheduler: ClassVar[FunctionScheduler]
@@ -132,7 +142,7 @@ class FunctionJob(core.Job[Any]):
             self.watcher.register(self.job_id, resubmissions(self.paths))
 
     def stderr(self) -> str | None:
-        """What the task has written; where none has begun, what its job had to say of that. None: nothing yet."""
+        """Returns the task's standard error, or the job script's output if no task has started; None without either."""
         found: str | None = super().stderr()
         if found is not None or self._sub_jobs:
             return found
@@ -142,10 +152,13 @@ class FunctionJob(core.Job[Any]):
         return None
 
     def cancel(self, check: bool = True) -> None:
-        """Deletes the job.
+        """Cancels the latest job that continues this one.
+
+        Args:
+            check: whether to raise errors.
 
         Raises:
-            QueryError: the scheduler does not answer, or refuses, and `check`.
+            QueryError: with `check`, the scheduler refuses or does not answer.
         """
         try:
             self.scheduler.queries().cancel(self.watcher.current(self.job_id))
@@ -155,7 +168,7 @@ class FunctionJob(core.Job[Any]):
 
 
 class FunctionExecutor(core.PicklingExecutor):
-    """Submits functions to a scheduler; see its `Parameters` for what can be asked for."""
+    """Submits functions to PBS or Grid Engine. `Parameters` documents the parameters of update_parameters()."""
 
     job_class: type[FunctionJob]
     environment: ClassVar[type[FunctionEnvironment]]
@@ -170,14 +183,14 @@ class FunctionExecutor(core.PicklingExecutor):
     ) -> None:
         """
         Args:
-            folder: where payloads, results and logs go; on a file system that all nodes share. It may contain %j.
-            max_num_timeout: how often a job that runs out of time and can checkpoint is submitted again.
-            max_pickle_size_gb: most that the payloads of one call may take.
-            python: shell command that starts Python; default: this interpreter.
+            folder: directory of payloads, results and logs, on a file system that all nodes share. May contain %j.
+            max_num_timeout: how many times a function with a checkpoint method is resubmitted after a timeout.
+            max_pickle_size_gb: maximum size of all payloads of one call in GB.
+            python: shell command that starts Python; None: this interpreter.
 
         Raises:
-            RuntimeError: the qsub on PATH is another scheduler's; the text says whose it is.
-            ValueError: the scheduler does not take the folder's name.
+            RuntimeError: the qsub on PATH belongs to another scheduler; the text names it.
+            ValueError: the folder's name cannot be written in the scheduler's directives.
         """
         super().__init__(folder, max_num_timeout, max_pickle_size_gb)
         if problem := detect().problem(self.scheduler.kind):
@@ -193,7 +206,7 @@ class FunctionExecutor(core.PicklingExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """2 where the scheduler's qsub is on PATH (as for Slurm), else -1."""
+        """Returns this executor's priority for submitit: 2 (as Slurm's) if the scheduler's qsub is on PATH, else -1."""
         return 2 if detect().kind is cls.scheduler.kind else -1
 
     @classmethod
@@ -219,10 +232,10 @@ class FunctionExecutor(core.PicklingExecutor):
         return params
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        """Sets parameters.
+        """Validates and sets parameters.
 
         Raises:
-            ValueError: there is no such parameter, or its value cannot be used.
+            ValueError: a parameter does not exist, or its value is invalid.
         """
         self.scheduler.parameters.of({**self.parameters, **kwargs})
         super()._internal_update_parameters(**kwargs)
@@ -246,7 +259,7 @@ class FunctionExecutor(core.PicklingExecutor):
             for part in parts(len(delayed_submissions), self._largest_array(len(delayed_submissions))):
                 jobs += self._submit_part(folder, part, delayed_submissions)
         except BaseException:
-            for job_id in {self.scheduler.array_of(job.job_id) for job in jobs}:  # nobody would have a handle on them
+            for job_id in {self.scheduler.array_of(job.job_id) for job in jobs}:  # the caller gets no job objects
                 with contextlib.suppress(QueryError):
                     self._queries.cancel(job_id)
             raise
@@ -257,16 +270,19 @@ class FunctionExecutor(core.PicklingExecutor):
             return None
         try:
             return self.scheduler.largest_array(self.parameters.get("queue"))
-        except QueryError:  # qsub is tried for longer, and tells if it is too large
+        except QueryError:  # qsub has a longer timeout, and refuses an array that is too large
             return None
 
     def _submit_part(
         self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        """Submits an array, or a plain job for one element, because PBS has no arrays of one element."""
+        """Submits the functions with these indices as an array; one function becomes a plain job.
+
+        PBS has no arrays of one element.
+        """
         uid = uuid.uuid4().hex
         parameters = self._request
-        script, told = folder / f".{uid}.sh", folder / f".{uid}.job"
+        script, id_file = folder / f".{uid}.sh", folder / f".{uid}.job"
         payloads = [folder / f".{uid}_{index}.pkl" for index in part]
         try:
             for index, payload in zip(part, payloads, strict=True):
@@ -292,9 +308,9 @@ class FunctionExecutor(core.PicklingExecutor):
             raise
         try:
             job_id = submit_once(
-                # A site's qsub may have -V. The function's own environment is in a file that nobody else can read.
+                # A site's default -V would show secrets. The function's environment is in a file with mode 0600.
                 lambda: self._queries.submit(str(script), secrets.without(os.environ, SECRETS)),
-                lambda: _told(told) or self._queries.find(f"launcher-{uid}", parameters.name),
+                lambda: _read_optional(id_file) or self._queries.find(f"launcher-{uid}", parameters.name),
             )
         except Refused:
             _remove(script, *payloads)
@@ -305,8 +321,8 @@ class FunctionExecutor(core.PicklingExecutor):
         for job, payload in zip(jobs, payloads, strict=True):
             link_as(payload, job.paths.submitted_pickle)
             payload.unlink()
-        _remove(told)
-        link_as(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
+        _remove(id_file)
+        link_as(script, jobs[0].paths.submission_file)  # the hidden name stays: a resubmission reads it
         return jobs
 
     def _check_size(self, payload: Path, count: int) -> None:
@@ -318,14 +334,14 @@ class FunctionExecutor(core.PicklingExecutor):
             )
 
     def _environment(self, folder: Path) -> Path:
-        """The file with our environment, one for all submissions from the same environment."""
+        """Writes this process's environment to a file that equal environments share, and returns its path."""
         text = os.fsencode(self.scheduler.exports(dict(sorted(os.environ.items()))))
         path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
         if not path.exists():
             run_files.replace(path, text, sync=False)
         return path
 
-    # What submitit's own way of submitting would use; this one submits in `_submit_part`.
+    # Abstract methods of submitit's executor that are never called: `_submit_part` submits.
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         raise NotImplementedError
@@ -338,11 +354,11 @@ class FunctionExecutor(core.PicklingExecutor):
         raise NotImplementedError
 
 
-def _told(file: Path) -> str:
-    """What a job has told of itself, or nothing.
+def _read_optional(file: Path) -> str:
+    """Returns the text of a file that a job writes; empty if the file does not exist.
 
     Raises:
-        QueryError: nobody can tell now.
+        QueryError: the file cannot be read now.
     """
     try:
         return unwrap(read_text(file)) or ""
@@ -356,7 +372,7 @@ def _remove(*paths: Path) -> None:
 
 
 def _umask() -> int:
-    """This process's umask, without changing it for other threads where the system tells it (man 5 proc)."""
+    """Returns this process's umask, from /proc if possible: os.umask() would briefly change it for other threads."""
     with contextlib.suppress(OSError):
         if match := re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE):
             return int(match[1], 8)

@@ -1,4 +1,4 @@
-"""What a function that is submitted through submitit may ask for, on any scheduler, and the script of its job. Pure."""
+"""The resources and options of a submitit function's job, the same for all schedulers, and its job script. Pure."""
 
 from __future__ import annotations
 
@@ -24,23 +24,27 @@ GRACE = 8  # seconds between SIGTERM and SIGKILL of a job's tasks; PBS itself wa
 
 @dataclass(frozen=True)
 class Parameters(ABC):
-    """Parameters of an executor of functions; with AutoExecutor each has the executor's name in front (`pbs_queue`).
+    """Parameters of an executor of functions. In submitit.AutoExecutor they have a prefix, such as `pbs_queue`.
 
     Attributes:
-        name: of the job.
-        queue, project, account: as qsub's -q, -P and -A.
-        walltime: minutes, or a text such as 24:00:00; kept in seconds.
-        nodes, tasks_per_node: how many; every task calls the function.
-        cpus_per_task: CPUs of each task; None leaves it to the scheduler.
+        name: job name.
+        queue: qsub -q.
+        project: qsub -P.
+        account: qsub -A.
+        walltime: wall time in seconds; users give minutes, or a text such as 24:00:00.
+        nodes: number of nodes.
+        tasks_per_node: number of tasks on each node; every task calls the function.
+        cpus_per_task: CPUs of each task; None: the scheduler's default.
         ngpus: GPUs of each node.
-        mem: memory of each node, such as 16G; kept in bytes.
-        resources: more resources of the whole job.
-        directives: more options of qsub by their name; a list gives one for each of its values.
-        array_parallelism: elements of an array that may run at once.
-        setup, teardown: shell lines around the tasks, on the first node.
-        stderr_to_stdout: one log file for both.
-        signal_delay_s: seconds before the end of the wall time when a function that can is checkpointed.
-        rerunnable: the scheduler may start the job again after it was preempted or lost a node.
+        mem: memory of each node in bytes; users give a text such as 16G.
+        resources: further resources of the whole job by name.
+        directives: further qsub options by name; a list adds the option once per value.
+        array_parallelism: maximum number of array elements that run at once.
+        setup: shell lines before the tasks, on the first node.
+        teardown: shell lines after the tasks, on the first node.
+        stderr_to_stdout: whether a task's stdout and stderr share one log file.
+        signal_delay_s: seconds before the end of the wall time at which the function is checkpointed.
+        rerunnable: whether the scheduler may requeue the job after a preemption or a node failure.
     """
 
     name: str = "submitit"
@@ -62,11 +66,11 @@ class Parameters(ABC):
     signal_delay_s: int = 90
     rerunnable: bool = True
 
-    # Of each scheduler: the template of its scripts, their shell expressions, and what starts tasks on other nodes.
+    # Set by each scheduler: its job script template, the script's shell expressions, and its key of registry.STARTERS.
     template: ClassVar[str]
     shell: ClassVar[JobVariables]
     starter: ClassVar[str]
-    # How the values of each type are checked; numbers with the least that each may be.
+    # The parameters of each type, for validation; numbers with their minimum.
     texts: ClassVar[tuple[str, ...]] = ("name", "queue", "project", "account")
     mappings: ClassVar[tuple[str, ...]] = ("resources", "directives")
     lists: ClassVar[tuple[str, ...]] = ("setup", "teardown")
@@ -80,14 +84,14 @@ class Parameters(ABC):
 
     @classmethod
     def of(cls: type[P], given: Mapping[str, Any], folder: Path = Path("/")) -> P:
-        """Parses the parameters that a user has given.
+        """Parses and validates the parameters that a user has given.
 
         Args:
-            given: by their names; None leaves the default.
-            folder: of the output.
+            given: values by parameter name; None selects the default.
+            folder: directory of the job's output, whose name is validated too.
 
         Raises:
-            ValueError: there is no such parameter, or its value or the folder cannot be used.
+            ValueError: a parameter does not exist, or its value or the folder's name is invalid.
         """
         for name in given:
             if name not in cls.names():
@@ -128,23 +132,25 @@ class Parameters(ABC):
     @classmethod
     @abstractmethod
     def _check_together(cls, values: dict[str, Any]) -> None:
-        """Checks parameters that depend on each other, and adds those that follow from others.
+        """Checks parameters that depend on each other, and adds derived values to `values`.
 
         Raises:
-            ValueError, ConfigError: they contradict each other.
+            ValueError: parameters contradict each other.
+            ConfigError: an option or resource is invalid.
         """
 
     @abstractmethod
     def directive_lines(self, folder: str, token: str, array: str | None) -> list[str]:
-        """Returns the options in the directive lines of the script, quoted.
+        """Returns the directive lines of the job script without their prefix (`#PBS`), with quoted values.
 
         Args:
-            folder: of the output of the script.
-            token: by which the job is found later.
-            array: indices and throttle of an array (`0-14%4`).
+            folder: directory of the job script's output.
+            token: unique text that is stored with the job, so that a later query can find the job.
+            array: indices and throttle of an array (`0-14%4`); None: a plain job.
 
         Raises:
-            ConfigError: a value cannot be written there, or an extra option collides with ours.
+            ConfigError: a value cannot be written in a directive line, or `directives` has an option of another
+                parameter.
         """
 
     def script(
@@ -154,14 +160,14 @@ class Parameters(ABC):
         """Returns the script of a job or of an array.
 
         Args:
-            executor: the name of the executor in submitit.
+            executor: name of the executor in submitit.
             folder: submitit's folder; may contain %j.
-            payload: path of the payloads, without `_INDEX.pkl`.
-            environment: the file with the environment of the job.
+            payload: path of the payload files, without their ending `_INDEX.pkl`.
+            environment: path of the shell file with the job's environment.
             python: shell command that starts Python.
-            token: by which the job is found later.
-            indices: of the elements; with a single one it is a plain job.
-            umask: for files that the function writes.
+            token: unique text that is stored with the job, so that a later query can find the job.
+            indices: indices of the array elements; a single index gives a plain job.
+            umask: umask of the function's process.
         """
         whole = folder_of(folder)
         array = None
@@ -193,7 +199,7 @@ class Parameters(ABC):
         )
 
     def _start(self, python: str) -> Raw:
-        """Returns the words that start several tasks."""
+        """Returns the shell command of the job script that starts the tasks when there are several."""
         return start_command.spawn(
             Raw(python), self.nodes, self.tasks_per_node, GRACE,
             starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
@@ -201,7 +207,7 @@ class Parameters(ABC):
 
     @property
     def _mpiexec(self) -> Sequence[str]:
-        """The words that start the tasks instead of the starter; empty: the starter does."""
+        """The argv of an mpiexec that starts the tasks; empty: `starter` starts them."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""Tells submitit of all our executors. It takes a single one from a distribution (entry point `executor`)."""
+"""Registers all executors of `registry.FUNCTIONS` with submitit, which loads only one per entry point `executor`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from launcher.schedulers import registry
 
 
 def add_ours() -> None:
-    """Appends our executors to submitit's list. Does nothing before submitit has loaded its plug-ins, or twice.
+    """Appends the executors of registry.FUNCTIONS to submitit's list, unless they are in it.
 
-    `submitit.core.plugins.get_executors` loops over that list and calls `name()` of each executor. `name()` of ours
-    calls this function, so the same loop also reaches the executors appended here.
+    Does nothing before submitit has loaded its plug-ins. `submitit.core.plugins.get_executors` loops over the list and
+    calls `name()` of each executor. `FunctionExecutor.name` calls this function, so the same loop also reaches the
+    executors appended here.
     """
     if plugins._get_plugins.cache_info().currsize:
         executors, _ = plugins._get_plugins()

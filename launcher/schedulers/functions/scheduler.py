@@ -1,4 +1,4 @@
-"""What submitit's functions need of a scheduler, each of which has one `FunctionScheduler`."""
+"""The interface that a scheduler implements so that submitit functions can be submitted to it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from launcher.schedulers.detect import Kind
 from launcher.schedulers.functions.parameters import Parameters
 from launcher.schedulers.queries import Queries
 
-FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a resubmitted job: the id of the first one
+FIRST_JOB = "LAUNCHER_FIRST_JOB"  # variable of a resubmitted job with the id of the first job
 
 
 class FunctionQueries(Queries, Protocol):
-    """Queries and commands of a scheduler whose submission takes a script and an environment."""
+    """Queries and commands of a scheduler, with a command that submits a script."""
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a script, and returns the id of its job.
+        """Submits a job script, and returns the job's id.
 
         Args:
-            script: its path; with `text` it is `-`.
-            environment: of the command.
-            arguments: more options.
-            text: the script itself.
+            script: path of the script; `-` with `text`.
+            environment: environment of the submission command.
+            arguments: further options of the submission command.
+            text: text of the script, which is sent to the command's stdin.
 
         Raises:
             Refused: the scheduler refused the job.
-            NoAnswer: it is unknown whether it accepted the job.
+            NoAnswer: the reply was lost, so the job may or may not exist.
         """
 
 
@@ -35,8 +35,8 @@ class FunctionScheduler(ABC):
     """A scheduler to which functions are submitted through submitit.
 
     Attributes:
-        kind: the scheduler that the qsub on PATH must belong to.
-        parameters: the class of the parameters that a user may set.
+        kind: scheduler that the qsub on PATH must belong to.
+        parameters: class of the parameters that users can set.
         usr_signal_kills: whether the scheduler sends SIGUSR2 as a warning before it kills a job (Grid Engine: -notify).
     """
 
@@ -46,19 +46,22 @@ class FunctionScheduler(ABC):
 
     @abstractmethod
     def queries(self, timeout: float = 60) -> FunctionQueries:
-        """Returns the commands; `timeout` in seconds applies to each of them."""
+        """Returns the scheduler's queries and commands; each command has this timeout in seconds."""
 
     @abstractmethod
     def array_of(self, job_id: str) -> str:
-        """Returns the id of the array of an element, or the id itself for a plain job. Pure."""
+        """Returns the array id of an array element's job id; the id of a plain job is returned unchanged. Pure."""
 
     @abstractmethod
     def exports(self, environ: Mapping[str, str]) -> str:
-        """Returns shell text that sets this environment in a job, but for what the scheduler sets there. Pure."""
+        """Returns shell text that sets this environment in a job, except variables that the scheduler sets. Pure."""
 
     @abstractmethod
     def largest_array(self, queue: str | None) -> int | None:
-        """Returns the maximum number of elements of an array in a queue (None: the default one); None: no limit.
+        """Returns the maximum number of elements of an array, or None without a limit.
+
+        Args:
+            queue: name of the queue; None: the default queue.
 
         Raises:
             QueryError: the scheduler does not answer.
@@ -66,18 +69,18 @@ class FunctionScheduler(ABC):
 
     @abstractmethod
     def output(self, job_id: str) -> str:
-        """Returns the name of the file with the output of a job's script. Pure."""
+        """Returns the name of a job script's output file. Pure."""
 
     @abstractmethod
     def find(self, command: str) -> str | None:
-        """Returns the path of a command of the scheduler on a node of a job; None: there is none."""
+        """Returns the path of a scheduler command on a job's node, or None if the node does not have it."""
 
     @abstractmethod
     def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
-        """Returns script and qsub options of a plain job that continues a checkpointed job or array element. Pure.
+        """Returns the script and the qsub options of a plain job that continues a job or array element. Pure.
 
         Args:
-            script: script of the checkpointed job.
-            token: by which the new job is found.
-            first: id of the first job of the chain, under which submitit knows all of them; passed on in FIRST_JOB.
+            script: script of the checkpointed job or array.
+            token: unique text that is stored with the new job, so that a later query can find it.
+            first: id of the first job of the chain, by which submitit knows all its jobs; passed on in FIRST_JOB.
         """

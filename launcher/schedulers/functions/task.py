@@ -1,4 +1,9 @@
-"""Runs a submitted function in each task: `python -m launcher.schedulers.functions.task FOLDER [--merge-output]`."""
+"""The program of each task, which calls the function.
+
+    python -m launcher.schedulers.functions.task FOLDER [--merge-output]
+
+FOLDER is submitit's folder. With --merge-output, stderr goes to the log file of stdout.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,14 @@ if TYPE_CHECKING:
 
 
 def main(folder: str, *options: str) -> int:
-    """Calls the submitted function, with its output in submitit's log files, and writes its result."""
+    """Calls the submitted function, redirects its output to submitit's log files, and writes its result.
+
+    Returns:
+        DONE, or NO_RETRY or RESUME of launcher/errors.py if the folder is not usable or not readable now.
+
+    Raises:
+        Exception: that of the function, after submitit has written it as the result.
+    """
     guard.start()
     os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # the starter of several tasks has another umask
     # Lazily: submitit takes 45 ms, and the guard comes first
@@ -42,7 +54,7 @@ def main(folder: str, *options: str) -> int:
     paths.folder.mkdir(parents=True, exist_ok=True)
     _redirect(paths, merged="--merge-output" in options)
     if environment.global_rank == 0 and FIRST_JOB in os.environ:
-        environment.tell_resubmission(own_job)
+        environment.record_resubmission(own_job)
     _clear_up(paths, first=environment.global_rank == 0)
     if FIRST_JOB not in os.environ:
         _name_payload(paths, executor.scheduler.array_of(own_job))
@@ -59,11 +71,14 @@ def _redirect(paths: JobPaths, *, merged: bool) -> None:
 
 
 def _name_payload(paths: JobPaths, job: str) -> None:
-    """Links the payload under the name that submitit reads, if the submitter was killed before it did so.
+    """Links the payload under the name that submitit reads, if the submitting process has not done so.
+
+    While the payload has its first name, also writes the job's id to a file, where a submitting process that lost the
+    scheduler's reply finds it.
 
     Args:
-        paths: submitit's.
-        job: the id of the job or of its array, for a submitter that has not got it; the scheduler may forget it soon.
+        paths: submitit's paths of this job.
+        job: id of the job, or of its array.
     """
     payload = Path(os.environ["LAUNCHER_PAYLOAD"])
     if unwrap(exists(payload)):
@@ -74,9 +89,14 @@ def _name_payload(paths: JobPaths, job: str) -> None:
 
 
 def _clear_up(paths: JobPaths, *, first: bool) -> None:
-    """Removes files that this task had not written completely when it was killed: submitit would refuse to write again.
+    """Removes incomplete files of a killed earlier execution of this task, which submitit would refuse to overwrite.
 
-    submitit removes a file before it renames the new one: if only the new one exists, it is complete.
+    submitit removes a file before it renames its new version. So if only the new version exists, it is complete and is
+    renamed here.
+
+    Args:
+        paths: submitit's paths of this job.
+        first: whether this is the job's first task, which takes care of the payload.
     """
     Path(f"{paths.result_pickle}.save_tmp").unlink(missing_ok=True)
     left = Path(f"{paths.submitted_pickle}.save_tmp")

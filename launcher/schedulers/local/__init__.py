@@ -1,4 +1,4 @@
-"""This machine as a scheduler: a job is a process group. The modules are listed in `launcher.schedulers`.
+"""This machine, and the allocation of this shell, as schedulers: a job is a process group of this machine.
 
-The allocation of this shell is one, too. Neither has a queue, so there are no commands, limits or pending reasons.
+Neither has a queue, so there are no commands, limits or pending reasons. `launcher.schedulers` lists the modules.
 """

@@ -1,4 +1,4 @@
-"""Runs jobs as processes of this machine: with simulated nodes, or inside an existing allocation."""
+"""Runs job scripts as processes of this machine: with simulated nodes, or inside an existing allocation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from launcher.schedulers.job_environment import job_environment
 
 
 class _NoWatcher(core.InfoWatcher):
-    """Does nothing: the state of a local job is read from its process."""
+    """submitit's watcher of job states, without a query: a local job's state is read from its process."""
 
     def update(self) -> None:
         pass
 
 
 class LocalJob(core.Job[Any]):
-    """A submitit job that is a process group of this machine."""
+    """A submitit job that is a process group on this machine."""
 
     watcher = _NoWatcher()
 
@@ -37,7 +37,7 @@ class LocalJob(core.Job[Any]):
 
     @property
     def state(self) -> str:
-        """RUNNING or FINISHED."""
+        """`RUNNING` while the job script's process exists, else `FINISHED`."""
         process = self._process
         return "RUNNING" if process and process.alive() else "FINISHED"
 
@@ -50,7 +50,7 @@ class LocalJob(core.Job[Any]):
 
 
 class LocalExecutor(RunExecutor):
-    """Starts the script of a plan in a session of its own, which survives the end of the submitting process."""
+    """Starts a plan's job script in a new session, so that it survives the end of the submitting process."""
 
     job_class = LocalJob
 
@@ -67,7 +67,7 @@ class LocalExecutor(RunExecutor):
         started = Process.of(process.pid)
         try:
             run.journal(ProcessStarted(**asdict(started)))
-        except OSError:  # for instance a full disk: the process could not be found later
+        except OSError:  # for instance a full disk: no later command could find the process
             started.signal(signal.SIGKILL)
             process.wait()
             raise
@@ -76,4 +76,4 @@ class LocalExecutor(RunExecutor):
     def _largest_array(self) -> int:
         if self.throttle:
             raise ValueError("jobs of this machine are not throttled: leave it out")
-        return 1  # each element is a process group of its own
+        return 1  # each element is its own process group

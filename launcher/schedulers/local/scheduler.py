@@ -1,4 +1,4 @@
-"""Two schedulers without a queue: this machine, and the allocation of this shell."""
+"""The two schedulers without a queue: `local` (this machine) and `allocation` (the allocation of this shell)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STARTED_BY_HAND = "${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"  # in an allocation of
 
 
 class LocalScheduler(Scheduler):
-    """This machine."""
+    """Starts the job script and all tasks on this machine (cluster=local)."""
 
     name = "local"
     title = "this machine"
@@ -40,7 +40,7 @@ class LocalScheduler(Scheduler):
 
 
 class AllocationScheduler(LocalScheduler):
-    """The allocation in which the command was typed: the script runs here, its tasks on its nodes."""
+    """Starts the job script on this machine, and its tasks on the nodes of this shell's allocation."""
 
     name = "allocation"
     title = "this allocation"
@@ -49,7 +49,7 @@ class AllocationScheduler(LocalScheduler):
     on_this_machine = False
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """Returns the environment with the variables of the scheduler, which srun needs."""
+        """Returns the environment of `environ` with the scheduler's variables, because srun needs them."""
         return scrubbed(environ, schedulers=False)
 
     def held(self, environ: Mapping[str, str]) -> Allocation:
@@ -64,5 +64,5 @@ class AllocationScheduler(LocalScheduler):
 
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
         if left <= plan.resume.lead:
-            return Ending(NextReason.TIME_LIMIT)  # it ends with its shell; there is nothing to continue in
+            return Ending(NextReason.TIME_LIMIT)  # the run cannot continue after the end of the allocation
         return super().ending(plan, stop_requested=stop_requested, left=left)

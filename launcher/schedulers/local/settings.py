@@ -1,4 +1,4 @@
-"""The keys of `cluster` on this machine, and in an allocation: those of other schedulers are ignored there."""
+"""The keys of `cluster` that only local and allocation have. Both ignore the keys of other schedulers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from launcher.config.schema import SchedulerSettings
 
 @dataclass
 class LocalSettings(SchedulerSettings):
-    """This machine has no keys of its own."""
+    """The additional keys of a profile of this machine: none."""
 
     IGNORES_OTHERS = True
 
 
 @dataclass
 class AllocationSettings(SchedulerSettings):
-    """What the profile of an allocation has on top."""
+    """The additional keys of a profile of an allocation."""
 
     IGNORES_OTHERS = True
 

@@ -1,4 +1,4 @@
-"""Slurm. The modules are listed in `launcher.schedulers`.
+"""Slurm. `launcher.schedulers` lists the modules.
 
-srun starts the tasks, and functions have submitit's own executor, so there are no modules for either.
+srun starts the tasks, and functions use submitit's own Slurm executor, so there are no modules for either.
 """

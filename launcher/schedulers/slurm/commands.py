@@ -1,4 +1,7 @@
-"""Runs the commands of Slurm, each with a timeout. Needs neither submitit nor accounting."""
+"""Runs Slurm's job commands (sbatch, squeue, sacct, scontrol, scancel), each with a timeout, and parses their output.
+
+Needs neither submitit nor accounting.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from launcher.units import parse_time
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). Of a job
-# with a flag, such as COMPLETING, they name only the flag.
+# Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). For a job
+# with a flag, such as COMPLETING, squeue prints only the flag.
 STATES = {
     "PENDING": JobState.PENDING,
     "REQUEUED": JobState.PENDING,
@@ -37,7 +40,7 @@ STATES = {
     "REQUEUE_FED": JobState.PENDING,
     "SPECIAL_EXIT": JobState.PENDING,
     "EXPEDITING": JobState.PENDING,  # since 25.11: requeued with --requeue=expedite, at the head of the queue
-    "RESV_DEL_HOLD": JobState.PENDING,  # held, for its reservation was deleted
+    "RESV_DEL_HOLD": JobState.PENDING,  # held, because its reservation was deleted
     "CONFIGURING": JobState.PENDING,
     "RUNNING": JobState.RUNNING,
     "COMPLETING": JobState.RUNNING,
@@ -57,25 +60,25 @@ STATES = {
     "OUT_OF_MEMORY": JobState.FAILED,
     "TIMEOUT": JobState.FAILED,
 }
-# Error messages of Slurm's commands (slurm_errno.c) if the controller was not reached,
+# Error messages of Slurm's commands (slurm_errno.c) if the controller was not reached.
 _UNREACHED = r"Unable to contact|Connection refused|standby mode|No route to host"
 UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
-# and if it was not reached or its answer was lost: the job may exist.
+# Error messages if the controller was not reached or its reply was lost, so that the job may exist.
 NO_ANSWER = re.compile(
     rf"{_UNREACHED}|timed out|Connection reset|Zero Bytes|Transport endpoint|Unexpected message|communication"
     "|try again|temporarily unable",
     re.IGNORECASE,
 )
-# What it says when the user has as many jobs as are allowed; it accepts more when some have ended.
+# Error messages if the user has reached a limit on the number of jobs.
 JOB_LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobCount", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """The commands of one Slurm.
+    """Slurm's queries and commands for jobs; see `queries.Queries`.
 
     Attributes:
-        timeout: seconds that one command may take.
+        timeout: timeout of each command in seconds.
     """
 
     timeout: float = 60
@@ -84,7 +87,7 @@ class Slurm:
         """Runs a command, and returns its standard output.
 
         Raises:
-            QueryError: it is not on PATH, fails, or exceeds the timeout.
+            QueryError: the command is not on PATH, fails, or exceeds the timeout.
         """
         return query(*command, timeout=self.timeout, environment=quiet_environment()).stdout
 
@@ -97,7 +100,7 @@ class Slurm:
             raise QueryError(f"sinfo's answer could not be read: {error}") from None
 
     def jobs(self, ids: Sequence[str] | None = None) -> dict[str, SchedulerJob]:
-        """Returns the jobs with these ids (default: all of this user) by id, without those that Slurm has purged."""
+        """Returns the jobs with these ids (default: all jobs of this user) by id. Purged jobs are missing."""
         if ids is not None and not ids:
             return {}
         try:
@@ -115,11 +118,11 @@ class Slurm:
         return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
 
     def count_jobs(self) -> Counter[str]:
-        """Returns how many jobs of this user wait or run, by partition and QOS; "": of all."""
+        """Returns the number of this user's pending and running jobs by partition or QOS name; "" is the total."""
         return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the records of these jobs in accounting; {} if the site has no accounting.
+        """Returns the accounting records of these jobs by id; {} if the site has no accounting.
 
         Raises:
             QueryTimeout: sacct exceeds the timeout, so the jobs may have records.
@@ -136,54 +139,54 @@ class Slurm:
         return parse_accounting(text)
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the record of one job in accounting; None: there is none."""
+        """Returns the accounting record of one job, or None if it has none."""
         return self.accounting([job_id]).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the records of these jobs in accounting, with one command for each _MOST_IDS jobs."""
+        """Returns the accounting records of these jobs by id, with one command per _MOST_IDS jobs."""
         parts = [job_ids[start : start + _MOST_IDS] for start in range(0, len(job_ids), _MOST_IDS)]
         return {job_id: job for part in parts for job_id, job in self.accounting(part).items()}
 
     def family(self, job_id: str) -> str:
-        """Returns the array of an element: one sacct returns all elements."""
+        """Returns the array id of an element, because one sacct returns all elements; a plain job's own id."""
         return array_of(job_id)
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns the records of an array, or of one job, in accounting."""
+        """Returns the accounting records of an array's elements, or of one job, by id."""
         return self.accounting([family])
 
     def key(self, job_id: str) -> str:
-        """Returns the key of the job in `jobs`."""
+        """Returns the job's key in `jobs`, which is its id."""
         return job_id
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the job or array with this token as its comment; `name` is not used.
+        """Returns the id of the job or array with this token as its comment, or None. `name` is not used.
 
         Raises:
-            QueryError: Slurm did not answer, so it is unknown whether there is one.
+            QueryError: Slurm did not answer, so it is unknown whether such a job exists.
         """
         return next((array_of(job.id) for job in self._queue().values() if job.comment == token), None)
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns script and token of this user's jobs and arrays with these numbers, with one command for all."""
+        """Returns the script and token of this user's jobs and arrays, by job number, with one command."""
         found = parse_origins(self.run("squeue", "--me", "--noheader", "--format=%F|%k|%o"))
         return {number: found[number] for number in numbers if number in found}
 
     def _queue(self) -> dict[str, SchedulerJob]:
-        """Returns all jobs of this user in squeue. Not `squeue --jobs`, which fails if one of the ids is unknown."""
+        """Returns all jobs of this user in squeue by id. `squeue --jobs` would fail if one id is unknown."""
         return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
-        """Submits a script with sbatch, and returns the id of its job.
+        """Submits a script with sbatch, and returns the job's id.
 
         Args:
-            script: its path.
-            environment: of sbatch, and of the job.
-            arguments: options, which override those in the script.
+            script: path of the script.
+            environment: environment of sbatch, which the job inherits.
+            arguments: sbatch options, which override those in the script.
 
         Raises:
-            Refused: Slurm refused the job; with its message.
-            NoAnswer: it is unknown whether Slurm accepted the job.
+            Refused: Slurm refused the job; the text has its message.
+            NoAnswer: the reply was lost, so the job may or may not exist.
         """
         command = ["sbatch", "--parsable", *arguments, script]
         done = run_submission(command, timeout=self.timeout, environment=environment, umask=0o077)
@@ -192,7 +195,7 @@ class Slurm:
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if NO_ANSWER.search(words):
             raise NoAnswer(words)
-        # fatal: sbatch ended before it sent the request (for instance without a configuration).
+        # fatal: sbatch exited before it sent the request (for instance without a configuration).
         raise Refused(
             f"sbatch refused the job: {words}",
             definite="sbatch: fatal:" in words,
@@ -200,11 +203,11 @@ class Slurm:
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job with this token that starts when all these jobs have ended, with any outcome."""
+        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `queries.Queries`."""
         return self.submit(script, environment, *dependency(jobs), f"--comment={token}")
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Replaces the dependencies of a job that has not started.
+        """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
 
         Raises:
             QueryError: Slurm does not answer, or refuses.
@@ -213,7 +216,7 @@ class Slurm:
         self.run("scontrol", "update", f"JobId={job_id}", *options)
 
     def max_array_size(self, plan: JobPlan | None = None) -> int | None:
-        """Returns the maximum size of an array: indices are below MaxArraySize (man slurm.conf); None: unknown."""
+        """Returns the maximum size of a job array, or None if unknown. It is MaxArraySize (man slurm.conf)."""
         match = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config"), re.MULTILINE)
         return int(match[1]) if match else None
 
@@ -226,12 +229,15 @@ class Slurm:
         self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
 
     def state_and_reason(self, job_id: str) -> tuple[str, str]:
-        """Returns state and reason of one job that is not over, as squeue prints them."""
+        """Returns the state and pending reason of one job that has not ended, as squeue prints them."""
         state, _, reason = self.run("squeue", "--noheader", "--jobs", job_id, "--format=%T|%r").strip().partition("|")
         return state, reason
 
     def preempted(self, job_id: str) -> float | None:
-        """Returns when Slurm began to preempt a job that is not over, in seconds since the epoch; None: it has not."""
+        """Returns the start of the job's preemption in seconds since the epoch, or None if it is not being preempted.
+
+        The job must not have ended.
+        """
         text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
         try:
             return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
@@ -242,12 +248,12 @@ class Slurm:
         """Requeues a job, which keeps its id.
 
         Raises:
-            QueryError: Slurm refuses, with its message, or does not answer.
+            QueryError: Slurm refuses (with its message) or does not answer.
         """
         self.run("scontrol", "requeue", job_id)
 
     def cancel(self, job_id: str) -> None:
-        """Cancels a job; it is no error if the job has ended already.
+        """Cancels a job. A job that has ended already is no error.
 
         Raises:
             AnswerLost: Slurm may have received the request.
@@ -267,21 +273,21 @@ class Slurm:
 SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
 _SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256,TimeLeft:32"
 _SACCT = "JobID,End,State,Reason,Comment"
-_MOST_IDS = 2000  # of one sacct: Linux limits an argument to 128 KiB
+_MOST_IDS = 2000  # maximum number of job ids for one sacct: Linux limits an argument to 128 KiB
 
 
 def array_of(job_id: str) -> str:
-    """Returns the id of the array of an element (`17` for 17_3), or the id itself for a plain job."""
+    """Returns the array id of an array element (`17` for 17_3); the id of a plain job is returned unchanged."""
     return job_id.partition("_")[0]
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns the arguments of sbatch for a job that starts when all these have ended, with any outcome. Pure."""
+    """Returns sbatch options with which a job starts when all jobs in `jobs` have ended, with any outcome. Pure."""
     return [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
 
 
 def quiet_environment() -> dict[str, str]:
-    """Returns the environment without variables that change the output of Slurm's commands (SQUEUE_FORMAT, …)."""
+    """Returns this process's environment without variables that change Slurm's output, such as SQUEUE_FORMAT."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -290,7 +296,7 @@ def quiet_environment() -> dict[str, str]:
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """Parses the output of `SINFO`: one line per partition and kind of node."""
+    """Parses the output of the command `SINFO`: one line per partition and kind of node."""
     rows: dict[str, list[list[str]]] = {}
     for line in text.splitlines():
         name, *fields = line.strip().split("|")
@@ -318,7 +324,7 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def _types(gres: str) -> tuple[str, ...]:
-    """Returns the types of GPUs in a node's gres: `gpu:a100:4(S:0-3),gpu:2` -> a100."""
+    """Returns the GPU types in a node's gres: `gpu:a100:4(S:0-3),gpu:2` -> (`a100`,)."""
     items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
     return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
 
@@ -331,7 +337,7 @@ def _gpus(gres: str) -> int:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of squeue in the fixed columns of `_SQUEUE`."""
+    """Parses squeue's output with the fixed columns of `_SQUEUE`; returns jobs by id."""
     widths = [int(column.partition(":")[2]) for column in _SQUEUE.split(",")]
     jobs = {}
     for line in text.splitlines():
@@ -345,22 +351,25 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Parses the output of `squeue --format=%P|%q`: partitions (several where a job may start in any) and QOS."""
+    """Counts jobs in the output of `squeue --format=%P|%q` by partition and QOS name; "" is the total.
+
+    A job that may start in any of several partitions counts in each.
+    """
     lines = [line.strip().split("|") for line in text.splitlines() if line.strip()]
     names = (name for partitions, *qos in lines for name in {"", *partitions.split(","), *qos})
     return Counter(names)
 
 
 def parse_origins(text: str) -> dict[str, JobOrigin]:
-    """Parses the output of `squeue --format=%F|%k|%o`: a job's or array's number, its comment, and its script."""
+    """Parses the output of `squeue --format=%F|%k|%o`: number, comment and script of jobs and arrays, by number."""
     lines = (line.split("|", 2) for line in text.splitlines())
     return {each[0]: JobOrigin(each[0], _nothing(each[1]), each[2]) for each in lines if len(each) == 3}
 
 
 def parse_accounting(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of `sacct --parsable2 --noheader` with the format `_SACCT`.
+    """Parses the output of `sacct --parsable2 --noheader` with the format `_SACCT`; returns jobs by id.
 
-    A job that has an end is over, even if its state is not known here.
+    A job with an end time and an unknown state becomes GONE, not UNKNOWN.
     """
     jobs = {}
     for line in text.splitlines():
@@ -374,7 +383,10 @@ def parse_accounting(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
-    """Parses the output of `scontrol --oneliner show job` for one user. Pending elements of an array share a line."""
+    """Parses the output of `scontrol --oneliner show job`; returns the jobs of the user `uid` by id.
+
+    Pending elements of an array share one line of the output.
+    """
     jobs: dict[str, SchedulerJob] = {}
     for line in text.splitlines():
         fields = dict(re.findall(r"(?:^| )(JobId|ArrayJobId|ArrayTaskId|UserId|JobState|Reason)=(\S*)", line))
@@ -398,7 +410,7 @@ def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> 
 
 
 def _seconds(text: str) -> int | None:
-    """Parses TimeLeft of squeue (1-02:03:04, 2:03:04 or 3:04) to seconds; None: UNLIMITED, NOT_SET or INVALID."""
+    """Parses squeue's TimeLeft (1-02:03:04, 2:03:04 or 3:04) to seconds; None for UNLIMITED, NOT_SET or INVALID."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None
@@ -407,5 +419,5 @@ def _seconds(text: str) -> int | None:
 
 
 def _nothing(text: str) -> str:
-    """Returns a value of squeue or sacct; empty if it is one of their placeholders."""
+    """Returns a value from squeue or sacct unchanged, but an empty text for their placeholders of no value."""
     return "" if text in ("(null)", "N/A") else text

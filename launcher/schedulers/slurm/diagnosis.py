@@ -1,6 +1,6 @@
-"""Pending reasons, job history, notices and checks of Slurm.
+"""Slurm's diagnosis capabilities: pending reasons, job history, notices, doctor checks and site survey.
 
-The modules are imported on use: a submission needs none, and why and site take 15 ms each.
+Imports the modules that implement them on use: a submission needs none, and `pending` and `site` take 15 ms each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, OpensOutput, DescribesSite):
-    """Slurm."""
+    """The diagnosis capabilities of Slurm."""
 
     command = "sbatch"
     output_signal = 53  # RaisedSignal:53(Real-time_signal_19)

@@ -1,4 +1,4 @@
-"""Makes the #SBATCH options of a plan. Pure; option names are those of man sbatch."""
+"""Makes the #SBATCH lines of a plan. Pure; option names are those of man sbatch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from launcher.schedulers.slurm.settings import GpuDirective, SlurmSettings
 from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan, settings_of
 
-# Equivalent options: an extra option of a profile replaces all of ours in its family.
+# Families of equivalent options: an option in cluster.directives replaces all of the plan's options in its family.
 FAMILIES = (
     {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"},
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"requeue", "no-requeue"},
 )
-GPU_TYPE = re.compile(r"[\w.+-]+", re.ASCII)  # a colon or a comma would begin something else in a gres
-WARNED = 600  # seconds of wall time from which on Slurm's warning signal is asked for
-# Options that make the run what it is, and what to use instead.
+GPU_TYPE = re.compile(r"[\w.+-]+", re.ASCII)  # a colon or a comma would separate parts of a gres
+WARNED = 600  # minimum wall time in seconds for which Slurm's warning signal (--signal) is requested
+# Options that cluster.directives cannot set, and what to use instead.
 TAKEN = {
     "job-name": "use the key name",
     "nodes": "use the key nodes",
@@ -39,17 +39,16 @@ TAKEN = {
 
 
 def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
-    """Returns the options of sbatch in the order of the script; True stands for an option without a value.
+    """Returns sbatch's options for a plan in the order of the script; True stands for an option without a value.
 
     Args:
-        plan: the run.
-        token: by which the job is found later; it becomes the job's comment.
-        array: indices and throttle of an array.
-        folder: of the job's output; None: the directory of the run.
+        plan: the run's plan.
+        token: unique text by which a later query finds the job; it becomes the job's comment.
+        array: indices and throttle of a job array (`0-14%4`); None: a plain job.
+        folder: directory of the job's output; None: the run directory.
 
     Raises:
-        ConfigError: an extra option of the profile collides with a key of the launcher, or a value would be more
-            than one.
+        ConfigError: cluster.directives has an option of TAKEN, or cluster.gpu_type is invalid.
     """
     pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
     settings = settings_of(plan, SlurmSettings)
@@ -62,7 +61,7 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
         "constraint": settings.constraint,
         "reservation": settings.reservation,
         "exclude": settings.exclude,
-        # Not MIN-MAX: with --ntasks-per-node Slurm 22.05 then hands out the minimum, however many are idle.
+        # Not MIN-MAX: with --ntasks-per-node, Slurm 22.05 then allocates the minimum, however many nodes are idle.
         "nodes": plan.nodes,
         "ntasks-per-node": plan.tasks_per_node,
         "cpus-per-task": plan.cpus_per_task,
@@ -72,16 +71,16 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
         "array": array,
         "output": f"{pattern}/output-%A_%a.log" if array else f"{pattern}/output-%j.log",
         "open-mode": "append",
-        # Whatever the site's default is: what is preempted, or loses a node, continues.
+        # Overrides the site's default, so that a run continues after a preemption or the loss of a node.
         "requeue": True if plan.resume.how != ResumeHow.never.value else None,
         "no-requeue": True if plan.resume.how == ResumeHow.never.value else None,
-        # Slurm looks every 30 s and is early rather than late, so for a short run the job's own timer has to do.
+        # Slurm checks every 30 s and may send the signal early, so a short run relies on the job's own timer.
         "signal": f"USR2@{plan.resume.lead}" if plan.time >= WARNED else None,
-        # A lost node ends the job unless fewer nodes will do.
+        # A lost node ends the job, unless the run can continue with fewer nodes.
         "no-kill": True if plan.min_nodes < plan.nodes else None,
     }
     for option in plan.cluster.directives:
-        # sbatch takes the beginning of an option for it (man 3 getopt_long).
+        # sbatch accepts abbreviated options (man 3 getopt_long).
         if taken := next((name for name in TAKEN if name.startswith(option)), None):
             raise ConfigError(f"cluster.directives.{option} cannot be set: {TAKEN[taken]}")
         for family in FAMILIES:
@@ -102,20 +101,25 @@ def _gpus(gpus: int, settings: SlurmSettings) -> dict[str, str]:
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the text behind #SBATCH of each line; see `directives`."""
+    """Returns the #SBATCH lines without this prefix; see `directives`."""
     return [line(name, value) for name, value in directives(plan, token, array, folder).items()]
 
 
 def line(name: str, value: Any) -> str:
-    """Returns an option as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts in quotes too."""
+    """Returns an option quoted for a #SBATCH line, which sbatch parses like a shell except for backslashes.
+
+    sbatch also treats a backslash within quotes as an escape, so backslashes are doubled.
+    """
     return f"--{name}" if value is True else f"--{name}=" + quote(value).replace("\\", "\\\\")
 
 
 def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the extra options of a profile by their long names (`gpus_per_node` is `gpus-per-node`).
+    """Validates cluster.directives, and returns the values by sbatch's long option names.
+
+    Underscores in the names become dashes (`gpus_per_node` is `gpus-per-node`).
 
     Raises:
-        ConfigError: one cannot be an option, or its value is neither text nor a number.
+        ConfigError: a name is not that of a long option, or its value is neither text nor a number.
     """
     result = {}
     for option, value in values.items():

@@ -1,4 +1,4 @@
-"""Checks of a Slurm, and of a profile against its partitions."""
+"""The checks of `doctor` for Slurm, and for a profile against its partitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.schedulers.slurm.settings import SlurmSettings
 
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
-    """Checks the Slurm of a profile, and the profile against it."""
+    """Yields findings about Slurm (reachable, partitions, accounting), and about the profile's partition and limits."""
     version = timed(lambda: slurm_version(slurm))
     answer = timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
     yield from reachable("Slurm", version.text, answer, "SLURM_CONF")
@@ -38,13 +38,13 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
 
 
 def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
-    """Returns the names of the partitions that a profile uses. Pure."""
+    """Returns the names of the partitions that a profile uses: cluster.partition, else the site's default. Pure."""
     partition = own_settings(cluster, SlurmSettings).partition
     return partition.split(",") if partition else [each.name for each in found if each.default]
 
 
 def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
-    """Returns a line for each partition with its limits; those of the profile are marked. Pure."""
+    """Returns a line for each partition with its limits. Marks the default, and the profile's own (`own`). Pure."""
     rows = []
     for each in found:
         marks = (("default", each.default), ("this profile's", each.name in own))
@@ -53,7 +53,7 @@ def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
 
 
 def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
-    """Compares a profile with the partitions that it uses. Pure."""
+    """Yields findings on whether a profile's partitions exist and its limits fit them. Pure."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     for name in own:
         if name not in names:
@@ -79,13 +79,13 @@ def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
 
 
 def most_nodes(partition: Partition) -> int:
-    """Returns the maximum number of nodes of one job. Pure."""
+    """Returns the maximum number of nodes of one job in a partition. Pure."""
     total = sum(group.nodes for group in partition.groups)
     return total if partition.max_nodes is None else min(total, partition.max_nodes)
 
 
 def _limits(each: Partition) -> str:
-    """`4 nodes (at most 2 a job) of 4 CPUs, 5.9G, 2 GPUs; up to 02:00:00`."""
+    """Describes a partition's nodes and limits: `nodes: 4 of 4 CPUs, 5.9G, 2 GPUs, at most 2 a job; up to 02:00:00`."""
     kinds = []
     for group in each.groups[:4]:
         gpus = f", {group.gpus} GPU{'' if group.gpus == 1 else 's'}" if group.gpus else ""
@@ -97,7 +97,7 @@ def _limits(each: Partition) -> str:
 
 
 def accounting(answer: TimedOutput) -> Finding:
-    """Checks whether sacct works. Without it the launcher knows less about failed jobs."""
+    """Returns a finding on whether sacct works. Without it, the launcher knows less about failed jobs."""
     if answer.error:
         return ok("accounting", f"not there, which the launcher does without ({_short(answer.error)})")
     return ok("accounting", f"sacct answered in {answer.took * 1000:.0f} ms")

@@ -1,4 +1,4 @@
-"""Slurm: a submitit executor with our template, states that need no accounting, and one job per submission."""
+"""Submits runs to Slurm through submitit; reads job states without accounting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.spec.plan import JobPlan
 
 
 class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
-    """Reads job states from squeue and accounting. A job that both have purged becomes FORGOTTEN, not `UNKNOWN`."""
+    """Reads job states from squeue and sacct. A job that both have purged becomes `FORGOTTEN`, not `UNKNOWN`."""
 
     def __init__(self, delay_s: int = 60, slurm_commands: Slurm | None = None) -> None:
         super().__init__(delay_s)
@@ -26,7 +26,7 @@ class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
         self._misses: dict[str, int] = {}
 
     def update(self) -> None:
-        """Queries all jobs with one squeue, and those that squeue has purged with sacct."""
+        """Queries all registered jobs with one squeue, and the jobs that squeue has purged with one sacct."""
         waiting = sorted(self._registered - self._finished)
         self._num_calls += 1
         self._last_status_check = time.time()
@@ -48,13 +48,13 @@ class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
 
 
 class SlurmJob(slurm.SlurmJob[Any]):
-    """A submitit job whose state needs no accounting."""
+    """A submitit job with a state that needs no accounting."""
 
     watcher = SlurmInfoWatcher()
 
 
 class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
-    """Submits one plan with sbatch."""
+    """Submits the jobs of one plan with sbatch."""
 
     job_class = SlurmJob
 

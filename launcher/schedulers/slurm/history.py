@@ -14,9 +14,9 @@ _FIELDS = "JobID,State,Start,End,MaxRSS"
 
 
 def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
-    """Returns all executions of the job, oldest first; [] if the site has no accounting.
+    """Returns all executions of a job, oldest first; [] if the site has no accounting.
 
-    Their memory is the maximum of one task of any step.
+    The memory of an execution is the peak of its largest task (MaxRSS) in any step.
     """
     try:
         text = slurm.run("sacct", "--noheader", "--parsable2", "--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
@@ -26,7 +26,7 @@ def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
 
 
 def parse(text: str) -> list[JobExecution]:
-    """Parses the output of sacct: a line for each execution of the job, followed by one for each of its steps."""
+    """Parses sacct's output: one line for each execution of the job, followed by one line for each of its steps."""
     lines = [line.split("|") for line in text.splitlines() if line.count("|") == _FIELDS.count(",")]
     groups: list[tuple[Sequence[str], list[int]]] = []
     for fields in lines:

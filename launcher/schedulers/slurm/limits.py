@@ -1,7 +1,7 @@
 """Checks a plan against Slurm's partitions before submission. Pure.
 
-Slurm would accept some of the refused jobs and leave them pending for ever, for instance if they exceed the time limit
-of the partition.
+Slurm would accept some of the jobs that are refused here, and leave them pending for ever, for instance a job that
+exceeds the time limit of its partition.
 """
 
 from __future__ import annotations
@@ -18,27 +18,35 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Partition:
-    """A live partition (None: no limit)."""
+    """A live partition.
+
+    Attributes:
+        name: name of the partition.
+        default: whether it is the site's default partition.
+        time: time limit in seconds; None: no limit.
+        max_nodes: maximum number of nodes of one job; None: no limit.
+        groups: its nodes, grouped by their resources.
+    """
 
     name: str
     default: bool
-    time: int | None  # seconds
+    time: int | None
     max_nodes: int | None
     groups: tuple[NodeGroup, ...]
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
-    """Checks a plan against its live partition.
+    """Checks that a plan's partition exists and could start the job.
 
-    Of several partitions (`cluster.partition=a,b`) one that can start the job is enough.
+    If the plan names several partitions (`cluster.partition=a,b`), one of them must be able to start the job.
 
     Args:
-        plan: the run.
-        partitions: all of the site.
-        default: where the plan names none; None: the site's own default.
+        plan: the run's plan.
+        partitions: all partitions of the site.
+        default: partition for a plan that names none; None: the site's default partition.
 
     Raises:
-        ConfigError: the partition is unknown, or could never start the job.
+        ConfigError: a partition does not exist, or none of them could ever start the job.
     """
     known = {partition.name: partition for partition in partitions}
     partition = settings_of(plan, SlurmSettings).partition or default
@@ -49,7 +57,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
                 f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
             )
     else:
-        names = partition.split(",")  # as sbatch does: a blank would belong to a name
+        names = partition.split(",")  # like sbatch, which takes a blank for a part of the name
         for name in names:
             if name not in known:
                 raise ConfigError(
@@ -65,7 +73,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
 
 
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
-    """Returns why the partition could never start the job, with the fix; None: it could."""
+    """Returns why a partition could never start the plan's job, with the fix, or None if it could."""
     where = f"partition {partition.name}"
     total = sum(group.nodes for group in partition.groups)
     most = total if partition.max_nodes is None else min(total, partition.max_nodes)

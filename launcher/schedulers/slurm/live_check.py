@@ -1,4 +1,4 @@
-"""Compares a plan with the partitions that Slurm has now."""
+"""Checks a plan against Slurm's live partitions before a submission."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from launcher.spec.plan import JobPlan
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Checks a plan against the live partitions, and returns notes for the user.
+    """Checks a plan against the live partitions; returns a note for the user if Slurm does not answer.
+
+    Args:
+        plan: the run's plan.
+        environ: environment of the submission, whose SBATCH_PARTITION is the default partition.
 
     Raises:
-        ConfigError: no partition could ever start the job.
+        ConfigError: the plan's partition does not exist, or could never start the job.
     """
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(Slurm(plan.cluster.submit_timeout).partitions)
         importlib.import_module(
             "launcher.schedulers.slurm.executor"
-        )  # 30 ms that the submission needs next, while Slurm answers
+        )  # 30 ms; the submission needs it next, and Slurm answers meanwhile
     try:
         partitions = answer.result()
     except QueryError as error:

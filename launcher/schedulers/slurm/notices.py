@@ -1,6 +1,6 @@
-"""The notices that Slurm writes into the output of a job that it ends.
+"""The patterns of the notices that Slurm writes into the output of a job that it kills.
 
-They are printed by slurmstepd and srun (20.11 to 26.05: slurmstepd/req.c, jobacct_gather.c, task_cgroup_memory.c,
+slurmstepd and srun print them (20.11 to 26.05: slurmstepd/req.c, jobacct_gather.c, task_cgroup_memory.c,
 srun/launch.c).
 """
 
@@ -10,7 +10,7 @@ import re
 
 from launcher.schedulers.notices import Form
 
-# slurmstepd begins its lines with its name, and with the time since 25.05 (from 23.11 on with format_stderr in
+# slurmstepd's lines start with its name, or since 25.05 with the time (23.11 and later: with format_stderr in
 # LogTimeFormat, which has eight forms).
 _STEPD = r"(slurmstepd[\w.-]*:|\[[^\[\]]+\]) error: "
 _AT = r"CANCELLED AT (?P<at>\S+) "
@@ -23,7 +23,7 @@ _WORDS = (
     ("OUT_OF_MEMORY", _STEPD + r"([Dd]etected \d+ oom[-_]kill event|\S+ exceeded memory limit"
                       r"|Exceeded (job|step) memory limit)"
                       r"|srun: error: .*tasks? [\d,-]+: Out Of Memory"),
-    # The notice about a step alone is printed for srun --kill-on-bad-exit, too (DUE TO TASK FAILURE since 25.05).
+    # JOB only: with srun --kill-on-bad-exit, slurmstepd prints the notice for a STEP (DUE TO TASK FAILURE since 25.05).
     ("CANCELLED", _STEPD + r"\*\*\* JOB \S+ ON \S+ " + _AT + r"(DUE to SIGNAL .+ )?\*\*\*"),
 )  # fmt: skip
 FORMS: tuple[Form, ...] = tuple((word, re.compile(pattern)) for word, pattern in _WORDS)

@@ -1,4 +1,4 @@
-"""Explains why a job of Slurm is pending. Which queries are made depends on its reason; they are nine at most."""
+"""Explains why a Slurm job is pending. The job's reason decides which queries are made, at most nine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pe
 from launcher.spec.plan import JobPlan
 
 TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons for which changes of the run are tried
-OVERLOOKED = 300.0  # seconds without a reason after which it is reported: Slurm schedules every minute
+OVERLOOKED = 300.0  # seconds without a reason after which this is reported itself: Slurm schedules every minute
 TRIALS = 16.0  # seconds since the first query after which no further trial is started
 
 T = TypeVar("T")
@@ -28,12 +28,13 @@ T = TypeVar("T")
 
 @dataclass
 class _Queries:
-    """Makes queries, and notes those that fail. After a timeout it makes no further ones."""
+    """Runs queries, and collects the errors of failed ones in `notes`. Runs no further query after a timeout."""
 
     notes: list[str] = field(default_factory=list)
     timed_out: bool = False
 
     def get(self, what: Callable[[], T], other: T) -> T:
+        """Returns the result of the query `what`, or `other` if it fails or a query has timed out."""
         if self.timed_out:
             return other
         try:
@@ -45,17 +46,17 @@ class _Queries:
 
 
 def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
-    """Explains why a pending job does not start.
+    """Explains why a pending job does not start, and tries changes with which it would start sooner.
 
     Raises:
-        QueryError: the query of the job itself failed.
+        QueryError: the query of the job itself failed. Failures of other queries become notes.
     """
     began, queries = time.monotonic(), _Queries()
     plan, job_id = waiting.plan, waiting.job
     job = resources.pending(job_id)
     now = time.time()
     reason = reason_of(job, now)
-    if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # it has its nodes already
+    if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # the job has its nodes already
         return Explanation(waiting.run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
     partitions: list[PartitionFacts] = []
     nodes: list[Nodes] = []
@@ -101,7 +102,12 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 
 
 def reason_of(job: Pending, now: float) -> Reason:
-    """Explains the reason that Slurm reports, or that it has reported none for a long time. Pure."""
+    """Explains the job's pending reason. If Slurm has given none for OVERLOOKED seconds, explains that instead. Pure.
+
+    Args:
+        job: the pending job.
+        now: current time in seconds since the epoch.
+    """
     since = max(job.submitted or now, job.eligible or 0.0)
     if job.reason or now - since < OVERLOOKED:
         return in_words(job.reason)
@@ -117,7 +123,10 @@ def reason_of(job: Pending, now: float) -> Reason:
 def _value(
     job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], resources: ResourceQueries, queries: _Queries
 ) -> str:
-    """Returns the accounting limit that applies: of the job's QOS, else of the partition's QOS; or of the account."""
+    """Queries the value of the limit in `reason.column`, and describes it with its owner; empty if it is not visible.
+
+    A QOS limit is looked for in the job's QOS, then in its partitions' QOS; any other limit in the job's account.
+    """
     owners = [job.account]
     if reason.scope == "qos":
         owners = [job.qos, *(each.qos for each in partitions if each.name in job.partition.split(","))]
@@ -130,7 +139,7 @@ def _value(
 
 
 def _mine(job: Pending, nodes: Sequence[Nodes]) -> list[Nodes]:
-    """Returns the nodes of the job's partitions with its features. Nodes of several partitions are listed once."""
+    """Returns the nodes in the job's partitions that have its features. Nodes in several partitions are listed once."""
     found: dict[tuple[str, str], Nodes] = {}
     for each in suggestions.usable(nodes, job.partition.split(","), job.features):
         found.setdefault((each.names, each.state), each)
@@ -145,7 +154,16 @@ def limits_of(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[str, ...]:
-    """Returns the limits that apply, with value and origin, as far as they are known without another query. Pure."""
+    """Returns a line for each limit that may keep the job pending, with its value and where it is set. Pure.
+
+    Args:
+        job: the pending job.
+        plan: the run's plan.
+        reason: the explained pending reason.
+        partitions: partitions of the site.
+        windows: reservations of the site.
+        now: current time in seconds since the epoch.
+    """
     found = []
     mine = [each for each in partitions if each.name in job.partition.split(",")]
     wanted = job.time if job.time is not None else plan.time
@@ -191,11 +209,18 @@ def corrected(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[Option, ...]:
-    """Corrects the estimates of trials, which count the pending job itself among the jobs before. Pure.
+    """Corrects the start estimates of trials (`sbatch --test-only`), which count the pending job as a competitor. Pure.
 
-    For each job before, a trial adds its share of the whole partition: CPUs x time / all CPUs (job_scheduler.c,
-    _delayed_job_start_time). The pending job would be replaced, so its share is subtracted. For the run as it is, the
-    start that Slurm itself plans is used, if there is one.
+    For each job in front, Slurm adds that job's share of the whole partition: CPUs x time / all CPUs (job_scheduler.c,
+    _delayed_job_start_time). The pending job would be replaced, so its share is subtracted. The unchanged run gets the
+    start that Slurm has planned for the pending job, if there is one.
+
+    Args:
+        tried: trials' results; the one without overrides is the unchanged run.
+        job: the pending job.
+        partitions: partitions of the site.
+        windows: reservations of the site.
+        now: current time in seconds since the epoch.
     """
     mine = next((each for each in partitions if each.name == job.partition), None)
     own = 0.0
@@ -206,7 +231,7 @@ def corrected(
     for each in tried:
         starts, elsewhere = each.starts, any("partition=" in word for word in each.overrides)
         if starts is not None and starts > now + CLEARLY and not elsewhere:
-            # Not into a reservation whose end the trial has waited for.
+            # A trial may have waited for the end of a reservation: it cannot start before that.
             ends = [each.ends for each in windows if each.ends is not None and starts - own < each.ends <= starts]
             starts = max(starts - own, now, *ends)
         if not each.overrides and job.starts is not None and job.starts > now - CLEARLY:
@@ -216,14 +241,17 @@ def corrected(
 
 
 def clock(moment: float | None) -> str:
-    """`Sat 21 Nov 21:10:00` in local time."""
+    """Formats a time (seconds since the epoch) as `Sat 21 Nov 21:10:00` in local time; `-` for None."""
     return "-" if moment is None else time.strftime("%a %d %b %H:%M:%S", time.localtime(moment))
 
 
 def _trials(
     plan: JobPlan, changes: Sequence[suggestions.Change], resources: ResourceQueries, queries: _Queries, until: float
 ) -> tuple[Option, ...]:
-    """Returns when the run would start as it is, and with each change; one query each."""
+    """Queries when the run would start unchanged and with each change, with one trial each.
+
+    No further trial starts after `until` (monotonic clock) or a failed query.
+    """
     found: list[Option] = []
     environment = job_environment(os.environ, plan).environment
     for change in (suggestions.Change((), plan), *changes):

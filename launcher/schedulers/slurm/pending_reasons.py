@@ -1,7 +1,7 @@
-"""Slurm's reasons for a job that waits, in words. Pure.
+"""Explains Slurm's reason codes of pending jobs. Pure.
 
-The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05).
-Reasons of limits are put together of a scope, a resource and a unit, so they are taken apart by a pattern.
+The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05). Codes of
+limits consist of a scope, a resource and a unit, which a pattern separates.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What is to be asked besides, and whether a change of the run could help."""
+    """The kind of a pending reason. It decides what else is queried, and whether changes of the run are tried."""
 
-    ROOM = "room"  # other jobs have the nodes, or come first
-    LIMIT = "limit"  # of a QOS or an association
+    ROOM = "room"  # other jobs have the nodes or a higher priority
+    LIMIT = "limit"  # a limit of a QOS or an association
     PARTITION = "partition"  # a limit or the state of the partition
     NODES = "nodes"  # nodes are down, drained or reserved
-    RESERVATION = "reservation"
-    WAITS = "waits"  # for something that is not a matter of size
-    THROTTLED = "throttled"  # as many elements of its array run as may
-    HELD = "held"  # until somebody releases it
+    RESERVATION = "reservation"  # the job's own reservation has not started or is gone
+    WAITS = "waits"  # it waits for something that does not depend on its size, such as a dependency
+    THROTTLED = "throttled"  # its array already runs as many elements as its throttle allows
+    HELD = "held"  # it waits until somebody releases or changes it
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason in words.
+    """An explained pending reason.
 
     Attributes:
-        kind: of reason.
-        words: what it means.
-        do: what can be done; `{job}` stands for the job's id.
-        column: for a limit of sacctmgr: the column that has its value.
-        scope: whose limit: `qos` or `association`.
-        never: it will not start as it is, whatever a trial says; the words tell so.
-        of_nodes: what nodes there are helps to understand it.
+        kind: kind of the reason.
+        words: meaning of the reason, as text.
+        do: what the user can do; `{job}` stands for the job's id.
+        column: for an accounting limit, the column of sacctmgr with its value; else empty.
+        scope: for an accounting limit, `qos` or `association`; else empty.
+        never: whether the unchanged job will never start, even if a trial estimates a start.
+        of_nodes: whether to show the states of the nodes for a reason of kind WAITS.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Reason:
 
 _HELD = "`scontrol release {job}` lets it go on"
 _LOOK = "the end of its log may tell why (launcher logs RUN); "
-# Patterns of whole reasons, from the special to the general.
+# Patterns that match a whole reason; the first match applies.
 TABLE: tuple[tuple[str, Reason], ...] = (
     (r"None|", Reason(Kind.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
     (r"Resources", Reason(Kind.ROOM, "it is among the first in the queue; the nodes it asks for are in use")),
@@ -161,10 +161,10 @@ _RESOURCES = {
 
 
 def in_words(code: str) -> Reason:
-    """What a reason means. One that is not known is shown as it is.
+    """Explains a reason code; an unknown one is quoted.
 
     Args:
-        code: as squeue (`ReqNodeNotAvail, UnavailableNodes:n1`) or scontrol shows it, which has no blanks.
+        code: code as squeue prints it (`ReqNodeNotAvail, UnavailableNodes:n1`), or as scontrol does, without blanks.
     """
     plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
     for pattern, reason in TABLE:
@@ -177,7 +177,11 @@ def in_words(code: str) -> Reason:
 
 
 def _limit(found: re.Match[str]) -> Reason:
-    """The reason of a limit, by its parts: AssocGrpCPURunMinutesLimit, QOSMaxNodePerUserLimit, MaxJobsPerAccount ..."""
+    """Explains the code of an accounting limit, such as AssocGrpCPURunMinutesLimit or QOSMaxNodePerUserLimit.
+
+    Args:
+        found: match of _LIMIT.
+    """
     scope, how, per = found["scope"] or "QOS", found["how"], found["per"] or ""
     what = _RESOURCES[found["what"]]
     if found["minutes"]:
@@ -208,7 +212,11 @@ def _limit(found: re.Match[str]) -> Reason:
 
 
 def _column(found: re.Match[str]) -> str:
-    """The column of sacctmgr that has the limit's value (man sacctmgr, SPECIFICATIONS FOR ASSOCIATIONS and QOS)."""
+    """Returns the sacctmgr column of a limit's value (man sacctmgr, SPECIFICATIONS FOR ASSOCIATIONS and QOS).
+
+    Args:
+        found: match of _LIMIT.
+    """
     how, what, per = found["how"], found["what"], found["per"] or ""
     group = f"{'Grp' if how == 'Grp' else 'Max'}"
     user = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "PU" if found["scope"] == "QOS" and how == "Max" else "")

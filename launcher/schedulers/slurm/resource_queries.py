@@ -1,6 +1,6 @@
-"""Queries a pending job, and the partitions, nodes and limits that it depends on: one command each, and pure parsers.
+"""Queries one pending job, and the partitions, nodes and limits that it depends on: one command each, and pure parsers.
 
-Parsed is only output that Slurm 20.11 to 24.11 share: scontrol's KEY=VALUE, sinfo and sacctmgr with our format.
+Only formats that Slurm 20.11 to 24.11 share are parsed: scontrol's KEY=VALUE, and sinfo and sacctmgr with --format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ NEVER = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")
 
 @dataclass(frozen=True)
 class Pending:
-    """A job in `scontrol show job` (times in seconds since the epoch, wall time in seconds)."""
+    """A pending job, parsed from `scontrol show job`. An empty text means that the job has no such value.
+
+    Attributes:
+        starts: planned start in seconds since the epoch; None: not planned.
+        eligible: time from which the job can start, in seconds since the epoch.
+        submitted: submit time in seconds since the epoch.
+        nodes: number of requested nodes.
+        cpus: number of CPUs on all nodes together.
+        time: requested wall time in seconds; None: unlimited or unknown.
+        throttle: maximum number of array elements that run at once; None: no limit, or no array.
+    """
 
     id: str
     state: str
@@ -31,7 +41,7 @@ class Pending:
     submitted: float | None = None
     partition: str = ""
     nodes: int = 1
-    cpus: int = 1  # of all nodes
+    cpus: int = 1
     time: int | None = None
     qos: str = ""
     account: str = ""
@@ -44,7 +54,20 @@ class Pending:
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """A partition in `scontrol show partition` (None: no limit; time in seconds)."""
+    """A partition, parsed from `scontrol show partition`.
+
+    Attributes:
+        time: time limit in seconds; None: no limit.
+        max_nodes: maximum number of nodes of one job; None: no limit.
+        min_nodes: minimum number of nodes of one job.
+        total: number of nodes.
+        cpus: number of CPUs on all nodes together.
+        accounts: accounts that may use it; empty: all.
+        denied: accounts that may not use it.
+        qos: name of the partition's QOS; empty: none.
+        tier: PriorityTier; jobs in a higher tier start first and may preempt.
+        root_only: whether only root can submit to it.
+    """
 
     name: str
     default: bool
@@ -52,9 +75,9 @@ class PartitionFacts:
     time: int | None = None
     max_nodes: int | None = None
     min_nodes: int = 0
-    total: int = 0  # nodes
+    total: int = 0
     cpus: int = 0
-    accounts: tuple[str, ...] = ()  # empty: all
+    accounts: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     qos: str = ""
     tier: int = 0
@@ -63,7 +86,16 @@ class PartitionFacts:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of a partition with the same state and features; `reason`: why they are out of service."""
+    """Nodes of one partition with the same state and features.
+
+    Attributes:
+        partition: name of the partition.
+        count: number of nodes.
+        state: state as sinfo prints it, in lower case (`idle`, `down*`).
+        features: features of the nodes.
+        names: compressed node list (`n[01-04]`).
+        reason: the administrator's reason for taking the nodes out of service; empty: none.
+    """
 
     partition: str
     count: int
@@ -75,7 +107,16 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation (times in seconds since the epoch)."""
+    """A reservation.
+
+    Attributes:
+        name: name of the reservation.
+        starts: start in seconds since the epoch; None: unknown.
+        ends: end in seconds since the epoch; None: unknown.
+        nodes: compressed node list; empty: none.
+        flags: flags as scontrol prints them.
+        who: its users, else its accounts, as scontrol prints them.
+    """
 
     name: str
     starts: float | None
@@ -91,7 +132,12 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of `sbatch --test-only`: when the job would start, or the message why it would not."""
+    """The result of `sbatch --test-only`.
+
+    Attributes:
+        starts: estimated start in seconds since the epoch; None: the job would not start.
+        words: Slurm's message if the job would not start.
+    """
 
     starts: float | None
     words: str = ""
@@ -99,7 +145,13 @@ class Trial:
 
 @dataclass
 class ResourceQueries:
-    """Queries of one Slurm. Each method raises QueryError if it fails; `asked` is the number of commands so far."""
+    """Queries of Slurm for one pending job. Each method runs one command and raises QueryError if it fails.
+
+    Attributes:
+        timeout: timeout of each command in seconds.
+        environment: environment of the commands.
+        asked: number of commands run so far.
+    """
 
     timeout: float = 10
     environment: Mapping[str, str] = field(default_factory=quiet_environment)
@@ -122,7 +174,13 @@ class ResourceQueries:
         return parse_reservations(self._run("scontrol", "--oneliner", "show", "reservation"))
 
     def limit(self, scope: str, name: str, column: str) -> str:
-        """Returns a limit of a QOS or of an account's associations, with where it is set; empty: none is visible."""
+        """Describes a limit of a QOS or account (`QOS normal: MaxJobsPU=2`); empty if none is set or visible.
+
+        Args:
+            scope: `qos` or `association`.
+            name: name of the QOS, or of the account.
+            column: sacctmgr's column of the limit.
+        """
         if scope == "qos":
             text = self._run(
                 "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"name={name}", f"format=Name,{column}"
@@ -137,7 +195,7 @@ class ResourceQueries:
         return parse_limit("\n".join(rows), "account", column)
 
     def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> Trial:
-        """Returns when a job with these options of sbatch would start. Nothing is submitted."""
+        """Returns when a job with these sbatch options would start (`sbatch --test-only`). Submits nothing."""
         self.asked += 1
         done = query(
             "sbatch", "--test-only", *options, "--wrap=true", timeout=self.timeout, environment=environment, good=(0, 1)
@@ -149,7 +207,7 @@ class ResourceQueries:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """KEY=VALUE pairs of scontrol; of a key that comes several times the first value. Values have no blanks."""
+    """Parses scontrol's KEY=VALUE pairs with values without blanks; the first value of a repeated key is used."""
     found: dict[str, str] = {}
     for key, value in re.findall(r"(?<!\S)([A-Za-z][\w/:]*)=(\S*)", text):
         found.setdefault(key, value)
@@ -157,10 +215,10 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def parse_pending(text: str) -> Pending:
-    """Parses the output of `scontrol show job ID`; of an array that of its first record.
+    """Parses the output of `scontrol show job ID`; for an array, its first record.
 
     Raises:
-        QueryError: the output has no job.
+        QueryError: the output contains no job.
     """
     values = pairs(text.split("\n\n")[0])
     if "JobId" not in values:
@@ -216,7 +274,7 @@ def parse_partitions(text: str) -> list[PartitionFacts]:
 
 
 def parse_nodes(text: str) -> list[Nodes]:
-    """Parses the output of `NODES`: a line per partition and state."""
+    """Parses the output of the command `NODES`: one line per partition, state and features."""
     found = []
     for line in text.splitlines():
         fields = line.strip().split("|", 5)
@@ -233,7 +291,7 @@ def parse_nodes(text: str) -> list[Nodes]:
 
 
 def parse_reservations(text: str) -> list[Reservation]:
-    """Parses the output of `scontrol --oneliner show reservation`. If there is none, it prints a sentence."""
+    """Parses the output of `scontrol --oneliner show reservation`; [] for its sentence that there are none."""
     found = []
     for line in text.splitlines():
         values = pairs(line)
@@ -250,7 +308,13 @@ def parse_reservations(text: str) -> list[Reservation]:
 
 
 def parse_limit(text: str, what: str, column: str) -> str:
-    """`QOS normal: MaxJobsPU=2` from lines of sacctmgr whose last field is the limit; the first that has one."""
+    """Describes the first limit in sacctmgr's output: `QOS normal: MaxJobsPU=2`; empty if no line has one.
+
+    Args:
+        text: lines of fields separated by `|`; the last field is the limit.
+        what: `QOS` or `account`.
+        column: name of the limit.
+    """
     for line in text.splitlines():
         *names, value = line.split("|")
         if value.strip():
@@ -260,7 +324,7 @@ def parse_limit(text: str, what: str, column: str) -> str:
 
 
 def parse_trial(text: str) -> Trial:
-    """Parses the output of sbatch --test-only, on stderr: when the job would start, or why not."""
+    """Parses the output of `sbatch --test-only`."""
     if match := re.search(r"Job \S+ to start at (\S+)", text):
         return Trial(parse_local_time(match[1]))
     words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", _last_line(text))
@@ -273,7 +337,7 @@ def _last_line(text: str) -> str:
 
 
 def limit_of(text: str) -> int | None:
-    """Returns a time limit of scontrol in seconds; None: there is no limit, or it is not known."""
+    """Parses a time limit of scontrol to seconds; None if unlimited or unknown."""
     try:
         return parse_time(text)
     except ValueError:  # UNLIMITED, NONE, Partition_Limit
@@ -289,9 +353,9 @@ def _names(value: str) -> tuple[str, ...]:
 
 
 def slurm_version(slurm: Slurm) -> str:
-    """Returns the version of Slurm (`22.05.8`).
+    """Returns the version of Slurm's commands (`22.05.8`), without a query of the controller.
 
     Raises:
-        QueryError: sinfo is not on PATH, or fails (this does not contact the controller).
+        QueryError: sinfo is not on PATH, or fails.
     """
     return slurm.run("sinfo", "--version").split()[-1]

@@ -1,4 +1,4 @@
-"""Slurm as a scheduler."""
+"""The Slurm scheduler: its capabilities, each implemented by another module of this folder."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
 
-# Variables with defaults of a site, and the key of `cluster` for each. sbatch prefers them to the lines of the script
-# (man sbatch, INPUT ENVIRONMENT VARIABLES), so they are removed if the plan has a value.
+# Variables that set a site's defaults, and the corresponding key of `cluster`. They override the lines of the script
+# (man sbatch, INPUT ENVIRONMENT VARIABLES), so they are removed from the environment if the plan has a value.
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_PARTITION": "partition",
@@ -46,7 +46,7 @@ DEFAULTS = {
 
 
 class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
-    """Slurm."""
+    """Slurm with its capabilities."""
 
     name = "slurm"
     title = "Slurm"
@@ -93,7 +93,7 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
             return None
         try:
             state, reason = Slurm(JOB_TIMEOUT).state_and_reason(os.environ["LAUNCHER_JOB_ID"])
-        except QueryError:  # the attempt to requeue decides then
+        except QueryError:  # unknown; the caller's attempt to requeue then shows whether the job is ending
             return None
         if state == "RUNNING" or reason == "TimeLimit":
             return None
@@ -137,5 +137,5 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
     def without(self, hosts: str, plan: JobPlan | None = None) -> str:
         excluded = settings_of(plan, SlurmSettings).exclude if plan else None
         names = f"{excluded},{hosts}" if excluded else hosts
-        plain = not set("[],") & set(names)  # to Hydra and the shell
+        plain = not set("[],") & set(names)  # needs no quotes for Hydra and the shell
         return f"cluster.exclude={names}" if plain else f"\"cluster.exclude='{names}'\""

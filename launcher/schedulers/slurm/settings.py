@@ -11,16 +11,16 @@ from launcher.config.schema import SchedulerSettings
 
 
 class GpuDirective(Enum):
-    """How a site wants GPUs to be asked for."""
+    """The sbatch option with which jobs request GPUs."""
 
     gres = "gres"  # --gres=gpu:TYPE:N
     gpus_per_node = "gpus_per_node"  # --gpus-per-node=TYPE:N
-    none = "none"  # not at all (whole nodes are handed out)
+    none = "none"  # no option: the site allocates whole nodes
 
 
 @dataclass
 class SlurmSettings(SchedulerSettings):
-    """What Slurm's profiles have on top."""
+    """The additional keys of a profile of Slurm."""
 
     POOLS = ("partition", "qos")
     INSTEAD: ClassVar[Mapping[str, str]] = {

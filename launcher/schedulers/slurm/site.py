@@ -1,4 +1,4 @@
-"""What a Slurm tells an ordinary user of its site, and a profile made from that or compared with it."""
+"""`site init` and `site check` for Slurm: queries a site's facts, and writes or compares a profile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 
 @dataclass(frozen=True)
 class Account:
-    """An account that the user may charge, and whether it is the default one."""
+    """An account of this user; `default` is whether it is the user's default account."""
 
     name: str
     default: bool = False
@@ -40,17 +40,17 @@ class Account:
 
 @dataclass(frozen=True)
 class SlurmSite(Site):
-    """A Slurm.
+    """The facts of a Slurm site.
 
     Attributes:
-        cluster: its name.
-        version: its version.
-        partitions: all that the user sees.
-        facts: what scontrol adds to them, by name.
-        features: of the nodes of each partition.
-        accounts: of this user.
-        settings: of `scontrol show config`.
-        problems: what could not be found out.
+        cluster: name of the cluster.
+        version: version of Slurm.
+        partitions: all partitions that the user can see, from sinfo.
+        facts: further attributes of the partitions from scontrol, by name.
+        features: features of the nodes of each partition, by its name.
+        accounts: accounts of this user, the default one first.
+        settings: values of `scontrol show config`.
+        problems: one text per failed query, with the reason.
     """
 
     pool = "partition"
@@ -124,7 +124,7 @@ def survey(slurm: Slurm) -> SlurmSite:
     """Collects the facts of a site, with six commands.
 
     Raises:
-        QueryError: sinfo does not answer. Facts of other failed queries are left out.
+        QueryError: the query of the partitions (sinfo) failed. Facts of other failed queries are left out.
     """
     ask = ErrorCollector()
     partitions = tuple(slurm.partitions())
@@ -153,7 +153,10 @@ def survey(slurm: Slurm) -> SlurmSite:
 
 
 def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
-    """Chooses the partition of a profile, and returns it with the reason.
+    """Chooses the partition of a profile, and returns it with the reason; (None, "") if none can be chosen.
+
+    It is the wanted partition, else the default one, unless only other partitions have GPUs: then the one of them with
+    the most GPU nodes.
 
     Raises:
         ConfigError: the wanted partition does not exist.
@@ -218,7 +221,7 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def parse_accounts(text: str) -> tuple[Account, ...]:
-    """Parses lines `Account|User|DefaultAccount` of sacctmgr. Returns each account once, the default one first."""
+    """Parses sacctmgr's lines `Account|User|DefaultAccount`; returns each account once, the default one first."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
     default = next((row[2] for row in rows if row[2]), "")
     names = dict.fromkeys(row[0] for row in rows if row[0] and row[1])

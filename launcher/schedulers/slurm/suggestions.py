@@ -1,4 +1,4 @@
-"""Changes of a pending run that may start sooner, and the nodes that it could use. Pure."""
+"""`why`: changes with which a pending Slurm run may start sooner, and the nodes that it could use. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pe
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.plan import JobPlan, settings_of
 
-MOST = 4  # changes that are tried; each is a query
-SHORTEST = 120  # seconds; shorter times are not suggested
+MOST = 4  # maximum number of changes to try; each is a query
+SHORTEST = 120  # minimum wall time in seconds to suggest
 BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a run.
+    """A change of a run to try.
 
     Attributes:
-        overrides: for `resume`.
+        overrides: config overrides for `resume` (`nodes=2`).
         plan: the plan with the change.
-        note: its disadvantage.
+        note: disadvantage of the change.
     """
 
     overrides: tuple[str, ...]
@@ -36,18 +36,21 @@ class Change:
 
 
 def base_state(state: str) -> str:
-    """Returns the state of a node without the suffix of sinfo (`down*`, `idle~`, `mixed-`)."""
+    """Returns a node state without sinfo's suffix (`down*`, `idle~`, `mixed-`)."""
     return state.rstrip("*~#!%$@^-+")
 
 
 def usable(nodes: Sequence[Nodes], partitions: Sequence[str], constraint: str) -> list[Nodes]:
-    """Returns the nodes of these partitions with the features of a constraint. One that is no list is ignored."""
+    """Returns the nodes of these partitions that have all features of a constraint.
+
+    A constraint with other operators than `&` and `,` is ignored.
+    """
     wanted = set(re.split(r"[&,]", constraint)) if re.fullmatch(r"[\w.&,-]+", constraint) else set()
     return [each for each in nodes if each.partition in partitions and wanted <= set(each.features)]
 
 
 def count(nodes: Sequence[Nodes]) -> dict[str, int]:
-    """Returns the number of nodes in each state, the largest number first."""
+    """Returns the number of nodes by state, the most frequent state first."""
     found: dict[str, int] = {}
     for each in nodes:
         state = base_state(each.state)
@@ -56,12 +59,18 @@ def count(nodes: Sequence[Nodes]) -> dict[str, int]:
 
 
 def idle(nodes: Sequence[Nodes]) -> int:
-    """Returns the number of idle nodes, with those that are planned for another job."""
+    """Returns the number of idle nodes, including those that Slurm plans to give to another job."""
     return sum(each.count for each in nodes if base_state(each.state) in ("idle", "planned"))
 
 
 def node_lines(nodes: Sequence[Nodes], partition: str, constraint: str) -> tuple[str, ...]:
-    """Returns the line `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and one for each broken node."""
+    """Returns a summary line, `partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and lines for broken nodes.
+
+    Args:
+        nodes: nodes that the job could use.
+        partition: the job's partition, for the text.
+        constraint: the job's features, for the text; empty: none.
+    """
     with_features = f" with {constraint}" if constraint else ""
     if not nodes:
         return (f"partition {partition} has no nodes{with_features}",)
@@ -86,27 +95,27 @@ def changes(
     now: float,
     fixed_nodes: bool = False,
 ) -> list[Change]:
-    """Returns the changes to try, the smallest first, at most MOST.
+    """Returns the changes to try, at most MOST, the smallest change first.
 
-    | a change | is tried when |
+    | change | tried if |
     |---|---|
     | no exclude, no constraint, no reservation | the run has one |
-    | less time | it would overlap with a reservation, or exceeds the limit of its partition |
+    | less time | the run would overlap with a reservation, or exceeds the time limit of its partition |
     | another partition | the user may use it, and it accepts the run; those with most idle nodes first |
-    | as many nodes as are idle, half the nodes | these are fewer, and min_nodes and the workload allow it |
-    | a partition of a higher tier | as for other partitions |
-    | half the time | no other time is tried |
+    | as many nodes as are idle; half the nodes; min_nodes | fewer than now, and min_nodes and the workload allow it |
+    | a partition of a higher tier | as for another partition |
+    | half the time | no other shorter time is tried |
 
-    A change whose time or nodes its partition does not accept is not tried.
+    A change with a time or number of nodes that its partition does not accept is not tried.
 
     Args:
         plan: the run's plan.
-        job: its job, as Slurm reports it.
+        job: the run's pending job, as Slurm reports it.
         partitions: all partitions.
-        nodes: of all partitions.
-        reservations: as far as they were queried.
-        now: seconds since the epoch.
-        fixed_nodes: the user has set min_nodes, so fewer nodes are not suggested.
+        nodes: nodes of all partitions.
+        reservations: reservations of the site; empty if they were not queried.
+        now: current time in seconds since the epoch.
+        fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
     """
     mine = job.partition.split(",")
     shorter = _shorter(plan, job, partitions, reservations, now)
@@ -125,11 +134,11 @@ def changes(
 
 
 def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionFacts]) -> bool:
-    """Returns whether a partition of the plan accepts its time and its nodes, as far as its limits are known.
+    """Returns whether a partition of the plan accepts the plan's time and nodes; True if its limits are unknown.
 
     Args:
-        plan: the plan, with a change.
-        mine: the partitions of the job, for a plan that names none.
+        plan: the changed plan.
+        mine: partitions of the pending job, for a plan that names none.
         partitions: all partitions.
     """
     partition = settings_of(plan, SlurmSettings).partition
@@ -144,7 +153,7 @@ def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionF
 
 
 def arguments(plan: JobPlan) -> list[str]:
-    """Returns the options of a plan for `sbatch --test-only`: those of its script, without those about output."""
+    """Returns a plan's options for `sbatch --test-only`: those of its script without output, comment and array."""
     options = directives.directives(plan, "trial")
     left_out = ("output", "error", "open-mode", "comment", "array")
     return [
@@ -155,7 +164,7 @@ def arguments(plan: JobPlan) -> list[str]:
 
 
 def _with(plan: JobPlan, key: str, value: str | None) -> JobPlan:
-    """Returns the plan with another value of one of Slurm's keys."""
+    """Returns the plan with another value of one key of SlurmSettings."""
     settings = {**plan.cluster.settings, key: value}
     return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, settings=settings))
 
@@ -177,7 +186,7 @@ def _without(plan: JobPlan) -> list[Change]:
 def _shorter(
     plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], reservations: Sequence[Reservation], now: float
 ) -> list[Change]:
-    """Returns the change to a shorter time, if a reservation begins soon or the partition has a lower limit."""
+    """Returns the change to a shorter time if a reservation starts soon or the partition has a lower limit, else []."""
     names = job.partition.split(",")
     most = [each.time for each in partitions if each.name in names and each.time is not None]
     if most and len(most) == len(names) and plan.time > max(most):
@@ -205,7 +214,11 @@ def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
 def _other_partitions(
     plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], nodes: Sequence[Nodes]
 ) -> tuple[list[Change], list[Change]]:
-    """Returns the other partitions that accept the run as it is, most idle nodes first; and those of a higher tier."""
+    """Returns the changes to other partitions that accept the unchanged run, those with most idle nodes first.
+
+    Returns:
+        Changes to partitions of the same or a lower tier, and changes to partitions of a higher tier.
+    """
     mine = job.partition.split(",")
     fitting = []
     for each in partitions:
@@ -231,7 +244,7 @@ def _other_partitions(
 
 
 def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
-    """Returns the changes to fewer nodes: as many as are idle now, half of them, and min_nodes."""
+    """Returns the allowed changes to fewer nodes: to the idle nodes (`free`), half the plan's nodes, and min_nodes."""
     return [
         Change((f"nodes={n}",), dataclasses.replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
                f"{plural(n * plan.procs_per_node, 'rank')} instead of {plan.world_size}")
