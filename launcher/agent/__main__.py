@@ -1,7 +1,7 @@
-"""What a job starts on each node (or for each rank): `python -m launcher.agent RUN_DIR`.
+"""The program that a job starts on each node (with launch=tasks for each rank): `python -m launcher.agent RUN_DIR`.
 
-Checks that nobody else can write to the run directory, since a payload is unpickled from there, and hands over to
-submitit, so that the job is an ordinary submitit job with a result.
+It checks that nobody else can write to the run directory, since a payload is unpickled from there. Then it hands over
+to submitit, so that the job is an ordinary submitit job with a result.
 """
 
 from __future__ import annotations

@@ -54,10 +54,7 @@ from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run
 
 
 def run(run_dir: str) -> dict[str, Any]:
-    """Runs this node's part of the attempt: the payload of every job.
-
-    Returns:
-        The metrics of the first rank of this agent.
+    """Runs this node's part of the attempt: the payload of every job. Returns the metrics of this agent's first rank.
 
     Args:
         run_dir: the run directory, for error messages; the attempt itself is found by LAUNCHER_RUN_DIR.

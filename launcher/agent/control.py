@@ -157,7 +157,7 @@ class Control(Link):
         return self._round_of(History(), 0, range(self.size), self._join_timeout)
 
     def next(self, history: History, before: Rendezvous, lost: Collection[int]) -> tuple[History, Rendezvous]:
-        """Joins the next round, of the last round's members and the agents that wait to join. Returns it.
+        """Joins the next round, of the last round's members and of waiting agents. Returns its history and rendezvous.
 
         If the leader is lost, the remaining members are tried as leaders, by index.
 
@@ -236,7 +236,9 @@ class Control(Link):
     def _round_of(
         self, history: History, leader: int, wanted: Collection[int], timeout: float
     ) -> tuple[History, Rendezvous]:
-        """Joins a round that this agent leads, or with a leader that it is not connected to yet. Returns the round.
+        """Joins a round that this agent leads, or with a leader that it is not connected to yet.
+
+        Returns the history and the rendezvous of the round.
 
         Args:
             history: the rounds so far; `history.round` is the number of the round.

@@ -221,7 +221,7 @@ class Coordinator:
             self._look_at_waiting()
 
     def next_look(self, now: float) -> float:
-        """Returns the seconds until `tick` is due at the latest."""
+        """Returns the longest time in seconds until the next call of `tick`."""
         if self.arrivals is not None:
             return max(0.0, min(self.arrivals.deadline - now, 1.0))
         return 0.25 if self._watch.urgent else min(1.0, self.limits.heartbeat / 4)

@@ -55,7 +55,7 @@ class AgentState:
         member: the agent.
         last_message: monotonic time at which its last message arrived.
         step: highest step of the run that it has reported; -1: none.
-        resumable: whether it has reported that its ranks can resume.
+        resumable: whether it has reported that its ranks can resume: they save and exit on a stop request.
         joined: whether it has reported that all its ranks have joined the process group.
         missing: its global ranks that have not arrived at the process group, by its last heartbeat.
         idle: seconds without CPU use, output or steps of any of its ranks, by its last heartbeat.

@@ -46,16 +46,16 @@ class Failure:
 def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None:
     """Returns the failure of a rank that has ended; None: it has done its work. The first row that matches decides.
 
-    | exit code | report | failure |
+    | exit code | the rank's report | FaultCode |
     |---|---|---|
-    | 0 | metrics, or the rank is a program, which reports none | none |
-    | 0 | an error | raised, or lost peer |
-    | 0 | none | returned early |
-    | 75 | any | left |
-    | 93 | any | no retry |
-    | any other, or a signal | an error | raised, or lost peer: the error came first |
-    | a signal | none, or metrics | killed |
-    | any other | none, or metrics | exited |
+    | 0 | metrics; for a program, any | None |
+    | 0 | an error | RAISED, or LOST_PEER if the error is a consequence of another rank's end |
+    | 0 | none | RETURNED_EARLY |
+    | 75 | any | LEFT |
+    | 93 | any | NO_RETRY |
+    | any other, or a signal | an error | RAISED or LOST_PEER: the error came first |
+    | a signal | none, or metrics | SIGNALLED |
+    | any other | none, or metrics | EXITED |
 
     Args:
         ended: the rank's exit code and report.
@@ -115,7 +115,7 @@ _BLAME = {
 
 
 def to_blame(failures: Sequence[Failure]) -> Failure:
-    """Returns the failure that caused the others: the first by kind, then by time, then by rank."""
+    """Returns the failure that caused the others: the first by code (see `_BLAME`), then by time, then by rank."""
     return min(failures, key=lambda each: (_BLAME[each.code], each.time, each.rank))
 
 

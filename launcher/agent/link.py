@@ -200,7 +200,7 @@ class Link:
         return inbox
 
     def keep_alive(self) -> None:
-        """Sends and receives heartbeats, for an agent that is busy with something else. Keeps messages for `poll`."""
+        """Sends and receives heartbeats without waiting, and keeps messages for `poll`. Call it during other work."""
         self._inbox = [*self.poll(0.0), *self._inbox]
 
     def _heartbeat(self) -> None:

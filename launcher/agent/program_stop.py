@@ -56,7 +56,7 @@ class StopChecker:
         return None
 
     def exit_time(self, now: float) -> float:
-        """Returns how many seconds the ranks have to exit if they get the stop signal now; see the function."""
+        """Returns how many seconds the ranks have to exit if they get the stop signal now; see function `exit_time`."""
         if self._left is None:
             return float(self._plan.launch.grace)
         left = self._left - (now - self._began)
@@ -81,7 +81,7 @@ def exit_time(grace: float, lead: float, left: float) -> float:
 
     Args:
         grace: launch.grace, in seconds.
-        lead: resume.lead, in seconds.
+        lead: resume.lead: seconds before the time limit at which a run is asked to stop.
         left: seconds until the scheduler's time limit.
     """
     return max(0.0, min(grace, left - min(RESERVED, lead / 2)) if left > 0 else 0.0)

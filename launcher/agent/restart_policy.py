@@ -42,7 +42,7 @@ class History:
         round: number of the current round, from 0.
         best: highest step of the run at the end of any earlier round; -1: none.
         tried: number of restarts in a row without progress.
-        listened: whether ranks of an earlier round could resume.
+        listened: whether ranks of an earlier round could resume: they listened for stop requests.
     """
 
     round: int = 0

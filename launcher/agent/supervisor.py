@@ -163,7 +163,7 @@ class Supervisor:
 
     @property
     def _resumable(self) -> bool:
-        """Whether ranks can resume: one listens for stop requests, or did in an earlier round."""
+        """Whether the ranks can resume: one listens for stop requests, or did in an earlier round, or a program can."""
         return self._status.listened or self._history.listened or self._plan.program_resumes
 
     @property

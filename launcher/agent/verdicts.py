@@ -51,7 +51,7 @@ class RoundFailure:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> RoundFailure:
-        """Returns the failure from a message with its `fields`."""
+        """Returns the failure that a message describes; the inverse of `fields`."""
         stop = message["stop"]
         return cls(
             Kind(message["kind"]), event_json.from_values(Fault, message["fault"]), int(message["member"]),
@@ -103,7 +103,7 @@ class Verdict:
         return event_json.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
 
     def message(self) -> dict[str, Any]:
-        """Returns the message `verdict`, as JSON types."""
+        """Returns the verdict as a message `verdict` to the agents, in JSON types."""
         return {
             "type": "verdict", **self.failure.fields(), "then": self.then.value, "ends_with": self.exit_code,
             "history": asdict(self.history),
@@ -111,7 +111,7 @@ class Verdict:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Verdict:
-        """Returns the verdict from a message that `message` has made."""
+        """Returns the verdict that a message describes; the inverse of `message`."""
         failure = RoundFailure.of(message)
         return cls(failure, Then(message["then"]), int(message["ends_with"]), History(**message["history"]))
 

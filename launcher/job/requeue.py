@@ -229,7 +229,7 @@ def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
 
 
 def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
-    """Requeues the run's job or submits a new one, as resume.how says; a chain has its next job already.
+    """Requeues the run's job or submits a new one, as resume.how says. For `chain` the next job is queued already.
 
     Raises:
         LauncherError: the scheduler refused.

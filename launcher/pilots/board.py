@@ -41,7 +41,7 @@ class Board:
 
     Attributes:
         count: number of points of the sweep; a search (Optuna) adds points while it runs.
-        logs: the log of each claimed point, by point number, as of the last `look`.
+        logs: the log of each point that was ever claimed, by point number, as of the last `look`.
     """
 
     def __init__(

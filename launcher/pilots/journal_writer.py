@@ -21,7 +21,7 @@ from launcher.worker import heartbeat
 
 
 class JournalWriter:
-    """The journal and the heartbeats of one slot manager."""
+    """Writes the journal and the heartbeats of one slot manager, and waits for its next event."""
 
     def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
         """

@@ -58,7 +58,7 @@ class Parts:
         return any(self._codes.get((point, attempt.number), {}).values())
 
     def forget(self, point: int, attempt: Attempt) -> None:
-        """Drops what is known of an attempt that is over."""
+        """Drops the exit codes and the output positions of an attempt that is over."""
         self._codes.pop((point, attempt.number), None)
         for place in self._readers:
             self._copied.pop(printed_on(attempt, place), None)

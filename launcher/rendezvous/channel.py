@@ -56,8 +56,8 @@ class Channel:
 
     Attributes:
         open: whether both ends are authenticated.
-        peer: address of the other end.
-        local: address of this end.
+        peer: (IP address,) of the other end, a tuple of one.
+        local: (IP address,) of this end.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, *, server: bool) -> None:

@@ -175,8 +175,8 @@ class ConnectBackoff:
     def pause(self) -> float:
         """Returns the seconds until the next attempt: doubled each time from 0.01 s, up to a limit.
 
-        The limit is low for 3 s, as the leader of a new round appears fast, and grows with the number of agents; 1 s
-        afterwards.
+        For the first 3 s the limit is 0.03 s, or 0.001 s per agent if that is more, since the leader of a new round
+        appears soon. Afterwards it is 1 s, as it is at most.
         """
         longest = min(1.0, max(0.03, 0.001 * self._members)) if time.monotonic() < self._soon else 1.0
         pause, self._pause = min(self._pause, longest), min(2 * self._pause, longest)
