@@ -1,12 +1,12 @@
-"""Fixtures with a Slurm, a PBS or a Grid Engine, and the table at the end: which scheduler was tested against what.
+"""Fixtures that start a Slurm, a PBS or a Grid Engine, and the closing table: which scheduler was tested on what.
 
 For authors of tests:
 
 - The fixtures `slurm` (without accounting: sacct fails, as at many sites) and `slurm_with_accounting` are a
   `SlurmCluster` of four nodes, which is started at first use, once per session. A test leaves it idle; `slurm.reset()`
   ends all jobs.
-- The fixture `pbs` is the real PBS of this machine if it has one, else a stand-in; see tests/pbs/. Tests of what only a
-  stand-in can do (a server that goes down) use `pbs_stand_in`.
+- The fixture `pbs` is the real PBS of this machine if it has one, else a stand-in; see tests/pbs/. Tests that need what
+  only the stand-in can do (a server that goes down) use `pbs_stand_in`.
 - The fixture `sge` is a real Grid Engine with two execution hosts in network namespaces. A test leaves it idle;
   `sge.reset()` ends all jobs.
 - The table counts tests that use these fixtures. Others have a marker, such as
@@ -37,12 +37,12 @@ from tests.sge.sge_cluster import SgeCluster
 RECORD = "ran against"
 WIDTH = 80
 
-# Machines are busy: neither an example nor making one has a time limit.
+# Test machines are busy: hypothesis sets no time limit, neither for running an example nor for generating one.
 hypothesis.settings.register_profile("launcher", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("launcher")
 
 
-# -- state that no test may leave behind
+# -- state that a test must not leave behind
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +72,14 @@ def slurm_with_accounting() -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="session")
 def pbs_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PbsCluster]:
-    """The stand-in for OpenPBS."""
+    """A stand-in for OpenPBS with two nodes."""
     with PbsCluster(tmp_path_factory.mktemp("pbs") / "site") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PbsCluster | RealPbs:
-    """The real PBS of this machine, else a stand-in."""
+    """The real PBS of this machine if it has one, else the stand-in."""
     stand_in: PbsCluster | None = None if RealPbs.answers() else request.getfixturevalue("pbs_stand_in")
     return stand_in or RealPbs(tmp_path_factory.getbasetemp())
 
@@ -96,6 +96,7 @@ def sge() -> Iterator[SgeCluster]:
 
 
 def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
+    """Yields a running Slurm cluster; skips the test if none can run here, or fails it in CI."""
     if reason := SlurmCluster.missing(accounting=accounting):
         if os.environ.get("CI", "").lower() in ("true", "1"):
             pytest.fail(f"CI must run against a real Slurm, but: {reason}", pytrace=False)
@@ -110,7 +111,7 @@ def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the markers, and enables SIGINT.
 
-    A shell starts background processes (`make test &`) with SIGINT ignored, and their children inherit that.
+    A shell starts background processes (`make test &`) with SIGINT ignored, and their children inherit this.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -122,7 +123,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Records for each test what it will run against, from its marker or its fixture."""
+    """Records for each test which scheduler it will run against, from its marker or its fixture."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if marker := item.get_closest_marker("backend"):
@@ -142,12 +143,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def ran_against(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Records what a test runs against, for a test that knows this only while it runs."""
+    """A function that records what the test runs against: ran_against(scheduler, description).
+
+    For tests that know this only while they run.
+    """
     return lambda name, against: _record(request.node, name, against)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the table."""
+    """Prints the closing table."""
     outcomes: dict[str, tuple[tuple[str, str], str, str]] = {}
     # Later entries replace earlier ones: a test that passed and then failed in teardown has failed.
     for category, outcome in (
@@ -169,7 +173,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def table(outcomes: list[tuple[tuple[str, str], str, str]]) -> list[str]:
-    """Returns the lines of the table; `outcomes`: ((scheduler, against), outcome, reason) of each test."""
+    """Returns the lines of the closing table.
+
+    Args:
+        outcomes: ((scheduler, what it ran against), outcome, why it was skipped) of each test; the outcome is passed,
+            failed or skipped.
+    """
     rows: dict[tuple[str, str], dict[str, int]] = {}
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     for row, outcome, reason in sorted(outcomes):
@@ -197,7 +206,7 @@ def _record(item: pytest.Item, name: str, against: str) -> None:
 
 
 def _reason(report: object) -> str:
-    """Returns why a test was skipped."""
+    """Returns why a test was skipped or is expected to fail, from pytest's report; empty: neither applies."""
     if xfail := getattr(report, "wasxfail", ""):
         return f"expected to fail: {xfail}"
     details = getattr(report, "longrepr", None)

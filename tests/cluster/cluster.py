@@ -1,4 +1,4 @@
-"""What the test clusters of all schedulers share: a folder, daemons in it, an owner, commands, a command line."""
+"""The base class of the test clusters of Slurm and Grid Engine, and their command line (up, down, env)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ C = TypeVar("C", bound="Cluster")
 
 
 class ClusterError(RuntimeError):
-    """The cluster did not do what was asked. When a daemon may be why, the text ends with the daemons' last words."""
+    """A test cluster, or a command on it, failed. The text has the daemons' logs if one of them may be the cause."""
 
 
 class Cluster(ABC):
-    """A scheduler with its daemons on this machine, all in one folder.
+    """A scheduler with its daemons on this machine, with all files in one folder.
 
-    Use it as a context manager, or call start() and stop(). A cluster belongs to the process that starts it: should
-    that die without stopping it, the next start on this host clears it away. With detached=True it stays up until told.
+    Use it as a context manager, or call start() and stop(). A cluster belongs to the process that starts it: if this
+    process dies without stopping it, the next start of a cluster on this host removes it. With detached=True it belongs
+    to no process, and runs until stop() is called.
 
     Attributes:
-        name: of the folder, where none is given.
-        mark: a file in the folder; only a folder with it is ever removed.
-        start_timeout: seconds.
+        name: prefix of the folder's name, if no folder is given.
+        mark: name of a file that marks the folder of a cluster; stop() removes only a folder with this file.
+        start_timeout: seconds that start() may take.
     """
 
     name: ClassVar[str]
@@ -50,11 +51,15 @@ class Cluster(ABC):
     # -- up and down
 
     def start(self: C) -> C:
-        """Starts everything; returns when all nodes take jobs."""
+        """Starts all daemons, and returns when all nodes accept jobs.
+
+        Raises:
+            ClusterError: the cluster cannot run here, the folder cannot be used, or a daemon did not start in time.
+        """
         if reason := self._absent():
             raise ClusterError(reason)
         if not re.fullmatch(r"[\w./-]{1,70}", str(self.folder), re.ASCII):
-            # Files of schedulers know no quoting, and a Unix socket has a path of at most 107 characters.
+            # Configuration files of schedulers have no quoting, and a Unix socket's path has at most 107 characters.
             raise ClusterError(f"{self.folder}: choose a path of at most 70 characters, none special or a space")
         self._clear_orphans()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +79,7 @@ class Cluster(ABC):
         """Ends every daemon and every process of a job, and removes the folder. Safe to call twice."""
         if (self.folder / self.mark).exists():
             self._stop()
-            with contextlib.suppress(FileNotFoundError):  # somebody else clears away the same orphan
+            with contextlib.suppress(FileNotFoundError):  # another process removes the same orphan
                 shutil.rmtree(self.folder)
 
     def __enter__(self: C) -> C:
@@ -85,43 +90,56 @@ class Cluster(ABC):
 
     @abstractmethod
     def _absent(self) -> str | None:
-        """Why it cannot run here, with the words to fix it; None when it can."""
+        """Returns why the cluster cannot run on this machine, and how to fix it; None: it can run."""
 
     @abstractmethod
     def _clear_orphans(self) -> None:
-        """Stops the clusters whose owner died without stopping them, for instance a test run that was killed."""
+        """Stops clusters on this host that still run although their owner has died, such as a killed test run."""
 
     @abstractmethod
     def _start(self, deadline: float) -> None:
-        """Starts the daemons."""
+        """Starts the daemons; `deadline` is a value of time.monotonic()."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """Ends all that was started."""
+        """Ends all daemons and processes of jobs."""
 
-    # -- what tests use
+    # -- for tests
 
     @abstractmethod
     def env(self) -> dict[str, str]:
-        """The environment for a user's command on this cluster: ours, less every trace of another one."""
+        """Returns the environment for a command on this cluster: this process's, without other clusters' variables."""
 
     @abstractmethod
     def wait_idle(self, *, timeout_s: float = 60.0) -> None:
-        """Waits until all nodes are there and have no job."""
+        """Waits until all nodes are up and have no job.
+
+        Raises:
+            ClusterError: this took longer than `timeout_s` seconds, or a daemon has ended.
+        """
 
     def last_words(self) -> str:
-        """The ends of all logs, for an error message."""
+        """Returns the last lines of all logs, for an error message."""
         return self.daemons.tails()
 
     def run(self, *argv: str, timeout_s: float = 60.0, text: str | None = None) -> str:
-        """Runs a command on the cluster and returns what it printed; a failure shows its words."""
+        """Runs a command on the cluster and returns its standard output.
+
+        Args:
+            argv: the command and its arguments.
+            timeout_s: seconds after which the command is killed.
+            text: its standard input; None: empty.
+
+        Raises:
+            ClusterError: the command failed or was killed; the text has its output.
+        """
         done = self._ask(*argv, timeout_s=timeout_s, text=text)
         if done.returncode:
             raise ClusterError(f"{shlex.join(argv)} exited {done.returncode}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
 
     def _ask(self, *argv: str, timeout_s: float = 20.0, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Runs a command on the cluster; one that hangs is as good as one that fails."""
+        """Runs a command on the cluster. One that takes longer than `timeout_s` seconds returns exit code 124."""
         try:
             return subprocess.run(
                 argv, env=self.env(), capture_output=True, text=True, timeout=timeout_s, check=False, input=text or ""
@@ -134,7 +152,16 @@ class Cluster(ABC):
             raise ClusterError(f"{', '.join(dead)} ended by itself\n{self.last_words()}")
 
     def _wait(self, ready: Callable[[], bool], deadline: float, complaint: str) -> None:
-        """Waits for a daemon to be ready; gives up at the deadline, or as soon as any daemon died."""
+        """Waits until a daemon is ready.
+
+        Args:
+            ready: returns whether it is.
+            deadline: a value of time.monotonic().
+            complaint: the text of the error.
+
+        Raises:
+            ClusterError: the deadline has passed, or one of the daemons has ended.
+        """
         done = wait_until(lambda: bool(self.daemons.dead()) or ready(), timeout_s=deadline - time.monotonic())
         if dead := self.daemons.dead():
             complaint += f" ({', '.join(dead)} ended by itself)"
@@ -143,7 +170,7 @@ class Cluster(ABC):
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:
-    """Returns the parser of a cluster's command line; `text` is its module's own."""
+    """Returns the parser of a test cluster's command line; `text` is the docstring of its module, for --help."""
     found = argparse.ArgumentParser(description=(text or "").partition("\n")[0])
     found.add_argument("action", choices=("up", "down", "env"))
     found.add_argument("--dir", required=True, type=Path, help="the cluster's folder; down removes it")
@@ -151,7 +178,13 @@ def parser(text: str | None) -> argparse.ArgumentParser:
 
 
 def act(action: str, cluster: Cluster, exported: Callable[[], Mapping[str, str]]) -> int:
-    """Starts or stops a cluster, and prints the variables by which a shell uses it. Returns the exit status."""
+    """Carries out an action of the command line, and returns the exit code.
+
+    Args:
+        action: `up` starts the cluster, `down` stops it. `up` and `env` print `export` lines for a shell to use it.
+        cluster: the cluster.
+        exported: returns the variables to export.
+    """
     try:
         if action == "up":
             cluster.start()

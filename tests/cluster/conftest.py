@@ -9,7 +9,7 @@ from tests.cluster.namespaces import Namespaces, problem
 
 @pytest.fixture
 def network() -> Iterator[Namespaces]:
-    """Network namespaces as hosts; the test is skipped where they cannot be made."""
+    """Nodes in network namespaces; the test is skipped on machines where they cannot be created."""
     if reason := problem():
         pytest.skip(reason)
     with Namespaces() as network:

@@ -1,7 +1,7 @@
-"""Start, find and end processes by recorded identity, never by name.
+"""Starts daemons, finds processes, and ends them by pid and start time, never by name.
 
-A pid alone names nobody: the kernel hands it out again. `Proc` is a pid with its start time, so that a stale record can
-never make us signal a stranger.
+The kernel reuses pids, so a recorded pid may be another process by now. `Proc` also has the start time: a stale record
+never gets another process killed.
 """
 
 from __future__ import annotations
@@ -15,44 +15,47 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Handles of this very process's children: they must be reaped, or they stay behind as zombies.
+# Children of this process by pid. They must be reaped, or they stay zombies.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True)
 class Proc:
-    """A process: its pid and the clock tick at which it started."""
+    """A process, identified by its pid and its start time in clock ticks since boot."""
 
     pid: int
     started: int
 
     @staticmethod
     def of(pid: int) -> Proc | None:
-        """The process that has this pid now; None when nobody has it, or only a zombie."""
+        """Returns the process that has this pid now; None: there is none, or it is a zombie."""
         stat = _stat(pid)
         return None if not stat or stat[0] in "ZX" else Proc(pid, int(stat[19]))
 
     def alive(self) -> bool:
-        """Whether this process, and not a later one with its pid, still runs."""
+        """Returns whether this process still runs; false if another process has its pid now."""
         if self.pid in _children and _children[self.pid].poll() is not None:
             del _children[self.pid]
         return Proc.of(self.pid) == self
 
     def send(self, signum: int) -> None:
-        """Send a signal, if the process is still there."""
+        """Sends a signal to the process, if it still runs."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
 
     def environment(self) -> set[str]:
-        """The `NAME=value` settings it was started with; empty when it is gone or wrote its title over them."""
+        """Returns the variables that the process was started with, as `NAME=value`.
+
+        Empty: the process has ended, or it has overwritten them with its title.
+        """
         try:
             return set(Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0"))
         except OSError:
             return set()
 
     def open_files(self) -> set[str]:
-        """The paths it holds open."""
+        """Returns the paths of the files that the process has open."""
         paths = set()
         with contextlib.suppress(OSError):
             for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
@@ -62,14 +65,14 @@ class Proc:
 
 
 def running() -> Iterator[Proc]:
-    """Every process of this host."""
+    """Yields all processes of this host, without zombies."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (proc := Proc.of(int(entry.name))):
             yield proc
 
 
 def descendants(roots: Iterable[Proc]) -> list[Proc]:
-    """The given processes and all that descend from them, parents first."""
+    """Returns the given processes that still run, and all their descendants, parents first."""
     children: dict[int, list[Proc]] = {}
     for proc in running():
         if stat := _stat(proc.pid):
@@ -81,7 +84,10 @@ def descendants(roots: Iterable[Proc]) -> list[Proc]:
 
 
 def end(procs: Iterable[Proc], *, timeout_s: float = 3.0) -> None:
-    """SIGTERM, wait, SIGKILL what is left, wait. With timeout_s=0 SIGKILL at once."""
+    """Ends processes with SIGTERM, and those that still run after `timeout_s` seconds with SIGKILL.
+
+    Waits until they have ended, for at most five seconds after SIGKILL. With timeout_s=0 it sends SIGKILL at once.
+    """
     left = list(procs)
     steps = [(signal.SIGTERM, timeout_s)] if timeout_s else []
     for signum, wait_s in [*steps, (signal.SIGKILL, 5.0)]:
@@ -91,7 +97,7 @@ def end(procs: Iterable[Proc], *, timeout_s: float = 3.0) -> None:
 
 
 def wait_until(ready: Callable[[], bool], *, timeout_s: float, every_s: float = 0.05) -> bool:
-    """Poll `ready`; whether it came true in time."""
+    """Polls a condition every `every_s` seconds. Returns whether it became true within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
@@ -101,14 +107,23 @@ def wait_until(ready: Callable[[], bool], *, timeout_s: float, every_s: float = 
 
 
 class DaemonSet:
-    """The daemons of one folder: `pids/NAME` records each of them, `logs/` is what they said."""
+    """The daemons of a test cluster, by name.
+
+    In the cluster's folder, pids/NAME has the pid and start time of each daemon, and logs/ has their logs and outputs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.pids = folder / "pids"
         self.logs = folder / "logs"
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start a daemon in a session of its own, so that it outlives us and our terminal."""
+        """Starts a daemon in its own session, so that it outlives this process and its terminal.
+
+        Args:
+            name: the daemon's name.
+            argv: its command.
+            env: its whole environment.
+        """
         self.pids.mkdir(exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         with (self.logs / f"{name}.out").open("ab") as out:
@@ -116,11 +131,11 @@ class DaemonSet:
                 argv, env=dict(env), cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         _children[child.pid] = child
-        proc = Proc.of(child.pid) or Proc(child.pid, 0)  # 0: it is gone already, and never counts as alive
+        proc = Proc.of(child.pid) or Proc(child.pid, 0)  # start time 0: it has ended already, and never counts as alive
         (self.pids / name).write_text(f"{proc.pid} {proc.started}\n")
 
     def get(self, name: str) -> Proc | None:
-        """The daemon of that name as recorded, if it still runs."""
+        """Returns the daemon of this name; None: it was not started, or does not run any more."""
         try:
             pid, started = (self.pids / name).read_text().split()
         except (OSError, ValueError):
@@ -129,17 +144,22 @@ class DaemonSet:
         return proc if proc.alive() else None
 
     def dead(self) -> list[str]:
-        """Names of the daemons that were started, not stopped, and run no more."""
+        """Returns the names of daemons that have ended although they were not stopped."""
         return [path.name for path in sorted(self.pids.glob("*")) if self.get(path.name) is None]
 
     def stop(self, *names: str, timeout_s: float = 3.0) -> None:
-        """End these daemons and their children, together, and wait for them."""
+        """Ends these daemons and all their descendants at the same time, and waits for their ends.
+
+        Args:
+            names: the daemons' names.
+            timeout_s: seconds between SIGTERM and SIGKILL.
+        """
         end(descendants(proc for name in names if (proc := self.get(name))), timeout_s=timeout_s)
         for name in names:
             (self.pids / name).unlink(missing_ok=True)
 
     def tails(self, lines: int = 25) -> str:
-        """The last lines of every log, for an error message; of what a daemon printed only when it has no log."""
+        """Returns the last lines of each daemon's log, for an error message; if it has no log, of its output."""
         parts = []
         for path in sorted(self.logs.glob("*")):
             if path.suffix == ".out" and path.with_suffix(".log").exists():
@@ -150,7 +170,10 @@ class DaemonSet:
 
 
 def _stat(pid: int) -> list[str]:
-    """/proc/PID/stat from the state on (state, ppid, ...; the start time is 19 fields later); empty when it is gone."""
+    """Returns the fields of /proc/PID/stat from the state on; empty: the process has ended.
+
+    Field 0 is the state, 1 the parent's pid, 19 the start time (proc(5)).
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""What several test clusters on one host share: TCP ports and the /etc/hosts lines of their nodes.
+"""Shares TCP ports and lines of /etc/hosts among the Slurm test clusters of this host, by a locked register file.
 
-One small register under one lock. The first cluster adds the missing lines, the last one takes away what was added.
+The first cluster adds the missing lines to /etc/hosts, the last one removes the added ones.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from tests.cluster.daemons import Proc
 REGISTER = Path("/run/lock/slurm-test-clusters.json")
 HOSTS = Path("/etc/hosts")
 MARK = "# added by tests/cluster, removed when its last cluster stops"
-# Below Linux's ephemeral ports (32768 and up) and away from Slurm's own 6817-6819.
+# Below Linux's ephemeral ports (32768 and up), and without Slurm's default ports 6817-6819.
 PORTS = range(12000, 20000)
 
 
 @contextmanager
 def _register() -> Iterator[dict[str, Any]]:
-    """The register, locked: folder -> {"ports": [...], "owner": [pid, started] or None}. Saved on the way out."""
+    """Locks the register, yields its entries, and saves them at the end.
+
+    The entries are by the cluster's folder: {"ports": [...], "owner": [pid, start time] or None}.
+    """
     REGISTER.parent.mkdir(parents=True, exist_ok=True)
     with REGISTER.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         try:
             entries: dict[str, Any] = json.loads(file.read())
-        except ValueError:  # new, or its writer was killed; ports are probed in any case
+        except ValueError:  # a new file, or its writer was killed; ports are probed in any case
             entries = {}
         for folder in [folder for folder in entries if not Path(folder).is_dir()]:
             del entries[folder]
@@ -44,9 +47,13 @@ def _register() -> Iterator[dict[str, Any]]:
 
 
 def join(folder: Path, count: int, names: Sequence[str], *, owner: Proc | None) -> list[int]:
-    """Register a cluster: claim `count` ports in a row for it, and make the names resolve. Returns the ports.
+    """Registers a cluster, and returns the consecutive free ports that are now reserved for it.
 
-    The owner is the process that must stop it; None says that it stays until told.
+    Args:
+        folder: the cluster's folder.
+        count: the number of ports.
+        names: host names that must resolve; missing ones are added to /etc/hosts.
+        owner: the process that must stop the cluster; None: the cluster belongs to no process.
     """
     with _register() as entries:
         taken = {port for entry in entries.values() for port in entry["ports"]}
@@ -57,7 +64,7 @@ def join(folder: Path, count: int, names: Sequence[str], *, owner: Proc | None) 
 
 
 def leave(folder: Path) -> None:
-    """Take a cluster off the register; the last one also cleans /etc/hosts."""
+    """Removes a cluster from the register; after the last one also the added lines of /etc/hosts."""
     with _register() as entries:
         entries.pop(str(folder), None)
         if not entries:
@@ -65,13 +72,13 @@ def leave(folder: Path) -> None:
 
 
 def owners() -> dict[Path, Proc | None]:
-    """Every registered cluster with its owner."""
+    """Returns the owner of each registered cluster, by the cluster's folder; None: it belongs to no process."""
     with _register() as entries:
         return {Path(folder): Proc(*entry["owner"]) if entry["owner"] else None for folder, entry in entries.items()}
 
 
 def _free_row(count: int, taken: set[int]) -> list[int]:
-    """`count` consecutive ports that nobody claimed and nobody listens on."""
+    """Returns `count` consecutive ports that are not in `taken`, and that no process listens on."""
     for _ in range(200):
         first = random.randrange(PORTS.start, PORTS.stop - count)
         row = list(range(first, first + count))
@@ -106,7 +113,7 @@ def _remove_names() -> None:
 
 
 def _write_hosts(text: str) -> None:
-    """In place, not by rename: /etc/hosts is a bind mount in containers."""
+    """Writes /etc/hosts in place, not by rename, because it is a bind mount in containers."""
     with HOSTS.open("r+") as file:
         file.write(text)
         file.truncate()

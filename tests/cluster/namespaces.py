@@ -1,9 +1,9 @@
-"""Nodes in network namespaces of one host, joined by a switch whose cables can be pulled out.
+"""Simulates nodes by network namespaces of this host, joined by a switch from which a test can unplug a node.
 
     python -m tests.cluster.namespaces PREFIX COMMAND...
 
-starts a command on each of them, as `launcher.schedulers.tasks` does on simulated nodes. All else is shared, files
-above all.
+starts a command on each node of the `Namespaces` with this prefix, as `launcher.schedulers.tasks` does on simulated
+nodes. The nodes share everything but the network, such as files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.schedulers import task_group
 
 NODES = 3
 HOSTS = tuple(f"10.213.0.{node + 1}" for node in range(NODES))
-OUTSIDER = "10.213.0.200"  # a host on the same network that is no node
+OUTSIDER = "10.213.0.200"  # the address of a host on the same network that is no node
 
 
 def _ip(*words: str, check: bool = True) -> str:
@@ -32,7 +32,7 @@ def _ip(*words: str, check: bool = True) -> str:
 
 
 def problem() -> str | None:
-    """Why there can be no namespaces here; None: there can."""
+    """Returns why network namespaces cannot be created on this machine; None: they can."""
     if shutil.which("ip") is None:
         return "network namespaces need iproute2's ip"
     if os.geteuid():
@@ -50,7 +50,14 @@ def problem() -> str | None:
 
 
 class Namespaces:
-    """The switch is a bridge in a namespace of its own, so that this host's own network never sees any of it."""
+    """Network namespaces as NODES nodes with the addresses HOSTS. The context manager creates and removes them.
+
+    The switch is a bridge in a namespace of its own, so the host's network is not affected.
+
+    Attributes:
+        prefix: the first part of the namespaces' names.
+        outsider: the namespace of the host OUTSIDER.
+    """
 
     def __init__(self) -> None:
         self.prefix = f"launcher-{secrets.token_hex(4)}"
@@ -93,19 +100,19 @@ class Namespaces:
         _ip("netns", "del", self._switch, check=False)
 
     def pull(self, node: int) -> None:
-        """Pulls out the cable of a node: packets are lost from now on, and nobody is told."""
+        """Unplugs a node: from now on its packets are lost without an error."""
         _ip("-n", self._switch, "link", "set", f"port{node}", "down")
 
     def plug(self, node: int) -> None:
-        """Puts it back."""
+        """Plugs a node in again."""
         _ip("-n", self._switch, "link", "set", f"port{node}", "up")
 
     def pids(self, node: int) -> list[int]:
-        """The processes of a node."""
+        """Returns the pids of all processes in a node's namespace."""
         return [int(pid) for pid in _ip("netns", "pids", self.name(node), check=False).split()]
 
     def kill(self, node: int) -> None:
-        """Kills all processes of a node with SIGKILL, at once as far as that can be."""
+        """Kills all processes of a node with SIGKILL, and waits until they have ended, for at most ten seconds."""
         give_up = time.monotonic() + 10
         while (pids := self.pids(node)) and time.monotonic() < give_up:
             for pid in pids:

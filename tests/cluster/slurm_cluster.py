@@ -6,8 +6,8 @@
     sinfo; srun -N2 hostname
     python tests/cluster/slurm_cluster.py down --dir /tmp/try
 
-Debian's slurmd can run several times on one host (`slurmd -N NAME`). Nothing outside the folder is used or changed, but
-for /etc/hosts, where node1..node4 must resolve: see host.py. What each daemon is told is in slurm_config.py.
+Debian's slurmd can run several times on one host (`slurmd -N NAME`). Nothing outside the folder is used or changed,
+except /etc/hosts, by which node1..node4 must resolve: see host.py. slurm_config.py has the daemons' configuration.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from tests.cluster.slurm_config import NODES, Site
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
 NEEDED_FOR_ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 INSTALL = "run tests/setup_debian.sh as root"
-# Daemons are those of the sbatch on PATH, so that another Slurm is tested by putting its bin in front. They live in a
-# sbin, which is not on every user's PATH.
+# The daemons belong to the sbatch on PATH, so another Slurm is tested by putting its bin first on PATH. They are in an
+# sbin folder, which is not on every user's PATH.
 BESIDE = str(Path(shutil.which("sbatch") or "/usr/bin/sbatch").parent.parent / "sbin")
 SEARCH = os.pathsep.join([BESIDE, os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
-# What another Slurm, or the job that we run in, may have left in our environment.
+# Prefixes of variables that another Slurm, or a job around the tests, may have put into the environment.
 FOREIGN = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 
 
 class SlurmCluster(Cluster):
-    """Four pretend nodes with 4 CPUs and 2 GPUs each; partitions gpu (default), debug, memory, and
-    urgent, which preempts them."""
+    """A Slurm with four simulated nodes of 4 CPUs and 2 GPUs each, on this host.
+
+    The partitions are gpu (default), debug, memory, and urgent, which preempts the others; see `slurm_config.Site`.
+    """
 
     name, mark, start_timeout = "slurm", ".slurm-test-cluster", 30.0
 
@@ -56,7 +58,7 @@ class SlurmCluster(Cluster):
 
     @classmethod
     def missing(cls, *, accounting: bool = False) -> str | None:
-        """Why it cannot run here, with the words to fix it; None when it can."""
+        """Returns why a Slurm cannot run on this machine, and how to fix it; None: it can run."""
         if sys.platform != "linux":
             return "a real Slurm needs Linux: run the tests in a container"
         if absent := [name for name in NEEDED + NEEDED_FOR_ACCOUNTING * accounting if not _which(name)]:
@@ -103,25 +105,29 @@ class SlurmCluster(Cluster):
             super().stop()
             host.leave(self.folder)
 
-    # -- what tests use
+    # -- for tests
 
     def env(self) -> dict[str, str]:
-        """The environment for a user's command on this cluster: ours, less every trace of another Slurm."""
+        """Returns the environment for a command on this cluster: this process's, without variables of other Slurms."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         return clean | {"SLURM_CONF": str(self.conf)}
 
     @staticmethod
     def version() -> str:
-        """Slurm's version, for instance 22.05.8."""
+        """Returns the version of the installed Slurm, for instance 22.05.8."""
         return subprocess.run([_path("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout.split()[-1]
 
     def states(self) -> dict[str, str]:
-        """Each node's state as sinfo shows it, for instance {"node1": "idle", "node2": "down*"}."""
+        """Returns each node's state as sinfo shows it, for instance {"node1": "idle", "node2": "down*"}."""
         listing = self._ask("sinfo", "--noheader", "--Node", "--format=%N %T").stdout
         return dict(line.split() for line in listing.splitlines())
 
     def wait_idle(self, *, timeout_s: float = 60.0) -> None:
-        """Wait until all four nodes are idle. Nodes that are there, but were set down or drained, are resumed."""
+        """Waits until all four nodes are idle. Running nodes that a test set down or drained are resumed.
+
+        Raises:
+            ClusterError: this took longer than `timeout_s` seconds, or a daemon has ended.
+        """
 
         def idle() -> bool:
             self._require_daemons()
@@ -136,37 +142,39 @@ class SlurmCluster(Cluster):
             raise ClusterError(f"not all nodes are idle: {self.states()}\n{queue}{self.daemons.tails()}")
 
     def cancel_all(self, *, timeout_s: float = 15.0) -> bool:
-        """Cancel every job; whether all were gone from their nodes in time."""
+        """Cancels all jobs, and returns whether all have ended within `timeout_s` seconds."""
         if jobs := set(self._ask("squeue", "--noheader", "--format=%A").stdout.split()):
             self._ask("scancel", *jobs)
         return wait_until(lambda: not self._ask("squeue", "--noheader").stdout.strip(), timeout_s=timeout_s)
 
     def reset(self) -> None:
-        """Back to the start for the next test: no job, all nodes there and idle."""
+        """Prepares the cluster for the next test: cancels all jobs, and restores lost nodes."""
         self.cancel_all()
         for name in NODES:
             self.restore_node(name)
         self.wait_idle()
 
     def fail_node(self, name: str, *, told: bool = False) -> None:
-        """Lose a node: SIGKILL its slurmd and all that jobs run there.
+        """Simulates the loss of a node: kills its slurmd and all processes of jobs on it with SIGKILL.
 
-        Slurm finds out by itself after about 25 to 45 s. With told=True the node is drained and set down
-        at once, as a site's health check would do it, and Slurm acts within a second.
+        Args:
+            name: the node.
+            told: also drain the node and set it down at once, as a site's health check would, so that Slurm reacts
+                within a second. Otherwise Slurm notices the loss after about 25 to 45 s.
         """
         self._kill_nodes(name)
         if told:
-            # Drain it as well: a late answer from the dead slurmd may put a node that is only down back to service.
+            # Drain it, too: a late answer from the killed slurmd may resume a node that is only down.
             for state in ("drain", "down"):
                 self.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=lost")
 
     def restore_node(self, name: str) -> None:
-        """Start a lost node's slurmd again; wait_idle() tells when it is back."""
+        """Starts the slurmd of a lost node again. Use wait_idle() to wait until Slurm knows that the node is back."""
         if self.daemons.get(name) is None:
             pid_file = self.folder / "run" / f"{name}.pid"
             pid_file.unlink(missing_ok=True)
             self._start_node(name)
-            # Written once it listens; until then Slurm may believe that the node is there, and lose a job to it.
+            # slurmd writes this file when it listens. Before, Slurm may believe that the node is up, and lose a job.
             self._wait(pid_file.exists, time.monotonic() + 10, f"{name}'s slurmd does not start")
 
     # -- how
@@ -191,13 +199,17 @@ class SlurmCluster(Cluster):
         self._launch("slurmd", "-D", "-N", name, name=name, SLURMD_NODENAME=name)
 
     def _kill_nodes(self, *names: str) -> None:
-        """SIGKILL these nodes' slurmd, step daemons and tasks, until none is found any more."""
+        """Kills the slurmd, step daemons and tasks of these nodes with SIGKILL, until none is left."""
         while family := descendants(self._on_nodes(names)):
             end(family, timeout_s=0)
         self.daemons.stop(*names)
 
     def _on_nodes(self, names: Iterable[str]) -> Iterable[Proc]:
-        """These nodes' processes: tasks have the name in their environment; daemons lost theirs, but hold the log."""
+        """Yields the processes of these nodes.
+
+        Tasks have the node's name in their environment. Daemons overwrite their environment, but keep the node's log
+        open.
+        """
         conf = f"SLURM_CONF={self.conf}"
         marks = {f"SLURMD_NODENAME={name}" for name in names}
         logs = {str(slurm_config.node_log(self.folder, name)) for name in names}
@@ -219,7 +231,7 @@ def _path(name: str) -> str:
 
 
 def main() -> int:
-    """The command line; see the module's own text."""
+    """Runs the command line that the module's docstring describes, and returns the exit code."""
     options = parser(__doc__)
     options.add_argument("--accounting", action="store_true", help="with slurmdbd and a database, so that sacct works")
     given = options.parse_args()

@@ -1,4 +1,4 @@
-"""What each daemon of the test cluster is told: configuration files and options, all inside the cluster's folder."""
+"""Configuration files and command-line options for the daemons of the Slurm test cluster."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ NODES = ("node1", "node2", "node3", "node4")
 
 @dataclass(frozen=True)
 class Site:
-    """What the four nodes and the controller pretend to be.
+    """The configuration of the four simulated nodes and the controller.
 
     Attributes:
-        node: what a node has, as slurm.conf says it, but for its GPUs.
-        gpus: of a node.
-        gpu_type: what Slurm calls them.
-        partitions: lines of slurm.conf behind `PartitionName=`.
+        node: the resources of a node without its GPUs, in the form of slurm.conf.
+        gpus: the number of GPUs of a node.
+        gpu_type: the type of the GPUs in gres.conf; empty: none.
+        partitions: the partitions, in the form of slurm.conf after `PartitionName=`.
         settings: more lines of slurm.conf.
-        filter: job_submit.lua; empty: none.
-        aliases: what else the nodes' names resolve with, behind each name.
+        filter: the content of job_submit.lua; empty: there is no such filter.
+        aliases: suffixes with which the nodes' names must resolve, too.
     """
 
     node: str = "CPUs=4 RealMemory=6000"
@@ -31,10 +31,10 @@ class Site:
     gpu_type: str = ""
     partitions: tuple[str, ...] = (
         "gpu    Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=1  Default=YES",
-        # The only one that warns: preempted jobs get SIGTERM, and 10 s to leave.
+        # The only partition with GraceTime: preempted jobs get SIGTERM, and 10 s until SIGKILL.
         "debug  Nodes=node[1-2] MaxTime=00:10:00 PriorityTier=1  GraceTime=10",
         "urgent Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=10",
-        # The only one that counts memory, and so the only one whose jobs are ended for having too much.
+        # The only partition with memory as a resource: its jobs are killed if they use more than they asked for.
         "memory Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=1  DefMemPerCPU=1000 SelectTypeParameters=CR_Core_Memory",
     )
     settings: tuple[str, ...] = ()
@@ -112,7 +112,14 @@ SLURMDBD_CONF = """\
 
 
 def write(folder: Path, ports: list[int], site: Site, *, accounting: bool) -> None:
-    """Write all configuration files; `ports` are the controller's, slurmdbd's and one for each node, in a row."""
+    """Writes all configuration files of a cluster.
+
+    Args:
+        folder: the cluster's folder.
+        ports: consecutive ports: the controller's, slurmdbd's, and one for each node.
+        site: the nodes and settings.
+        accounting: whether to configure slurmdbd.
+    """
     controller_port, dbd_port, *node_ports = ports
     folder.chmod(0o755)
     for part in ("state", "logs", "run", "dev", *(f"spool/{name}" for name in NODES)):
@@ -135,7 +142,7 @@ def write(folder: Path, ports: list[int], site: Site, *, accounting: bool) -> No
     kind = f"Type={site.gpu_type} " if site.gpu_type else ""
     gpus = f"{_pretend_gpus(folder / 'dev', site.gpus)}[0-{site.gpus - 1}]"
     (folder / "gres.conf").write_text(f"NodeName=node[1-4] Name=gpu {kind}File={gpus}\n")
-    # Nothing here uses cgroups; naming the plugin keeps slurmd from looking for them, as not every container has them.
+    # Nothing here uses cgroups. With a named plugin slurmd does not look for them: not every container has them.
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     _write_secret(folder / "munge.key", os.urandom(128))
     if accounting:
@@ -144,12 +151,12 @@ def write(folder: Path, ports: list[int], site: Site, *, accounting: bool) -> No
 
 
 def node_log(folder: Path, name: str) -> Path:
-    """The log that a node's slurmd and its step daemons hold open."""
+    """Returns the path of the log that a node's slurmd and its step daemons keep open."""
     return folder / "logs" / f"{name}.log"
 
 
 def munged_options(folder: Path) -> list[str]:
-    """Options for a munged of our own, which shares no key with a system-wide one."""
+    """Returns the options of munged, with a key and a socket of the cluster's own."""
     return [
         "--foreground",
         "--force",  # also where other users cannot reach the socket, as in pytest's tmp_path
@@ -162,7 +169,7 @@ def munged_options(folder: Path) -> list[str]:
 
 
 def mariadb_options(folder: Path, *, install: bool = False) -> list[str]:
-    """Options for a small MariaDB of our own, reached by its socket only; with install=True to make its files."""
+    """Returns the options of mariadbd, small and without a TCP port; with install=True, of mariadb-install-db."""
     common = ["--no-defaults", "--user=root", f"--datadir={folder}/mariadb", "--innodb-log-file-size=4M"]
     if install:
         return [*common, "--auth-root-authentication-method=socket", "--skip-test-db"]
@@ -187,13 +194,14 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 
 def _pretend_gpus(folder: Path, count: int) -> str:
-    """Devices gpu0, gpu1, ... that are /dev/null by another name; returns their path without the number.
+    """Creates device files gpu0, gpu1, ... with the device number of /dev/null; returns their path without the number.
 
-    Slurm sets CUDA_VISIBLE_DEVICES only when the File in gres.conf is a character device, which a plain file is not.
+    Slurm sets CUDA_VISIBLE_DEVICES only if the File in gres.conf is a character device. If device files cannot be
+    created, the path of the terminals /dev/tty0, ... is returned.
     """
     try:
         for index in range(count):
             os.mknod(folder / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    except PermissionError:  # a container without CAP_MKNOD: terminals, which most hosts have, do as well
+    except PermissionError:  # a container without CAP_MKNOD; most hosts have terminals, which are character devices
         return "/dev/tty"
     return f"{folder}/gpu"

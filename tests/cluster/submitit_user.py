@@ -1,4 +1,4 @@
-"""A user of submitit's own interface, for test_slurm_runs.py: prints what jobs return, as JSON."""
+"""A script that submits functions by submitit's interface, and prints their results as JSON; for test_slurm_runs.py."""
 
 from __future__ import annotations
 

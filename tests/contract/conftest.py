@@ -1,4 +1,4 @@
-"""The fixture `launcher`, once for each scheduler: all tests of this folder must pass on all of them."""
+"""The fixture `launcher`, parametrized by scheduler: all tests of this folder must pass with each of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tests.launch import ROOT, Launcher
 
 NODES = ("node1", "node2")
-# Tests of what only an allocation does are in tests/cluster/test_allocation.py and tests/pbs/test_allocation.py.
+# Tests of features that only cluster=allocation has: tests/cluster/test_allocation.py, tests/pbs/test_allocation.py.
 BACKENDS = ("local", "slurm", "pbs", "sge", "third", pytest.param("allocation", marks=pytest.mark.slow))
 THIRD = ROOT / "tests/fakes/third_scheduler"
 
-# `make test` runs this file only with the scheduler of another package, and all but these tests with Grid Engine: what
-# they show of it others show, too. The rest is for `make test-slow`.
+# To save time, `make test` runs only this file with the scheduler `third`, and leaves out these tests with Grid Engine,
+# because other tests cover the same there. `make test-slow` runs the rest.
 FILE_OF_THIRD = "test_runs.py"
 SLOW_ON_SGE = {
     "test_points_share_pilots",
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def launcher(
     request: pytest.FixtureRequest, tmp_path: Path, ran_against: Callable[[str, str], None]
 ) -> Iterator[Launcher]:
-    """The launcher with one scheduler."""
+    """The launcher's command line with one of the schedulers; a cluster is idle again after the test."""
     if request.param == "local":
         ran_against("local", "this machine")
         yield Launcher(tmp_path / "runs", {}, ["cluster=local"])
@@ -73,7 +73,11 @@ def launcher(
 
 
 def third(folder: Path) -> Launcher:
-    """The launcher with the scheduler of another package, which it knows from an entry point and a profile only."""
+    """Returns the launcher with a scheduler of another package, which it finds by an entry point and a profile.
+
+    Args:
+        folder: the directory for the runs and for the scheduler's queue.
+    """
     environment = {"PYTHONPATH": f"{ROOT}:{THIRD / 'installed'}", "THIRD_QUEUE": str(folder / "queue")}
     found = Launcher(folder / "runs", environment, ["cluster=third"])
     profile = found.config_dir / "cluster" / "third.yaml"

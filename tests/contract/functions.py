@@ -1,4 +1,4 @@
-"""Functions that test_functions.py submits. They return or record where and when they ran."""
+"""Functions that test_functions.py submits as jobs. They return or record where and when they ran."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def divide(number: int) -> float:
 
 
 def place() -> tuple[int, int, int, int]:
-    """Returns rank, local rank, node rank and number of tasks, from submitit."""
+    """Returns the rank, local rank, node rank and number of tasks, as submitit reports them inside the job."""
     import submitit
 
     environment = submitit.JobEnvironment()
@@ -27,7 +27,7 @@ def place() -> tuple[int, int, int, int]:
 
 
 def sleep_in(folder: str, seconds: float) -> None:
-    """Sleeps, and writes its start and end to a file named after its process."""
+    """Sleeps for some seconds, and writes its start and end (seconds since the epoch) to a new file in a folder."""
     file = Path(folder) / f"{os.getpid()}-{time.time_ns()}"
     begun = time.time()
     time.sleep(seconds)
@@ -35,13 +35,13 @@ def sleep_in(folder: str, seconds: float) -> None:
 
 
 def waits(folder: str) -> None:
-    """Writes a file to show that it runs, and sleeps for ten minutes."""
+    """Writes the file `runs` to a folder as a sign that it has started, and sleeps for ten minutes."""
     (Path(folder) / "runs").touch()
     time.sleep(600)
 
 
 class Counter:
-    """Counts to a number, a tenth of a second each, and records which jobs did it and from which number on."""
+    """A checkpointable callable that counts up, and logs (job, number from which it counted) each time it is called."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -61,6 +61,6 @@ class Counter:
 
 
 def most_at_once(folder: Path) -> int:
-    """Returns the most calls of `sleep_in` that ran at the same time."""
+    """Returns the largest number of calls of `sleep_in` that ran at the same time, from the files in its folder."""
     spans = [tuple(map(float, file.read_text().split())) for file in folder.iterdir()]
     return max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)

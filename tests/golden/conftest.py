@@ -1,4 +1,4 @@
-"""Golden files: output of the command line, stored as text in this folder. `make golden` writes them anew."""
+"""Fixtures for golden files: output of the command line, stored as text in this folder. `make golden` rewrites them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher import __main__, __version__, paths
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 HERE = Path(__file__).parent
-SHOWN = 200  # lines of a difference
+SHOWN = 200  # at most so many lines of a difference are shown
 UPDATE = "--golden-update"
 TEMPLATE = """\
 {% extends "sbatch.sh.j2" %}
@@ -42,7 +42,7 @@ setup: ["module load cuda/12.4"]
 environment: {OMP_NUM_THREADS: 8}
 limits: {nodes: 16, time: 1-00:00:00}
 """
-# Takes every job and runs none.
+# A qsub that accepts every job and runs none.
 QSUB = """\
 #!/bin/sh
 [ "$1" = --version ] && echo "pbs_version = 23.06.06" || echo 1.srv
@@ -55,15 +55,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden files."""
+    """The golden files.
+
+    Attributes:
+        update: whether to rewrite the files instead of comparing with them.
+    """
 
     update: bool
 
     def __call__(self, name: str, text: str) -> None:
-        """Compares a text with its golden file, or writes the file.
+        """Compares a text with its golden file, and fails the test if they differ; with `update` writes the file.
 
         Args:
-            name: the path of the file in this folder.
+            name: the path of the golden file, relative to this folder.
             text: the current text.
         """
         path = HERE / name
@@ -83,7 +87,12 @@ class Golden:
         )
 
     def files(self, folder: str, names: Sequence[str]) -> None:
-        """Checks that a folder has no golden file that no test uses, or removes such files."""
+        """Checks that a folder contains no unused golden files; with `update` removes them.
+
+        Args:
+            folder: the folder, relative to this one.
+            names: the names of all files that tests use.
+        """
         others = sorted({path.name for path in (HERE / folder).iterdir()} - set(names))
         if self.update:
             for name in others:
@@ -99,7 +108,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 @dataclass(frozen=True)
 class Shown:
-    """The output of a command, without what differs between machines."""
+    """The exit code and the output of a command, without text that differs between machines."""
 
     code: int
     out: str
@@ -108,16 +117,20 @@ class Shown:
 
 @dataclass(frozen=True)
 class World:
-    """One machine for all golden files: folders, a user, programs on PATH; see `world`.
+    """The simulated machine of all golden files: folders, a user, programs on PATH; the fixture `world` enters it.
 
     Attributes:
-        folder: contains all of it; in golden files its path is /world.
+        folder: the directory that contains it all; in golden files its path is /world.
     """
 
     folder: Path
 
     def run(self, *words: str) -> Shown:
-        """Runs a command line in this process."""
+        """Runs the launcher's command line in this process.
+
+        Args:
+            words: the arguments. `{world}` in them stands for the folder.
+        """
         out, err = io.StringIO(), io.StringIO()
         words = tuple(word.replace("{world}", str(self.folder)) for word in words)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -125,7 +138,7 @@ class World:
         return Shown(code, self.plain(out.getvalue()), self.plain(err.getvalue()))
 
     def plain(self, text: str) -> str:
-        """Returns a text without this machine's paths and the launcher's version."""
+        """Returns a text with placeholders for this machine's paths and the launcher's version."""
         for name, instead in (
             (str(self.folder), "/world"),
             (f"{Path(workloads.__file__).parent}/digits", "/world/checkout/workloads/digits"),
@@ -138,7 +151,7 @@ class World:
 
 @pytest.fixture(scope="session")
 def _world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Its folders: a checkout and an installation of the launcher, a project with code, programs."""
+    """The folders of the simulated machine: a checkout and an installation of the launcher, a project, programs."""
     folder = tmp_path_factory.mktemp("world").resolve()
     SlurmStandIn(folder)  # makes bin/
     for package in ("checkout/launcher", "installed/launcher"):
@@ -168,13 +181,13 @@ def _world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def environment() -> Mapping[str, str]:
-    """More variables of the shell; tests have their own."""
+    """Additional environment variables of the simulated machine; test modules override this fixture."""
     return {}
 
 
 @pytest.fixture
 def installed() -> bool:
-    """Whether the launcher is a package of its Python; tests have their own."""
+    """Whether the launcher is installed, and not a checkout; test modules override this fixture."""
     return False
 
 
@@ -182,7 +195,7 @@ def installed() -> bool:
 def world(
     _world: World, environment: Mapping[str, str], installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
-    """The machine, with this process in it: in the folder of a project, with that user's environment and no other."""
+    """The simulated machine. During the test, this process has a user's environment, and a project as its directory."""
     for name in list(os.environ):
         monkeypatch.delenv(name)
     for name, value in {
@@ -210,7 +223,7 @@ def world(
 
 @pytest.fixture
 def show(world: World) -> Callable[..., Shown]:
-    """Runs a command line that succeeds."""
+    """A function that runs the launcher's command line, asserts that it exits with 0, and returns its output."""
 
     def run(*words: str) -> Shown:
         shown = world.run(*words)

@@ -1,4 +1,4 @@
-"""This process as a client of the PBS that a test asks for."""
+"""Fixtures that make this process a client of a PBS: the real one of this machine, or the stand-in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.pbs.real import RealPbs
 
 @pytest.fixture
 def site(pbs: PbsCluster | RealPbs, monkeypatch: pytest.MonkeyPatch) -> Iterator[PbsCluster | RealPbs]:
-    """The real PBS of this machine, else the stand-in."""
+    """The real PBS of this machine if it has one, else the stand-in; this process is its client during the test."""
     _use(pbs, monkeypatch)
     yield pbs
     pbs.reset()
@@ -25,7 +25,7 @@ def site(pbs: PbsCluster | RealPbs, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.fixture
 def stand_in(pbs_stand_in: PbsCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[PbsCluster]:
-    """The stand-in, for what a test cannot do to a real one."""
+    """The stand-in for PBS, for tests that need what only it can do; this process is its client during the test."""
     _use(pbs_stand_in, monkeypatch)
     yield pbs_stand_in
     pbs_stand_in.reset()
@@ -42,7 +42,8 @@ def stand_in_launcher(stand_in: PbsCluster, tmp_path: Path) -> Launcher:
 
 
 def _use(pbs: PbsCluster | RealPbs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PBSJob, "watcher", JobWatcher(PBS()))  # the usual one knows the jobs of other servers
-    monkeypatch.chdir(ROOT)  # jobs import the tests from there
+    """Makes this process a client of a PBS."""
+    monkeypatch.setattr(PBSJob, "watcher", JobWatcher(PBS()))  # the default one has cached jobs of other servers
+    monkeypatch.chdir(ROOT)  # jobs import the tests from their working directory
     for name, value in pbs.environment.items():
         monkeypatch.setenv(name, value)

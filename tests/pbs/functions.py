@@ -1,4 +1,4 @@
-"""What test_functions.py submits."""
+"""Functions that test_functions.py submits as PBS jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def umask_and_folder() -> tuple[int, str]:
 
 
 def leaves_a_session(seconds: str) -> str:
-    """Starts something that is out of reach of whoever ends the job."""
+    """Starts a process in a session of its own, which PBS does not kill with the job; returns the job's id."""
     subprocess.Popen(["setsid", "sleep", seconds])
     return job()
 

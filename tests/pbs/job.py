@@ -1,4 +1,4 @@
-"""The inside of an interactive PBS job: its variables, its node file, and a pbsdsh on PATH."""
+"""Simulates the inside of an interactive PBS job: its variables, its node file, and a pbsdsh on PATH."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ PBSDSH = Path(__file__).with_name("pbsdsh.py")
 
 
 def inside_job(folder: Path, node_file: Sequence[str]) -> dict[str, str]:
-    """Variables that put a command into a job with these lines in its node file; `folder` keeps what it needs."""
+    """Returns the environment variables with which a command runs as if inside a PBS job.
+
+    Args:
+        folder: a directory for the files of the simulated job.
+        node_file: the lines of the job's node file (PBS_NODEFILE).
+    """
     (folder / "bin").mkdir(parents=True)
     home = folder / "home"
     home.mkdir()

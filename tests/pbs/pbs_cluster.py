@@ -1,4 +1,4 @@
-"""A stand-in OpenPBS of two nodes in a folder of its own, for tests; see tests/pbs/stand_in.
+"""Starts a stand-in for OpenPBS with two nodes, in a folder of its own, for tests; see tests/pbs/stand_in.
 
 For instance:
 
@@ -29,19 +29,20 @@ STAND_IN = Path(__file__).with_name("stand_in")
 COMMANDS = (
     "qsub", "qstat", "qdel", "qsig", "qselect", "qrerun", "qalter", "qhold", "qrls", "pbsdsh", "pbsnodes",
 )  # fmt: skip
-LONGEST = 90  # of the folder's path: a Unix socket's has at most 107 characters
+LONGEST = 90  # characters of the folder's path, because a Unix socket's path has at most 107
 
 
 class PbsCluster:
-    """Server, scheduler and two MoMs in one process, and the commands that talk to it.
+    """A PBS server, scheduler and two MoMs in one process, and PBS commands that call it. A context manager.
 
-    Jobs are processes of this user's, their $HOME is `home`. Nothing is left behind on exit, not even the folder or
-    what a job has hidden from MoM with setsid.
+    Jobs are processes of this user. On exit everything is removed: the folder, and all processes of jobs, even those in
+    sessions of their own (setsid), which MoM does not kill.
 
     Attributes:
-        hosts: the names of the nodes, both of which are this machine.
-        home: the $HOME of jobs; its .profile is a test's to write, but without ours PATH has no PBS commands.
-        environment: what a client needs in addition to its own environment.
+        against: what the closing table of the tests says about it.
+        hosts: the names of the nodes; both are names of this machine.
+        home: the $HOME of jobs. Its .profile puts the PBS commands on PATH; a test may write another one.
+        environment: the variables that a client needs in addition to its own environment.
     """
 
     against = "a stand-in for OpenPBS 23.06.06, 2 nodes"
@@ -64,7 +65,7 @@ class PbsCluster:
         self.conf.write_text(
             f"PBS_EXEC={self.folder}\nPBS_SERVER=pbs-srv\nPBS_HOME={self.folder}/spool\nPBS_START_SERVER=0\n"
         )
-        # What $PBS_EXEC/etc/pbs.sh does from /etc/profile.d on a real node.
+        # On a real node /etc/profile.d does this, by $PBS_EXEC/etc/pbs.sh.
         (self.home / ".profile").write_text(f"export PATH=$PATH:{self.folder}/bin\n")
         python = [sys.executable, "-I", "-S"]
         for name in COMMANDS:
@@ -99,72 +100,83 @@ class PbsCluster:
     # -- the commands
 
     def run(self, *command: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command as a client; a failure is the test's to look at."""
+        """Runs a command as a client, and returns its result, even if it failed.
+
+        Args:
+            command: the command and its arguments.
+            more: arguments of subprocess.run; `env` is added to the environment.
+        """
         environment = {**os.environ, **self.environment, **more.pop("env", {})}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, **more)
 
     @staticmethod
     def version() -> str:
-        """The version that it stands in for."""
+        """Returns the version of OpenPBS that this stands in for."""
         return "23.06.06"
 
     def calls(self, command: str | None = None) -> list[list[str]]:
-        """Every invocation of a command (or of all, but pbsdsh) since the last reset, as its name and arguments."""
+        """Returns all calls of a command since the last reset, as [name, arguments...]; None: of all but pbsdsh."""
         return [list(call) for call in self._control("calls", command)]
 
     def submissions(self) -> int:
-        """How often a job was handed to qsub since the last reset."""
+        """Returns the number of calls of qsub since the last reset, without `qsub --version`."""
         return sum(call[1:] != ["--version"] for call in self.calls("qsub"))
 
     # -- what happens to a site
 
     def reset(self) -> None:
-        """No job, no process of a job, no history, no recorded call, and all settings as at first."""
+        """Removes all jobs with their processes, the history and the recorded calls, and restores all settings."""
         self._control("reset")
         self._kill_stragglers()
 
     def set(self, **settings: object) -> None:
-        """Change settings until the next reset; their names are those of stand_in/server.py, Settings."""
+        """Changes settings of the server until the next reset: fields of `Settings` in stand_in/server.py."""
         self._control("set", settings)
 
     def set_queues(self, *queues: Mapping[str, object]) -> None:
-        """Queues instead of the usual ones, until the next reset; stand_in/server.py, Queue."""
+        """Replaces the queues until the next reset; each one is given as fields of `Queue` in stand_in/server.py."""
         self._control("queues", queues)
 
     def down(self) -> None:
-        """The server stops to answer; jobs go on."""
+        """Simulates a server that does not answer; jobs keep running."""
         self.set(down=True)
 
     def up(self) -> None:
-        """The server answers again."""
+        """Ends `down`: the server answers again."""
         self.set(down=False)
 
     def hang(self, seconds: float) -> None:
-        """Each qsub from now on is accepted at once and hears of it only then."""
+        """Makes qsub hang: the server accepts each job at once, but qsub returns only `seconds` later."""
         self.set(hang=seconds)
 
     def freeze_scheduler(self) -> None:
-        """Nothing is started any more."""
+        """Makes the scheduler start no more jobs."""
         self.set(frozen=True)
 
     def thaw(self) -> None:
-        """What can start starts."""
+        """Ends `freeze_scheduler`: the scheduler starts the jobs that can start."""
         self.set(frozen=False)
 
     def rerun(self, job_id: str) -> None:
-        """qrerun by a manager: SIGTERM, SIGKILL after kill_delay, and the job is queued again."""
+        """Requeues a job, as a manager's qrerun does: SIGTERM, SIGKILL after the setting kill_delay, then queued."""
         self._control("rerun", job_id)
 
     def lose_node(self, host: str) -> None:
-        """SIGKILL to a node's MoM and all that jobs run there; jobs that began there stay R until it is back."""
+        """Simulates the loss of a node: all processes of jobs on it are killed.
+
+        Jobs with this node as their first one stay in state R until the node is back.
+        """
         self._control("lose", host)
 
     def restore_node(self, host: str) -> None:
-        """A lost node's MoM is back: jobs that began there are queued again."""
+        """Ends `lose_node`: jobs with this node as their first one are queued again."""
         self._control("restore", host)
 
     def _kill_stragglers(self) -> None:
-        """End what jobs have hidden from MoM: it has our pbs.conf and a job's id in its environment."""
+        """Kills processes of jobs that MoM does not know, because they called setsid.
+
+        They have this cluster's pbs.conf and a job id in their environment.
+        """
         marks = {f"PBS_CONF_FILE={self.conf}".encode()}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -174,6 +186,11 @@ class PbsCluster:
                         os.kill(int(entry.name), signal.SIGKILL)
 
     def _control(self, what: str, value: object = None) -> Any:
+        """Sends a request of a test to the daemon, and returns its answer (stand_in/daemon.py, Daemon._control).
+
+        Raises:
+            ValueError: the daemon refused it.
+        """
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.folder / "socket"))
             connection.sendall(wire.pack({"command": "control", "what": what, "value": value}))

@@ -1,11 +1,12 @@
-"""A stand-in for OpenPBS's pbsdsh: `pbsdsh -n INDEX [--] PROGRAM ARGUMENT...`, held to what 23.06.06 does.
+"""A stand-in for OpenPBS's pbsdsh: `pbsdsh -n INDEX [--] PROGRAM ARGUMENT...`, which behaves like that of 23.06.06.
 
-- The task gets PBS's own variables, HOME and PATH=/bin:/usr/bin, and starts in $HOME: nothing exported reaches it.
-- Its output goes to the job's output (here: to the file that STAND_IN_OUTPUT names), never to our stdout.
-- Its stdin is empty. It leads a session of its own.
-- The exit status is 0 whatever the task does; that the task failed is a line on stdout.
-- An index past the last line of the node file counts on from the first (cmds/pbsdsh.c: index % nodes).
-- SIGTERM is handed on to the task's session, and then this ends at once with 1; the task goes on.
+- The task gets PBS's own variables, HOME and PATH=/bin:/usr/bin, and starts in $HOME. It does not inherit variables
+  that the job script exported.
+- The task's output goes to the job's output (here: to the file in STAND_IN_OUTPUT), not to pbsdsh's stdout.
+- The task's stdin is empty. It leads a session of its own.
+- pbsdsh exits with 0 even if the task fails; then it prints a line to stdout.
+- An index past the last line of the node file wraps around to the first (cmds/pbsdsh.c: index % nodes).
+- On SIGTERM, pbsdsh sends the signal to the task's session and exits at once with 1; the task may still run.
 - A host called `no-such-node` cannot be reached: the spawn fails.
 """
 

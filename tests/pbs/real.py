@@ -1,4 +1,4 @@
-"""A real PBS, where this machine can submit to one: the same tests run against it instead of the stand-in."""
+"""A real PBS, on a machine that can submit to one: the same tests run against it instead of the stand-in."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from launcher.schedulers.queries import QueryError
 
 
 class RealPbs:
-    """The PBS of the commands on PATH, with at least two nodes that see the folders of the tests.
+    """The PBS of the commands on PATH. It needs at least two nodes that share the tests' folders with this machine.
 
     Attributes:
         hosts: the names of its nodes.
-        environment: where its configuration is.
+        against: what the closing table of the tests says about it.
+        environment: the variables of this process that select its configuration.
     """
 
     def __init__(self, root: Path) -> None:
         """
         Args:
-            root: only jobs whose output is below this folder are ours to delete.
+            root: the tests' folder; reset() deletes only jobs with their output below it.
         """
         self._root = root
         names = ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER")
@@ -34,7 +35,7 @@ class RealPbs:
 
     @staticmethod
     def answers() -> bool:
-        """Whether there is one."""
+        """Returns whether this machine has a PBS with a server that answers."""
         if detect().kind is not Kind.PBS:
             return False
         try:
@@ -45,7 +46,7 @@ class RealPbs:
 
     @classmethod
     def described(cls) -> str:
-        """What the closing table says of it."""
+        """Returns what the closing table of the tests says about this PBS."""
         return f"a real OpenPBS {detect().version}, {len(cls._nodes())} nodes"
 
     @staticmethod
@@ -54,10 +55,10 @@ class RealPbs:
         return tuple(line for line in lines if line and not line[0].isspace())
 
     def reset(self) -> None:
-        """Deletes the launcher's jobs that were submitted since the beginning, and waits until they are gone."""
+        """Deletes the jobs of the tests that were submitted since this object was made, and waits for their ends."""
         deadline = time.monotonic() + 30
         while (jobs := [job for job in self._jobs() - self._before if self._ours(job)]) and time.monotonic() < deadline:
-            for job in jobs:  # several ids of which some are unknown crash the server of 23.06.06
+            for job in jobs:  # one by one: the server of 23.06.06 crashes if some of several ids are unknown
                 subprocess.run(["qdel", "-W", "force", job], capture_output=True, check=False)
             time.sleep(0.2)
 

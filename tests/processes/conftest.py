@@ -1,4 +1,4 @@
-"""The fixtures of the unit tests."""
+"""Makes fixtures of the unit tests available here."""
 
 from tests.unit.conftest import handlers, own_cache, server
 

@@ -1,4 +1,4 @@
-"""A launcher whose runs go to the real Grid Engine."""
+"""The fixture `launcher`: the launcher with a real Grid Engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from tests.sge.sge_cluster import SgeCluster
 
 @pytest.fixture
 def launcher(sge: SgeCluster, tmp_path: Path) -> Iterator[Launcher]:
-    """A launcher that submits to it from its head."""
+    """The launcher's command line with the real Grid Engine, run on its head node; the cluster is idle afterwards."""
     yield Launcher(tmp_path / "runs", sge.environment, ["cluster=sge"], sge.on_head, sge.hosts)
     sge.reset()

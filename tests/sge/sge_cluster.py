@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""A real Grid Engine with two execution hosts on this machine, in a folder and in namespaces of its own, for tests.
+"""A real Grid Engine with two execution hosts on this machine, in a folder and namespaces of its own, for tests.
 
     python tests/sge/sge_cluster.py up --dir /tmp/try
     eval "$(python tests/sge/sge_cluster.py env --dir /tmp/try)"
     qhost; qsub -b y -sync y hostname
     python tests/sge/sge_cluster.py down --dir /tmp/try
 
-Grid Engine knows a host by its name and its address, so each has both for itself: a network namespace with a cable to
-the head's switch, a host name, and an /etc/hosts that nobody else sees. Files and processes are this machine's. The
-commands in `bin` enter the head's namespaces first: any process of this machine can be a login node.
+Grid Engine identifies hosts by name and address, so each simulated host has its own: a network namespace connected to a
+switch on the head, a UTS namespace for its host name, and a mount namespace for its /etc/hosts. Files and processes are
+shared with this machine. The commands in the folder's `bin` enter the namespaces of the head first, so that any process
+of this machine can call them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if __name__ == "__main__":  # as a command, not as a part of the test package
 from tests.cluster.cluster import Cluster, ClusterError, act, parser
 from tests.cluster.daemons import Proc, descendants, end, running, wait_until
 
-PROGRAMS = Path("/usr/lib/gridengine")  # of Debian's packages; those in /usr/bin are scripts around them
+PROGRAMS = Path("/usr/lib/gridengine")  # the programs of Debian's packages; /usr/bin has scripts that call them
 DEFAULTS = Path("/usr/share/gridengine")
 COMMANDS = ("qsub", "qstat", "qdel", "qalter", "qhold", "qrls", "qconf", "qhost", "qacct", "qrsh", "qlogin", "qmod",
             "qselect", "qquota", "qping")  # fmt: skip
@@ -57,7 +58,7 @@ worker_threads 2
 scheduler_threads 1
 jvm_threads 0
 """
-# As a site would have them: one task on each of several nodes, and any number on one.
+# Parallel environments and their allocation_rule, as sites have them.
 ENVIRONMENTS = {"nodes": "1", "smp": "$pe_slots", "fill": "$fill_up"}
 ENVIRONMENT = """\
 pe_name {name}
@@ -73,16 +74,25 @@ urgency_slots min
 accounting_summary FALSE
 qsort_args NONE
 """
-# What a queue has that is not as in the template of `qconf -sq`. A busy machine is to take jobs all the same.
+# Settings of the queue that differ from the template of `qconf -sq`. No load thresholds: a busy host takes jobs, too.
 QUEUE = {"load_thresholds": "NONE", "notify": "00:00:20", "slots": str(SLOTS), "shell_start_mode": "unix_behavior",
          "rerun": "FALSE", "pe_list": " ".join(ENVIRONMENTS)}  # fmt: skip
 
 
 class SgeCluster(Cluster):
-    """A head and two execution hosts with 8 slots and 2 GPUs each (complex `gpu`), queue all.q, parallel environments
-    `nodes` (allocation_rule 1), `smp` ($pe_slots) and `fill` ($fill_up)."""
+    """A Grid Engine with a head and two execution hosts, which have 8 slots and 2 GPUs each (complex `gpu`).
 
-    name, mark, start_timeout = "sge", ".sge-test-cluster", 60.0  # the mark has the process to which it belongs
+    It has the queue all.q, and the parallel environments `nodes` (allocation_rule 1), `smp` ($pe_slots) and `fill`
+    ($fill_up).
+
+    Attributes:
+        against: what the closing table of the tests says about it.
+        hosts: the names of the execution hosts.
+        root: SGE_ROOT.
+        cell: the folder of the cell `default`.
+    """
+
+    name, mark, start_timeout = "sge", ".sge-test-cluster", 60.0  # the mark has the owner's pid and start time
     against = "Grid Engine 8.1.9, 2 execution hosts"
     hosts = NODES
 
@@ -92,7 +102,7 @@ class SgeCluster(Cluster):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot run here, with the words to fix it; None when it can."""
+        """Returns why a Grid Engine cannot run on this machine, and how to fix it; None: it can run."""
         if sys.platform != "linux":
             return "a real Grid Engine needs Linux: run the tests in a container"
         for program, package in (("sge_qmaster", "master"), ("sge_execd", "exec"), ("qsub", "client")):
@@ -114,7 +124,7 @@ class SgeCluster(Cluster):
     def _clear_orphans(self) -> None:
         for mark in Path(tempfile.gettempdir()).glob(f"{self.name}-*/{self.mark}"):
             with contextlib.suppress(OSError, ValueError):
-                pid, started = mark.read_text().split()  # none of a detached one
+                pid, started = mark.read_text().split()  # the mark of a detached cluster is empty
                 if not Proc(int(pid), int(started)).alive():
                     SgeCluster(mark.parent).stop()
 
@@ -137,26 +147,30 @@ class SgeCluster(Cluster):
                 break
             end(family, timeout_s=0)
 
-    # -- what tests use
+    # -- for tests
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a user's shell has on this cluster."""
+        """The variables that a user's shell has on this cluster."""
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
         return {"PATH": path, "SGE_ROOT": str(self.root), "SGE_CELL": "default"}
 
     @property
     def on_head(self) -> list[str]:
-        """Words before a command that is to run on the head, as from a login node of the cluster."""
+        """The command prefix (`nsenter ...`) that runs a command on the head, the cluster's login node."""
         return self._enter(HEAD)
 
     def env(self) -> dict[str, str]:
-        """The environment for a user's command on this cluster: ours, less every trace of another Grid Engine."""
+        """Returns the environment for a command on this cluster: this process's, without other clusters' variables."""
         foreign = {name for name in os.environ if name.startswith(FOREIGN) or name in OF_A_JOB}
         return {name: value for name, value in os.environ.items() if name not in foreign} | self.environment
 
     def wait_idle(self, *, timeout_s: float = 60.0) -> None:
-        """Wait until all execution hosts are there and have no job."""
+        """Waits until all execution hosts are up and have no job.
+
+        Raises:
+            ClusterError: this took longer than `timeout_s` seconds, or a daemon has ended.
+        """
 
         def idle() -> bool:
             self._require_daemons()
@@ -167,18 +181,18 @@ class SgeCluster(Cluster):
             raise ClusterError(f"not all hosts are idle: {self._ask('qstat', '-f').stdout}\n{self.last_words()}")
 
     def cancel_all(self, *, timeout_s: float = 30.0) -> bool:
-        """Delete every job; whether all were gone in time."""
+        """Deletes all jobs, and returns whether all have ended within `timeout_s` seconds."""
         self._ask("qdel", "-f", "-u", "*")
         return wait_until(lambda: not self._ask("qstat", "-u", "*").stdout.strip(), timeout_s=timeout_s)
 
     def reset(self) -> None:
-        """Back to the start for the next test: no job, all hosts idle."""
+        """Prepares the cluster for the next test: deletes all jobs, and waits until all hosts are idle."""
         if self._ask("qstat", "-u", "*").stdout.strip():
             self.cancel_all()
         self.wait_idle()
 
     def last_words(self, lines: int = 15) -> str:
-        """The ends of all logs, for an error message."""
+        """Returns the last lines of all logs, for an error message."""
         logs = [*self.folder.glob("spool/*/messages"), *self.folder.glob("logs/*")]
         return "\n".join(
             line for log in logs for line in (f"--- {log}", *log.read_text(errors="replace").splitlines()[-lines:])
@@ -187,7 +201,7 @@ class SgeCluster(Cluster):
     # -- how
 
     def _make_hosts(self, deadline: float) -> None:
-        """A process in namespaces of its own for each host, joined by a switch on the head."""
+        """Starts a process in namespaces of its own for each host, and connects them by a switch on the head."""
         hosts = self.folder / "hosts"
         hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in ADDRESSES.items()))
         for name in ADDRESSES:
@@ -232,7 +246,10 @@ class SgeCluster(Cluster):
         self._on(HEAD, str(PROGRAMS / "spooldefaults"), "usersets", str(DEFAULTS / "util/resources/usersets"))
 
     def _write_commands(self) -> None:
-        """The commands for a process that may be on any host: where it is on one already, it stays there."""
+        """Writes a script for each of Grid Engine's commands to `bin`.
+
+        On a simulated host it runs the command there, elsewhere on the head.
+        """
         folder = self.folder / "bin"
         folder.mkdir()
         for name in COMMANDS:
@@ -244,7 +261,7 @@ class SgeCluster(Cluster):
             (folder / name).chmod(0o755)
 
     def _configure(self) -> None:
-        """What the administrator of a site does first."""
+        """Configures the cluster as a site's administrator would: hosts, queue, parallel environments, scheduler."""
         for name in (HEAD, *NODES):
             self._ask("qconf", "-as", name)
         for name in NODES:
@@ -254,11 +271,11 @@ class SgeCluster(Cluster):
             self.load("-Ap", ENVIRONMENT.format(name=name, rule=rule))
         complexes = self.run("qconf", "-sc")
         self.load("-Mc", f"{complexes}gpu gpu INT <= YES YES 0 0\n")
-        folders = {name: self.folder / "tmp" / name for name in NODES}  # its processes would share those of one path
+        folders = {name: self.folder / "tmp" / name for name in NODES}  # the hosts share files, so each gets a tmpdir
         for folder in folders.values():
             folder.mkdir(parents=True)
         tmpdir = ",".join(["/tmp", *(f"[{name}={folder}]" for name, folder in folders.items())])
-        order = ",".join(["0", *(f"[{name}={number}]" for number, name in enumerate(NODES))])  # jobs begin on the first
+        order = ",".join(["0", *(f"[{name}={number}]" for number, name in enumerate(NODES))])  # node1 is used first
         queue = self.run("qconf", "-sq")
         for key, value in {
             "qname": "all.q",
@@ -277,7 +294,7 @@ class SgeCluster(Cluster):
         self.load("-Msconf", schedule)
 
     def set_gpus(self, count: int) -> None:
-        """Gives each execution host this many GPUs (complex `gpu`)."""
+        """Sets the number of GPUs of each execution host (complex `gpu`)."""
         for name in NODES:
             host = (
                 f"hostname {name}\nload_scaling NONE\ncomplex_values gpu={count}\nuser_lists NONE\nxuser_lists NONE\n"
@@ -285,7 +302,15 @@ class SgeCluster(Cluster):
             self.load("-Me", host + "projects NONE\nxprojects NONE\nusage_scaling NONE\nreport_variables NONE\n")
 
     def load(self, option: str, text: str) -> None:
-        """Hands a description to qconf, which can refuse it and exit 0."""
+        """Passes a configuration to qconf, in a file.
+
+        Args:
+            option: the option of qconf, such as `-Aq` to add a queue.
+            text: the configuration.
+
+        Raises:
+            ClusterError: qconf refused it, which it may do with exit code 0.
+        """
         file = self.folder / "qconf.txt"
         file.write_text(text)
         done = self._ask("qconf", option, str(file))
@@ -328,7 +353,10 @@ class SgeCluster(Cluster):
         return done.stdout
 
     def _own(self) -> list[Proc]:
-        """The hosts and daemons, and all that has been started by one of them: jobs have the folder in SGE_ROOT."""
+        """Returns all processes of this cluster: simulated hosts, daemons and jobs.
+
+        They have the cluster's folder in a variable: SGE_TEST_CLUSTER, or for jobs SGE_ROOT.
+        """
         marks = {f"SGE_TEST_CLUSTER={self.folder}", f"SGE_ROOT={self.root}"}
         return [proc for proc in running() if proc.pid != os.getpid() and marks & proc.environment()]
 
@@ -337,7 +365,7 @@ _SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
 def main() -> int:
-    """The command line; see the module's own text."""
+    """Runs the command line that the module's docstring describes, and returns the exit code."""
     options = parser(__doc__).parse_args()
     cluster = SgeCluster(options.dir, detached=True)
     return act(options.action, cluster, lambda: cluster.environment)

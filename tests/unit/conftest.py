@@ -1,4 +1,4 @@
-"""Fixtures of several unit tests."""
+"""Fixtures that several unit test modules share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.faults import FileServer
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What commands share is shared by no two tests."""
+    """A cache directory (LAUNCHER_CACHE_DIR) of its own for each test, so that tests share no cached queries."""
     folder: Path = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder))
     return folder
@@ -26,7 +26,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Puts the handlers back of the signals that a `Stop` takes."""
+    """Restores the handlers of SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 after the test."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -36,13 +36,13 @@ def handlers() -> Iterator[None]:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
-    """A file server whose faults a test chooses."""
+    """A simulated file server: the test chooses which file operations fail."""
     return FileServer(monkeypatch)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of what tells how runs are, and of their events."""
+    """A clock that the test sets, for the modules that determine and show the states of runs, and write events."""
     return Clock(
         monkeypatch, query_cache, event_file, run_status, status_rows, sweep_follow, sweep, sweep_status, watch
     )

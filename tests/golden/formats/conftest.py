@@ -1,4 +1,4 @@
-"""A site for the golden tests: a clock that stands still, and schedulers that give recorded answers."""
+"""The fixture `site` of the golden tests: a stopped clock, and scheduler commands that print recorded answers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from launcher.files import ownership
 from tests.golden.formats.golden import HERE, sections
 
 SUBMITTED = 1795345200.0  # 2026-11-22 11:00:00 UTC
-NOW = SUBMITTED + 3600  # when commands are called
-SITE = "/site"  # what the test's own folder is called in golden files
-FACTS = ("launcher", "python", "hydra", "submitit", "host", "commit")  # in a record, of the machine that submitted
+NOW = SUBMITTED + 3600  # the time at which commands are called
+SITE = "/site"  # stands for the test's folder in golden files
+FACTS = ("launcher", "python", "hydra", "submitit", "host", "commit")  # keys of a record that depend on the machine
 COMMANDS = {
     "slurm": ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun", "sacctmgr"),
     "pbs": ("qstat", "qsub", "qdel", "qselect", "qalter", "qmgr", "pbsnodes"),
@@ -35,13 +35,19 @@ COMMANDS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--golden-update", default=False):  # `make golden` says it so
+    if config.getoption("--golden-update", default=False):  # `make golden` passes this option
         os.environ["GOLDEN_UPDATE"] = "1"
 
 
 @dataclass
 class Site:
-    """A folder for runs, with stand-ins for schedulers' commands on PATH."""
+    """A folder for runs, with stand-ins for the schedulers' commands on PATH.
+
+    Attributes:
+        folder: the site's directory; in golden files its path is /site.
+        capture: captures the output of commands.
+        now: the time that `time.time()` returns, in seconds since the epoch.
+    """
 
     folder: Path
     capture: pytest.CaptureFixture[str]
@@ -52,7 +58,10 @@ class Site:
         return self.folder / "runs"
 
     def call(self, *arguments: str) -> tuple[int, str]:
-        """Runs a command line; returns its exit code and standard output."""
+        """Runs the launcher's command line at NOW.
+
+        Returns its exit code, and its standard output or, if that is empty, its standard error.
+        """
         self.now = NOW
         self.capture.readouterr()
         code = main(list(arguments))
@@ -60,19 +69,19 @@ class Site:
         return code, printed.out or printed.err
 
     def submit(self, *arguments: str) -> None:
-        """Submits a run or a sweep."""
+        """Submits a run or a sweep with these command-line arguments; fails the test if the launcher refuses it."""
         code = main([*arguments, "wait=false", "env.snapshot=false"])
         printed = self.capture.readouterr()
         assert code == 0, printed.out + printed.err
 
     def json_output(self, *arguments: str) -> str:
-        """Runs a command; returns the JSON that it prints, without what differs between machines."""
+        """Runs a command and returns the JSON that it prints, with placeholders for what differs between machines."""
         _, text = self.call(*arguments)
         json.loads(text)
         return self.neutral(text)
 
     def neutral(self, text: str) -> str:
-        """Returns a text without the test's folder, this Python, the checkout, and tokens."""
+        """Returns a text with placeholders for the test's folder, the Python, the checkout and tokens."""
         for found, name in (
             (str(self.folder), SITE), (sys.executable, "/venv/bin/python"), (str(HERE.parents[2]), "/checkout"),
         ):  # fmt: skip
@@ -80,13 +89,14 @@ class Site:
         return re.sub(r"launcher-[0-9a-f]{20}", "launcher-" + "0" * 20, text)
 
     def answer(self, scheduler: str, name: str | None = None, **values: str) -> None:
-        """Puts stand-ins for a scheduler's commands on PATH. They print recorded answers, and fail without one.
+        """Puts stand-ins for a scheduler's commands on PATH, which print recorded answers, or fail if there is none.
 
         Args:
             scheduler: slurm or pbs.
-            name: a file in answers/. An answer that begins with the command's name is an error message; a line
-                `@A|B|C` of squeue is put into its columns.
-            values: replacements for {NAME} in the file.
+            name: the recorded answers: the name of a file in answers/, without `.txt`; None: no answers. An answer that
+                starts with the command's name and a colon is an error message: the command fails with it. A line
+                `@A|B|C` of squeue is split into its columns.
+            values: replacements for {NAME} in the answers.
         """
         recorded = sections(f"answers/{name}.txt", "$") if name else []
         for command in COMMANDS[scheduler]:
@@ -106,20 +116,21 @@ class Site:
             (self.folder / "bin" / command).chmod(0o700)
 
     def placed(self, text: str) -> str:
-        """A golden text with the test's own folder."""
+        """Returns a golden text with the path of the test's folder in place of /site."""
         return text.replace(SITE, str(self.folder))
 
     def unpack(self, name: str) -> Path:
-        """The run or sweep that runs/NAME.txt describes.
+        """Creates the run or sweep that the file runs/NAME.txt describes, and returns its directory.
 
-        `--- like X` stands for the files in written/X, with this run's paths; `--- replace KEY` for a value of its
-        record; any other title is a file's path, and what follows is the file.
+        The file has sections. `--- like X` copies the JSON files of written/X, with this run's paths in them. `---
+        replace KEY` replaces a value of the record by the JSON that follows. Any other title is the path of a file,
+        with its content below it.
         """
         path = self.runs / name
         (path / "submitit").mkdir(parents=True)
         (path / "attempts").mkdir()
         for title, text in sections(f"runs/{name}.txt", "---"):
-            if title.startswith("like "):  # files that the product wrote, of another run
+            if title.startswith("like "):  # files that the launcher wrote for another run
                 like = HERE / "written" / title[5:]
                 for source in sorted(each for each in like.rglob("*.json*") if each.is_file()):
                     text = source.read_text().replace(f"/runs/{title[5:]}", f"/runs/{path.name}")
@@ -136,7 +147,7 @@ class Site:
 
 
 def _columns(match: re.Match[str]) -> str:
-    """A line of squeue in the columns that it is asked for."""
+    """Returns a recorded line of squeue, padded to the column widths that the launcher asks for."""
     widths = (64, 32, 64, 256, 32)
     return "".join(f"{text:{width}}" for text, width in zip(match[1].split("|"), widths, strict=True))
 
@@ -148,6 +159,7 @@ def _place(path: Path, text: str) -> None:
 
 
 def _put(record: dict[str, Any], key: str, value: Any) -> None:
+    """Sets the value of a dotted key in nested dicts."""
     *way, last = key.split(".")
     for each in way:
         record = record[each]
@@ -178,7 +190,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
     yield made
     os.umask(before)
-    gc.set_threshold(*collects)  # commands set these for their process
+    gc.set_threshold(*collects)  # commands change the thresholds of their process
     yaml.SafeLoader.yaml_implicit_resolvers = resolvers
     GlobalHydra.instance().clear()
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The command line: glibc's getopt, job ids, the words of a `#PBS` line, date_time."""
+"""Parses command lines as OpenPBS's commands do: options (glibc's getopt), job ids, `#PBS` lines, dates."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ JOB_ID = re.compile(r"\s*(\d{1,12}(?:\[[\d:-]*\])?)(?:\.([\w.-]+))?(?:@([\w.:-]+
 
 @dataclass
 class Options:
-    """What getopt found.
+    """The result of parsing a command line.
 
     Attributes:
-        pairs: each option's letter and value, in order.
-        rest: what is no option.
-        complaints: what getopt printed to stderr.
-        moved: options came after what is none, so getopt moved them (an explicit `--` ends that).
-        dashes: whether `--` stood in front of the rest.
+        pairs: (letter, value) of each option, in order; the value is empty for an option without one.
+        rest: the arguments that are no options.
+        complaints: the error messages that getopt prints to stderr.
+        moved: whether an option came after another argument, so that getopt moved it to the front.
+        dashes: whether a `--` ended the options.
     """
 
     pairs: list[tuple[str, str]] = field(default_factory=list)
@@ -31,7 +31,15 @@ class Options:
 
 
 def getopt(command: str, known: str, words: Sequence[str]) -> Options:
-    """glibc's getopt: options anywhere, `-xVALUE`, clusters of letters; `--long` is the letters -, l, o, n, g."""
+    """Parses arguments as glibc's getopt does: options anywhere, `-xVALUE`, several letters behind one dash.
+
+    `--long` counts as the options -, l, o, n and g.
+
+    Args:
+        command: the command's name, for error messages.
+        known: the letters of the options; a colon follows a letter that needs a value.
+        words: the arguments.
+    """
     found, words = Options(), list(words)
     while words:
         word = words.pop(0)
@@ -60,7 +68,7 @@ def getopt(command: str, known: str, words: Sequence[str]) -> Options:
 
 
 def directive_words(line: str) -> list[str]:
-    """The words of a `#PBS` line (cmds/qsub.c, make_argv): quotes of both kinds, backslash, no comments.
+    """Splits a `#PBS` line into arguments (cmds/qsub.c, make_argv), with both kinds of quotes and backslashes.
 
     Raises:
         ValueError: a quote is not closed.
@@ -88,7 +96,10 @@ def directive_words(line: str) -> list[str]:
 
 
 def job_id(word: str) -> str | None:
-    """`19[].pbs-srv` for 19[], 19[].pbs-srv and 19[]@pbs-srv; None when it is no id, or one of another server's."""
+    """Returns the full id of a job: `19[].pbs-srv` for 19[], 19[].pbs-srv and 19[]@pbs-srv.
+
+    None: the text is no job id, or the id of another server's job.
+    """
     match = JOB_ID.fullmatch(word)
     if match is None or any(name not in (None, SERVER) for name in match.groups()[1:]):
         return None
@@ -96,10 +107,12 @@ def job_id(word: str) -> str | None:
 
 
 def equals_pairs(text: str) -> list[tuple[str, str]]:
-    """`a=1,b=2:3,4` as [("a", "1"), ("b", "2:3,4")] (Libcmds/parse_equal.c): a comma ends a value if a name follows.
+    """Parses `a=1,b=2:3,4` into [("a", "1"), ("b", "2:3,4")]: a comma ends a value only if `NAME=` follows.
+
+    The rules are those of Libcmds/parse_equal.c.
 
     Raises:
-        ValueError: this is not a list of names with values.
+        ValueError: the text is not a list of names with values.
     """
     pairs: list[tuple[str, str]] = []
     while text := text.lstrip():
@@ -126,10 +139,14 @@ def equals_pairs(text: str) -> list[tuple[str, str]]:
 
 
 def date_time(text: str, now: float) -> int:
-    """[[[[CC]YY]MM]DD]hhmm[.SS] as seconds since 1970 (Libcmds/cvtdate.c).
+    """Returns a date [[[[CC]YY]MM]DD]hhmm[.SS] in seconds since the epoch (Libcmds/cvtdate.c).
+
+    Args:
+        text: the date. Missing parts are chosen so that it is the next such time.
+        now: the present time, in seconds since the epoch.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no such date.
     """
     match = re.fullmatch(r"((?:\d\d){2,6})(?:\.([0-5]\d))?", text, re.ASCII)
     if match is None:

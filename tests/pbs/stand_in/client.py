@@ -1,4 +1,4 @@
-"""Every command of the stand-in: `client.py SOCKET COMMAND ARGUMENT...`. All but pbsdsh is done by the daemon."""
+"""The program of every command: `client.py SOCKET COMMAND ARGUMENT...`. The daemon executes all but pbsdsh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(address: str, command: str, argv: list[str]) -> int:
 
 
 def working_directory() -> str:
-    """$PWD where it is the one that we are in, as it was typed; else the real path."""
+    """Returns $PWD, which may contain symbolic links, if it names the working directory; else the real path."""
     named = os.environ.get("PWD", "")
     try:
         return named if os.path.isabs(named) and os.path.samefile(named, ".") else os.getcwd()

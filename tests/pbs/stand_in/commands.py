@@ -1,4 +1,4 @@
-"""The small commands: qdel qsig qselect qrerun qhold qrls qalter pbsnodes (OpenPBS 23.06.06, cmds/)."""
+"""Executes qdel, qsig, qselect, qrerun, qhold, qrls, qalter and pbsnodes (OpenPBS 23.06.06, cmds/)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,14 @@ OPTIONS = {
 
 
 def run(name: str, server: Server, argv: Sequence[str], environ: Mapping[str, str]) -> Answer:
-    """Any command but qsub and pbsdsh."""
+    """Executes a command other than qsub and pbsdsh.
+
+    Args:
+        name: the command.
+        server: the server; the caller holds its lock.
+        argv: the arguments.
+        environ: the environment of the command.
+    """
     if list(argv) == ["--version"]:
         return Answer(f"pbs_version = {VERSION}\n")
     outage = server.outage(environ)
@@ -63,7 +70,7 @@ def run(name: str, server: Server, argv: Sequence[str], environ: Mapping[str, st
 
 
 def _qdel(server: Server, found: Options, outage: Outage | None) -> Answer:
-    """All ids in one request; an error ends no other's deletion."""
+    """Executes qdel: deletes the jobs in one request. An error for one id does not prevent the deletion of others."""
     answer, options = Answer(), dict(found.pairs)
     wish = options.get("W", "0")
     if wish != "force" and not wish.startswith("suppress_email=") and not wish.isdecimal():
@@ -84,7 +91,7 @@ def _qdel(server: Server, found: Options, outage: Outage | None) -> Answer:
             who = f"{server.user}@{socket.gethostname()}"
             server.delete(job_id(word) or "", who, force=wish == "force", with_history="x" in options)
         except PbsError as error:
-            # Of several unknown ids only the first is told of (and with a good one among them the server may crash).
+            # Only the first of several unknown ids is reported. (If others are known, the real server may crash.)
             if not (unknown and error.code == errors.UNKNOWN_JOB):
                 answer.err += f"qdel: {error.text} {word}\n"
             unknown = unknown or error.code == errors.UNKNOWN_JOB
@@ -93,7 +100,7 @@ def _qdel(server: Server, found: Options, outage: Outage | None) -> Answer:
 
 
 def _each(name: str, server: Server, found: Options, outage: Outage | None) -> Answer:
-    """One request per id."""
+    """Executes a command that sends a request for each job id: qsig, qrerun, qhold, qrls, qalter."""
     answer = Answer()
     try:
         act = _action(name, server, found)
@@ -117,6 +124,7 @@ def _each(name: str, server: Server, found: Options, outage: Outage | None) -> A
 
 
 def _action(name: str, server: Server, found: Options) -> Callable[[str], None]:
+    """Returns the function that carries out a command for one job id."""
     options = dict(found.pairs)
     if name == "qsig":
         return lambda job: server.signal(job, options.get("s", "SIGTERM"))
@@ -135,6 +143,7 @@ def _action(name: str, server: Server, found: Options) -> Callable[[str], None]:
 
 
 def _alteration(server: Server, found: Options) -> Callable[[str], None]:
+    """Returns the function that changes a job by its id, as the options of qalter say."""
     name: str | None = None
     asked: dict[str, str] = {}
     most: int | None = None
@@ -155,7 +164,7 @@ def _alteration(server: Server, found: Options) -> Callable[[str], None]:
 
 
 def _qselect(server: Server, found: Options) -> Answer:
-    """Ids, a line each; with -T those of an array's elements in place of its own."""
+    """Executes qselect: prints the ids of matching jobs, one in a line; with -T, elements instead of their array."""
     options = dict(found.pairs)
     history = "x" in options or "H" in options
     if history and not server.settings.history:
@@ -174,6 +183,7 @@ def _qselect(server: Server, found: Options) -> Answer:
 
 
 def _nodes(server: Server) -> str:
+    """Returns the output of `pbsnodes -a`."""
     made = ""
     for node in server.nodes():
         state = "down" if node.host in server.lost else "free" if node.free["ncpus"] else "job-busy"

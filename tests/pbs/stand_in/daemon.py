@@ -1,4 +1,4 @@
-"""The process behind all commands: `daemon.py FOLDER HOST...` listens on FOLDER/socket until it is told to stop.
+"""The daemon that executes all commands: `daemon.py FOLDER HOST...` serves FOLDER/socket until a test stops it.
 
 A command sends its arguments, its environment, and its stdin as a file descriptor; see wire.py.
 """
@@ -32,7 +32,14 @@ Message = dict[str, Any]
 
 
 class Daemon:
-    """Answers commands, each in a thread of its own."""
+    """Executes the requests of commands and tests, each in a thread of its own.
+
+    Attributes:
+        folder: the folder of the socket and of all files.
+        calls: the commands that were called since the last reset, as [name, arguments...].
+        server: the simulated PBS server.
+        stopped: set when a test has stopped the daemon.
+    """
 
     def __init__(self, folder: Path, hosts: list[str]) -> None:
         self.folder = folder
@@ -42,10 +49,11 @@ class Daemon:
         self.stopped = threading.Event()
 
     def serve(self) -> None:
+        """Accepts connections until the daemon is stopped."""
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(self.folder / "socket.new"))
         listening.listen(256)
-        os.rename(self.folder / "socket.new", self.folder / "socket")  # who finds it there is answered
+        os.rename(self.folder / "socket.new", self.folder / "socket")  # a client that finds the file can connect
         while not self.stopped.is_set():
             connection, _ = listening.accept()
             threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
@@ -71,6 +79,7 @@ class Daemon:
     # -- commands
 
     def _command(self, message: Message, descriptors: list[int]) -> Answer:
+        """Executes a command other than pbsdsh; `descriptors` has its stdin."""
         name, argv = message["command"], message["argv"]
         with self.server.lock:
             self.calls.append([name, *argv])
@@ -103,7 +112,7 @@ class Daemon:
             queue, at, host = wishes.values.get("q", "").partition("@")
             if at and host != SERVER:
                 raise qsub.Failed(160, "Unknown Host.", f"qsub: cannot connect to server {host[:7]} (errno=15008)")
-            # PBS_DEFAULT is not looked at: the real one leaves a process that submits for the next minute's qsubs.
+            # PBS_DEFAULT is ignored: the real qsub leaves a process that submits for other qsubs of the next minute.
             if outage := server.outage({}):
                 raise qsub.Failed(outage.code % 256, outage.text("qsub"))
             if server.user not in wishes.values.get("u", server.user).split(","):
@@ -120,7 +129,7 @@ class Daemon:
             return server.submit(number, made, qsub.dependencies(wishes.attributes.get("depend", "")))
 
     def _block(self, job: Job) -> int:
-        """Wait for the end, which is told before the output is delivered; the shell sees it as an exit status."""
+        """Waits for the end of a job (before its output is delivered), and returns its exit status modulo 256."""
         with self.server.lock:
             while not (job.state in ("E", "F") and (job.exit_status is not None or job.state == "F")):
                 self.server.changed.wait()
@@ -129,7 +138,7 @@ class Daemon:
     # -- pbsdsh
 
     def _tasks(self, message: Message, connection: socket.socket) -> None:
-        """Start, signal and wait for tasks of a job, as a MoM does it for the library of pbsdsh."""
+        """Serves a pbsdsh until it disconnects: starts, signals and waits for tasks of its job, as a MoM does."""
         with self.server.lock:
             run = self.server.runs.get(message["job"])
         lines = len(Path(run.environment["PBS_NODEFILE"]).read_text().splitlines()) if run else 0
@@ -138,7 +147,10 @@ class Daemon:
             connection.sendall(wire.pack(self._task(run, request)))
 
     def _task(self, run: mom.Run, request: Message) -> Message:
-        """A job that PBS ends starts nothing more: pbsdsh hangs until it is over, also one that waits for a task."""
+        """Executes one request of a pbsdsh: to start a task, to wait for it, or to signal it.
+
+        While PBS is ending the job, starting and waiting block until the job is over.
+        """
         if "spawn" in request:
             with self.server.lock:
                 if not run.ending:
@@ -162,9 +174,13 @@ class Daemon:
             while self.server.runs.get(run.job.id) is run:
                 self.server.changed.wait()
 
-    # -- what tests ask for
+    # -- requests of tests
 
     def _control(self, what: str, value: Any) -> Message:
+        """Executes a request of a test; see the methods of tests.pbs.pbs_cluster.PbsCluster.
+
+        Returns a message with a `value`, or with an `error` as text.
+        """
         server = self.server
         with server.lock:
             if what == "calls":
@@ -199,7 +215,7 @@ class Daemon:
 
 
 def _leave_with(parent: int, daemon: Daemon) -> None:
-    """A test run that was killed takes its site along."""
+    """Ends all jobs, removes the folder and exits when the parent process, a test run, has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     with daemon.server.lock:

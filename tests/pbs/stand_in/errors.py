@@ -1,10 +1,10 @@
-"""What the server refuses. The exit status of a command is the code modulo 256 (OpenPBS 23.06.06, pbs_error.h)."""
+"""The server's errors, with their codes and texts (OpenPBS 23.06.06, pbs_error.h)."""
 
 from __future__ import annotations
 
 
 class PbsError(Exception):
-    """An error of the server's: its code, and the text that a command prints behind its own name."""
+    """An error of the server. A command prints the text after its own name, and exits with the code modulo 256."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -125,5 +125,5 @@ def too_many_jobs(queue: str) -> PbsError:
 
 
 def required(what: str) -> PbsError:
-    """A hook's words, as sites write them."""
+    """Returns the error of a site's submission hook that requires an option or resource."""
     return PbsError(15136, f"{what} is required to be set.")

@@ -1,5 +1,7 @@
-"""What is known of a job, and its attributes as a user's qstat gets them (OpenPBS 23.06.06, their order in
-lib/Libattr/master_job_attr_def.xml)."""
+"""The record of a job, and its attributes as a user's qstat gets them.
+
+Their order is that of lib/Libattr/master_job_attr_def.xml in OpenPBS 23.06.06.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ DELETED, FINISHED, FAILED = 91, 92, 93
 
 @dataclass
 class Submission:
-    """A job as it was asked for; an array's subjobs share one."""
+    """What the options of qsub asked for. An array and its elements share one object."""
 
     name: str
     owner: str
@@ -57,14 +59,17 @@ class Submission:
 
 @dataclass
 class Job:
-    """A job, an array, or one element of an array (then `parent` and `index` are set).
+    """The record of a job, an array, or an element of an array (then `parent` and `index` are set).
+
+    All times are in seconds since the epoch.
 
     Attributes:
-        run_count: None until it runs.
-        purge: no history is to be kept of it.
-        depend: what it depends on and what depends on it, by kind: {"afterok": ["3.pbs-srv@pbs-srv"]}.
-        forgotten: a subjob that was deleted before it ran, or whose record was purged with its array: what is shown
-            of it is its array's.
+        run_count: how often the job has started; None: never.
+        purge: whether to remove the record at the job's end, although history is kept.
+        depend: ids of the jobs that it depends on and of those that depend on it, by kind of dependency:
+            {"afterok": ["3.pbs-srv@pbs-srv"]}.
+        forgotten: whether this element's own record has been removed (it was deleted before it ran, or there is no
+            history), so that qstat shows attributes of its array.
     """
 
     number: int
@@ -110,10 +115,11 @@ class Job:
         return self.state in ("F", "X")
 
     def say(self, state: str, substate: int) -> None:
+        """Sets the state and substate, and the time of this change."""
         self.state, self.substate, self.changed = state, substate, time.time()
 
     def path(self, which: str, index: str) -> str:
-        """`host:/path` of the output (`o`) or error file (`e`) of the element `index`."""
+        """Returns where the output (`o`) or error file (`e`) goes, `host:/path`; `index` is an element's, or empty."""
         given = self.submission.output if which == "o" else self.submission.error
         dot = f".{index}" if index else ""
         made = given.replace("\0", f"{self.submission.name}.{which}{self.number}{dot}")
@@ -121,13 +127,13 @@ class Job:
 
 
 def attributes(job: Job) -> list[Attribute]:
-    """All of a job's attributes that its owner may see."""
+    """Returns all attributes of a job that its owner may see, as (name, resource or None, value)."""
     return list(_attributes(job))
 
 
 def _attributes(job: Job) -> Iterator[Attribute]:
     asked = job.submission
-    # An element that has not run has no record of its own: what is shown is its array's.
+    # An element that has not run has no record of its own: qstat shows attributes of its array.
     bare = job.index is not None and job.run_count is None
     shown = job.parent if bare and job.parent else job
     own = job.index is None or bare
@@ -236,7 +242,10 @@ def _argument(text: str) -> str:
 
 
 def state_count(array: Job) -> str:
-    """`Queued:2 Running:2 Exiting:0 Expired:0`; records that became history are not counted any more."""
+    """Returns the number of an array's elements in each state: `Queued:2 Running:2 Exiting:0 Expired:0`.
+
+    Elements with records in the history are not counted.
+    """
     counts = {"Queued": 0, "Running": 0, "Exiting": 0, "Expired": 0}
     words = {"Q": "Queued", "R": "Running", "E": "Exiting", "X": "Expired", "F": "Expired"}
     for subjob in array.subjobs.values():
@@ -246,13 +255,13 @@ def state_count(array: Job) -> str:
 
 
 def remaining(array: Job) -> str:
-    """The indices that are still queued: `2-3`, `0,5-7:2`, or `-` for none."""
+    """Returns the indices of an array's elements that are still queued: `2-3`, `0,5-7:2`, or `-` for none."""
     queued = [index for index, subjob in array.subjobs.items() if subjob.state == "Q"]
     return index_text(queued, _step(array.submission.indices or [])) or "-"
 
 
 def index_text(indices: list[int], step: int) -> str:
-    """Ranges of indices that are `step` apart."""
+    """Returns indices as text, with ranges of indices that are `step` apart: `0,5-7:2`."""
     parts, at = [], 0
     while at < len(indices):
         end = at

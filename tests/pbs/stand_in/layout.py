@@ -1,4 +1,4 @@
-"""The formats that qstat prints (OpenPBS 23.06.06, cmds/qstat.c and lib/Libcmds/pbs_json.c)."""
+"""The output formats of qstat (OpenPBS 23.06.06, cmds/qstat.c and lib/Libcmds/pbs_json.c)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.pbs.stand_in.jobs import Attribute
 from tests.pbs.stand_in.resources import UNITS
 
 TIMES = ("ctime", "etime", "stime", "obittime", "mtime", "qtime", "Execution_Time")
-# What strtod takes for a number.
+# Texts that strtod accepts as numbers.
 NUMBER = re.compile(
     r"\s*[+-]?(inf(inity)?|nan(\(\w*\))?|0x([0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(p[+-]?\d+)?|"
     r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)\s*",
@@ -20,9 +20,9 @@ Record = tuple[str, Sequence[Attribute]]
 
 
 def shown(text: str) -> str:
-    """Control characters as ^X, but for newline and tab (Libutil/misc_utils.c, show_nonprint_chars).
+    """Returns text with control characters as ^X, except newline and tab (Libutil/misc_utils.c, show_nonprint_chars).
 
-    Chars are signed there, so every byte above 127 counts as a control character, and what comes out is no text.
+    Chars are signed there, so every byte above 127 counts as a control character, and the result may not be UTF-8.
     """
     made = bytearray()
     for byte in text.encode(errors="surrogateescape"):
@@ -34,7 +34,7 @@ def shown(text: str) -> str:
 
 
 def values(attributes: Iterable[Attribute]) -> list[Attribute]:
-    """Attributes with their times as text."""
+    """Returns attributes with the times among them formatted as text."""
     return [
         (name, resource, time.ctime(int(value)) if name in TIMES else value) for name, resource, value in attributes
     ]
@@ -44,14 +44,14 @@ def values(attributes: Iterable[Attribute]) -> list[Attribute]:
 
 
 def full(title: str, record: Record) -> str:
-    """`Job Id: ...` and an indented line per attribute, wrapped at 78."""
+    """Returns a record in the format of -f: `Job Id: ...`, and an indented line for each attribute, wrapped at 78."""
     name, attributes = record
     lines = [_wrapped(key if part is None else f"{key}.{part}", value) for key, part, value in values(attributes)]
     return f"{title}: {name}\n" + "".join(f"{line}\n" for line in lines) + "\n"
 
 
 def _wrapped(name: str, value: str) -> str:
-    """prt_attr: break behind commas, and anywhere if a piece is too long for a line."""
+    """Returns the line of an attribute, wrapped after commas, or anywhere if a piece is too long (prt_attr)."""
     made, at = f"    {name} = ", len(name) + 7
     pieces = [piece for piece in value.split(",") if piece]
     for number, piece in enumerate(pieces):
@@ -73,9 +73,14 @@ def _wrapped(name: str, value: str) -> str:
 
 
 def json_document(server: str, version: str, section: str, records: Sequence[Record], *, asked: bool) -> str:
-    """The document as it is printed, which is not always JSON: what looks like a number has no quotes.
+    """Returns the output of `-F json`. It is not always JSON: values that look like numbers have no quotes.
 
-    `asked` says whether the server had anything to tell; if not, there is no section, and no newline at the end.
+    Args:
+        server: the server's name.
+        version: the version of PBS.
+        section: the key of the records: Jobs, Queue or Server.
+        records: the records.
+        asked: whether the server answered with records; if not, the section and the final newline are missing.
     """
     lines = [f'    "timestamp":{int(time.time())}', f'    "pbs_version":"{version}"', f'    "pbs_server":"{server}"']
     if not asked:
@@ -107,13 +112,13 @@ def _object(attributes: Sequence[Attribute], indent: int) -> str:
 
 
 def _variables(text: str) -> list[Attribute]:
-    """Split at bare commas; only the backslash in front of a comma goes."""
+    """Splits a Variable_List at commas without a backslash, and removes the backslashes before the other commas."""
     pairs = (item.partition("=")[::2] for item in re.split(r"(?<!\\),", text))
     return [(name.replace("\\,", ","), None, value.replace("\\,", ",")) for name, value in pairs]
 
 
 def json_value(text: str) -> str:
-    """A number is left as it is typed, unless it begins with 0 and is not less than 1."""
+    """Returns a value, unquoted if it looks like a number. Numbers from 1 on with a leading 0 are quoted, too."""
     if text.strip() and NUMBER.fullmatch(text) and (text[0] != "0" or not _at_least_one(text)):
         return text
     return f'"{shown(_escaped(text))}"'
@@ -149,12 +154,12 @@ def _escaped(text: str) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """What is too long ends in a star."""
+    """Cuts text that is longer than `width` characters, and marks the cut by a star at the end."""
     return text if len(text) <= width else text[: width - 1] + "*"
 
 
 def table(records: Sequence[Record], *, wide: bool, head: bool) -> str:
-    """What plain `qstat` prints."""
+    """Returns the table of `qstat` without options; `wide` is -w, `head` whether to print the headings."""
     widths = (30, 15, 15, 8, 1, 15) if wide else (17, 16, 16, 8, 1, 16)
     made = ""
     if head and wide:
@@ -179,7 +184,17 @@ def table(records: Sequence[Record], *, wide: bool, head: bool) -> str:
 def alternate(
     server: str, records: Sequence[Record], *, wide: bool, head: bool, comments: bool, nodes: bool, one_line: bool
 ) -> str:
-    """What `qstat -u`, `-a`, `-s` and the like print."""
+    """Returns the table of `qstat -u`, `-a`, `-s` and similar options.
+
+    Args:
+        server: the server's name.
+        records: the jobs.
+        wide: whether columns are wide (-w).
+        head: whether to print the headings.
+        comments: whether to print each job's comment (-s).
+        nodes: whether to print each job's nodes (-n).
+        one_line: whether nodes and comments follow in the same line (-1).
+    """
     widths = (30, 15, 15, 15, 8, 4, 5) if wide else (15, 8, 8, 10, 6, 3, 3)
     made = ""
     if head:
@@ -214,7 +229,7 @@ def alternate(
 
 
 def getter(attributes: Iterable[Attribute], fallback: str = "") -> Callable[[str], str]:
-    """Look an attribute up by `name` or `name.resource`."""
+    """Returns a function that looks up an attribute by `name` or `name.resource`; `fallback` is for missing ones."""
     known = {key if part is None else f"{key}.{part}": value for key, part, value in attributes}
     return lambda name: known.get(name, fallback)
 
@@ -225,7 +240,7 @@ def _comment(text: str, *, wide: bool) -> str:
 
 
 def _size(text: str) -> str:
-    """As it is, unless it has more than four digits: then in the next unit, rounded up (cnv_size)."""
+    """Returns a size in a unit in which it has at most four digits, rounded up (cnv_size)."""
     number, unit = re.fullmatch(r"(\d+)([kmgtp]?)[bw]?", text).groups()  # type: ignore[union-attr]
     amount, place = int(number), list(UNITS).index(unit)
     while amount > 9999:
@@ -234,7 +249,7 @@ def _size(text: str) -> str:
 
 
 def _nodes(text: str, *, one_line: bool) -> str:
-    """exec_host in lines of at most 77."""
+    """Returns exec_host in lines of at most 77 characters."""
     lines, line = [], ""
     for part in text.split("+"):
         if line and len(line) + len(part) >= 77:

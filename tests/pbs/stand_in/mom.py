@@ -1,7 +1,7 @@
-"""What the MoMs do: processes of jobs, their environment, node files, output files and signals.
+"""The MoMs of the nodes: they run the processes of jobs, with their environment, node files, output files and signals.
 
-A job's session on its first node is its main script's; each pbsdsh task leads a session of its own. Sessions are what
-MoM knows: a process that called setsid is out of its sight and outlives the job (no cgroups hook).
+The job script leads a session on the first node, and each pbsdsh task leads a session of its own. MoM knows only these
+sessions: a process that called setsid is not signalled and outlives the job (there is no cgroups hook).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIGNALS = ("HUP", "INT", "QUIT", "ILL", "TRAP", "IOT", "ABRT", "FPE", "KILL", "B
 
 
 def signal_number(name: str) -> int | None:
-    """The number of SIGUSR1, USR1 or 10 (resmom/linux/mom_start.c, sig_tbl); None for anything else."""
+    """Returns the number of a signal: SIGUSR1, USR1 or 10 (resmom/linux/mom_start.c, sig_tbl); None: it is unknown."""
     if name.isdecimal():
         return int(name)
     bare = name.removeprefix("SIG")
@@ -38,11 +38,14 @@ def signal_number(name: str) -> int | None:
 
 @dataclass
 class Task:
-    """What pbsdsh started, or the main script (number 0).
+    """A process that pbsdsh started, or the job script (task 0).
 
     Attributes:
-        node: its host's place in the job.
-        status: as PBS tells it; None while it runs.
+        number: the task's number within the job.
+        node: the index of its host among the job's hosts.
+        process: the process; None: it could not be started.
+        status: the exit status in PBS's form (256 + signal number if killed); None: the task still runs.
+        ended: set when the task has ended.
     """
 
     number: int
@@ -58,7 +61,19 @@ class Task:
 
 @dataclass
 class Run:
-    """One run of a job: a requeued job has several."""
+    """One execution of a job; a requeued job has several.
+
+    Attributes:
+        job: the job.
+        hosts: its hosts, each once.
+        environment: the variables of its processes.
+        output, error: the files that it writes to while it runs.
+        folder: its TMPDIR.
+        main: the task of the job script.
+        tasks: the tasks that pbsdsh started.
+        status_instead: Exit_status of a job that PBS ended itself (-29, -11, -4); None: that of the script counts.
+        kill_at: when PBS sends SIGKILL, as time.monotonic(); None: it has not asked the job to end.
+    """
 
     job: Job
     hosts: list[str]
@@ -68,29 +83,29 @@ class Run:
     folder: Path
     main: Task
     tasks: list[Task] = field(default_factory=list)
-    status_instead: int | None = None  # -29, -11: what PBS says of a job that it ended itself
+    status_instead: int | None = None
     kill_at: float | None = None
 
     @property
     def ending(self) -> bool:
-        """Whether PBS has told it to end (qdel, wall time, qrerun), or its main script is over."""
+        """Whether PBS has asked the job to end (qdel, wall time, qrerun), or its script has ended."""
         return self.kill_at is not None or self.main.status is not None
 
     def signal(self, number: int) -> None:
-        """To all processes of the sessions on the first node (resmom/linux/mom_mach.c, kill_job)."""
+        """Sends a signal to all processes of the sessions on the first node (resmom/linux/mom_mach.c, kill_job)."""
         for task in [self.main, *self.tasks]:
             if task.node == 0 and task.status is None and task.session:
                 signal_session(task.session, number)
 
     def end_tasks(self) -> None:
-        """What a job's end means for all that is left of its sessions, on all nodes."""
+        """Kills all remaining processes of the job's sessions on all nodes, as at the end of a job."""
         for task in [self.main, *self.tasks]:
             if task.session:
                 signal_session(task.session, signal.SIGKILL)
 
 
 def sessions_of_processes() -> dict[int, int]:
-    """The session of each process there is, zombies left out."""
+    """Returns the session id of each process on this host, by pid, without zombies."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -103,27 +118,33 @@ def sessions_of_processes() -> dict[int, int]:
 
 
 def members(session: int | None) -> list[int]:
-    """The live processes of a session, its leader first."""
+    """Returns the pids of the live processes of a session, its leader first."""
     found = [pid for pid, its in sessions_of_processes().items() if its == session]
     return sorted(found, key=lambda pid: pid != session)
 
 
 def signal_session(session: int, number: int) -> None:
-    """To every process of a session."""
+    """Sends a signal to every process of a session."""
     for pid in members(session):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 class Mom:
-    """The MoMs of all nodes, which share their file systems.
+    """The MoMs of all nodes, which share their files.
 
     Attributes:
-        folder: PBS_HOME; its `home` is every user's $HOME.
-        ended: called from a thread of its own when the top process of a run has ended.
+        folder: PBS_HOME: job scripts, node files, spool.
+        home: the $HOME of jobs.
     """
 
     def __init__(self, folder: Path, exec_folder: Path, ended: Callable[[Run, int], None]) -> None:
+        """
+        Args:
+            folder: PBS_HOME.
+            exec_folder: PBS_EXEC, which contains `home` and pbs.conf.
+            ended: called in a thread of its own when the script of a run has ended, with the run and the exit status.
+        """
         self.folder = folder
         self.home = exec_folder / "home"
         self._ended = ended
@@ -134,7 +155,7 @@ class Mom:
     # -- a job
 
     def start(self, job: Job, hosts: Sequence[str]) -> Run:
-        """Start the main script; hosts are those of the chunks."""
+        """Starts the script of a job; `hosts` has the host of each chunk."""
         asked = job.submission
         node_file = self.folder / "aux" / job.id
         chunks = asked.request.chunks
@@ -155,7 +176,7 @@ class Mom:
         return run
 
     def spawn(self, run: Run, line: int, command: Sequence[str]) -> Task:
-        """A task of pbsdsh on the node of that line of the node file."""
+        """Starts a task of pbsdsh on the node that a line of the node file names (from 0; it wraps around)."""
         lines = Path(run.environment["PBS_NODEFILE"]).read_text().splitlines()
         host = lines[line % len(lines)]
         node = run.hosts.index(host) if host in run.hosts else 0
@@ -169,19 +190,19 @@ class Mom:
         return task
 
     def clear(self, run: Run) -> None:
-        """Remove what a run had on its nodes; its script stays for as long as the job may run again."""
+        """Removes the files of a run on its nodes, but not the job's script, which a requeued job needs again."""
         shutil.rmtree(run.folder, ignore_errors=True)
         (self.folder / "aux" / run.job.id).unlink(missing_ok=True)
 
     def reset(self) -> None:
-        """No file of any job."""
+        """Removes the files of all jobs."""
         for name in ("mom_priv/jobs", "aux", "spool", "scratch"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
 
     @staticmethod
     def lose(run: Run, host: str) -> None:
-        """Kill all that a run has on a node, sessions or not."""
+        """Kills all processes of a run on a node, even those in sessions that MoM does not know."""
         node = run.hosts.index(host) if host in run.hosts else None
         marks = {f"PBS_JOBCOOKIE={run.environment['PBS_JOBCOOKIE']}".encode(), f"PBS_NODENUM={node}".encode()}
         for entry in Path("/proc").iterdir():
@@ -199,10 +220,13 @@ class Mom:
         return self.folder / "mom_priv/jobs" / f"{job.id}.SC"
 
     def _environment(self, job: Job, node_file: Path, folder: Path, first: Chunk) -> dict[str, str]:
-        """The job's variables, in the order of resmom/start_exec.c; nothing of the submitter's shell but PBS_O_*."""
+        """Returns a job's variables, in the order of resmom/start_exec.c.
+
+        Of the submitter's shell they have only PBS_O_*, and the variables that qsub passed.
+        """
         asked = job.submission
         made = {
-            # The file pbs_environment: where a site says what all jobs get. Ours says which pbs.conf is meant.
+            # On a real node the file pbs_environment has variables for all jobs; here they select the pbs.conf.
             "PATH": "/bin:/usr/bin", "PBS_CONF_FILE": str(self._exec / "pbs.conf"),
             **asked.variables, "HOME": str(self.home), "LOGNAME": self._user, "PBS_JOBNAME": asked.name,
             "PBS_JOBID": job.id, "PBS_QUEUE": asked.queue, "SHELL": "/bin/bash", "USER": self._user,
@@ -218,7 +242,7 @@ class Mom:
         return made
 
     def _output_files(self, job: Job) -> tuple[Path, Path]:
-        """Where the job writes while it runs: the spool, or with `-k d` the files it asked for."""
+        """Creates and returns the files that a job writes to while it runs: in the spool, or final ones with `-k d`."""
         asked = job.submission
         files = []
         for which, suffix in (("o", "OU"), ("e", "ER")):
@@ -236,7 +260,7 @@ class Mom:
         return output, error
 
     def _launch_shell(self, run: Run) -> subprocess.Popen[bytes] | None:
-        """A login shell that reads the script's name, brackets escaped, from a pipe, and runs it as its child."""
+        """Starts a login shell that reads the path of the job script (brackets escaped) from a pipe, and runs it."""
         job = run.job
         script = self._script(job)
         script.write_bytes(job.submission.script or b"")
@@ -255,7 +279,7 @@ class Mom:
         self, run: Run, command: list[str], environment: dict[str, str], *, stdin: int = subprocess.DEVNULL,
         name: str | None = None,
     ) -> subprocess.Popen[bytes] | None:  # fmt: skip
-        """A session of its own in $HOME; None when it cannot be executed. No PATH is searched."""
+        """Starts a command in $HOME, as the leader of a session; None: it cannot be executed. PATH is not searched."""
         umask = _umask(run.job.submission.umask, 0o077)
         try:
             with open(run.output, "ab") as output, open(run.error, "ab") as error:
@@ -279,7 +303,7 @@ class Mom:
 
 
 def destination(job: Job, which: str) -> Path:
-    """The file that was asked for; in a directory it is called `76.pbs-srv.OU`."""
+    """Returns the path to which the output (`o`) or error file (`e`) is delivered; in a directory `76.pbs-srv.OU`."""
     index = str(job.index) if job.index is not None else ""
     path = job.path(which, index).partition(":")[2]
     if path.endswith("/"):
@@ -288,7 +312,7 @@ def destination(job: Job, which: str) -> Path:
 
 
 def deliver(run: Run, home: Path) -> None:
-    """Bring the output from the spool to its place when the job has ended; where that fails, nobody is told."""
+    """Moves the output of an ended job from the spool to its destination. A failure of this is not reported."""
     asked = run.job.submission
     for which, source in (("o", run.output), ("e", run.error)):
         if asked.join != "n" and asked.join[0] != which:
@@ -300,18 +324,18 @@ def deliver(run: Run, home: Path) -> None:
 
 
 def _mode(umask: str | None) -> int:
-    """Of an output file: private, unless -W umask says otherwise."""
+    """Returns the mode of an output file: private, unless -W umask allows more."""
     return 0o666 & ~_umask(umask, 0o066)
 
 
 def _umask(text: str | None, default: int) -> int:
-    """The digits of -W umask are octal; 9, which is none, is accepted and means nothing."""
+    """Returns the value of -W umask, which is octal; `default` for None, and for digits that are not octal, as 9."""
     octal = re.match("[0-7]*", text or "")
     return int(octal[0], 8) if octal and octal[0] else default
 
 
 def _target(job: Job, which: str, home: Path) -> Path:
-    """With `-k oe` the file stays on the first node, in $HOME under its default name."""
+    """Returns the final path of an output file: its destination, or with `-k oe` its default name in $HOME."""
     target = destination(job, which)
     if which in job.submission.keep and "d" not in job.submission.keep:
         dot = f".{job.index}" if job.index is not None else ""

@@ -1,9 +1,10 @@
-"""pbsdsh: runs a program on nodes of the job that it is called in (OpenPBS 23.06.06, cmds/pbsdsh.c).
+"""The command pbsdsh: runs a program on nodes of the job that calls it (OpenPBS 23.06.06, cmds/pbsdsh.c).
 
-- It exits 0 whatever becomes of the tasks; that one failed is a line on stdout.
-- The tasks' output goes to the job's output, their environment is the job's and nothing that its script exported.
-- SIGTERM, SIGINT and SIGHUP are handed on to the tasks, and then it ends at once with 1; the tasks go on.
-- An index past the last line of the node file counts on from the first.
+- It exits with 0 even if a task fails; then it prints a line to stdout.
+- The tasks' output goes to the job's output. They have the job's environment, without variables that its script
+  exported.
+- On SIGTERM, SIGINT and SIGHUP it sends the signal to the tasks, and exits at once with 1; tasks may still run.
+- An index past the last line of the node file wraps around to the first.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main(address: str, argv: list[str]) -> int:
 
 
 def tell_end(service: TaskService, started: dict[int, int], place: int, verbose: bool) -> None:
-    """Wait for one task, and say how it ended if that was not well."""
+    """Waits for a task, and prints its exit status if it is not 0 or with -v."""
     if verbose:
         print("pbsdsh: waiting on 1 spawned and 0 obits\npbsdsh: waiting on 0 spawned and 1 obits", flush=True)
     status = service.wait(started[place])
@@ -78,7 +79,10 @@ def tell_end(service: TaskService, started: dict[int, int], place: int, verbose:
 
 
 def options(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Options in front of the program, and the program; no program if there is an option that pbsdsh has not."""
+    """Splits arguments into the options of pbsdsh, by letter, and the program with its arguments.
+
+    The program is empty if an option is unknown or has a wrong value.
+    """
     letters: dict[str, str] = {}
     words = list(argv)
     while words and words[0].startswith("-") and words[0] not in ("-", "--"):
@@ -98,7 +102,11 @@ def options(argv: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 class TaskService:
-    """What MoM does for the tasks of one job."""
+    """Requests to the daemon, as the MoM, about the tasks of a job.
+
+    Attributes:
+        lines: the number of lines in the job's node file; 0: the job does not run.
+    """
 
     def __init__(self, address: str, job: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX)

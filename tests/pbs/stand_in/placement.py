@@ -1,4 +1,4 @@
-"""Which chunk of a job goes to which node; pure."""
+"""Chooses the node of each chunk of a job. Pure."""
 
 from __future__ import annotations
 
@@ -13,28 +13,35 @@ Amounts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Node:
-    """A host with what it has and what is free of it; mem in kb."""
+    """A node and its resources (ncpus, ngpus, and mem in kb).
+
+    Attributes:
+        host: its name.
+        total: the amount of each resource.
+        free: the free amount of each resource.
+        whole: whether no job runs on the node.
+    """
 
     host: str
     total: Amounts
     free: Amounts
-    whole: bool = True  # nothing runs on it
+    whole: bool = True
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a job does not run now, as its comment says it (scheduler/misc.c, translate_fail_code)."""
+    """Why a job cannot start now, as its attribute `comment` (scheduler/misc.c, translate_fail_code)."""
 
     comment: str
 
 
 def needs(chunk: Chunk) -> dict[str, int]:
-    """What a chunk takes of its node."""
+    """Returns the amounts of resources that a chunk takes from its node; mem in kb."""
     return {"ncpus": chunk.number("ncpus"), "ngpus": chunk.number("ngpus"), "mem": chunk.mem_kb}
 
 
 def place(request: Request, nodes: Sequence[Node]) -> list[str] | Refusal:
-    """The host of each chunk, in order.
+    """Returns the host of each chunk, in order, or why the job cannot start.
 
     | place | the chunks go |
     |---|---|
@@ -78,7 +85,7 @@ def _assign(chunks: Sequence[Chunk], nodes: Sequence[Node], *, scatter: bool) ->
 
 
 def _never(request: Request, nodes: Sequence[Node]) -> Refusal | None:
-    """What all nodes together cannot give even when nothing runs on them."""
+    """Returns why a job can never start, even if the nodes were idle; None: it can start at some time."""
     if request.place in ("scatter", "vscatter") and len(request.chunks) > len(nodes):
         return Refusal("Can Never Run: Not enough total nodes available")
     names = [node.host for node in nodes]
@@ -94,7 +101,13 @@ def _never(request: Request, nodes: Sequence[Node]) -> Refusal | None:
 
 
 def _lacking(request: Request, nodes: Sequence[Node], *, together: bool) -> Refusal:
-    """The first resource that no node has enough of now; of all chunks where they go to one node."""
+    """Returns a refusal that names the first resource of which no node has enough now.
+
+    Args:
+        request: the job's request.
+        nodes: all nodes.
+        together: whether all chunks go to one node, which needs the sum of their amounts.
+    """
     for name in CONSUMED:
         wanted = [needs(chunk)[name] for chunk in request.chunks]
         most = sum(wanted) if together else max(wanted)
@@ -104,6 +117,7 @@ def _lacking(request: Request, nodes: Sequence[Node], *, together: bool) -> Refu
 
 
 def _amounts(name: str, asked: str, nodes: Sequence[Node]) -> str:
+    """Returns the text about a lacking resource, with the requested, available and total amounts if they explain it."""
     free, total = sum(node.free[name] for node in nodes), sum(node.total[name] for node in nodes)
     text = f"Insufficient amount of resource: {name} "
     size = name == "mem"

@@ -1,4 +1,4 @@
-"""qstat: what is asked for, of whom, in which format (OpenPBS 23.06.06, cmds/qstat.c)."""
+"""The command qstat: selects jobs, queues or the server, and a format for them (OpenPBS 23.06.06, cmds/qstat.c)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ STATES = {"i": "EHQTW", "r": "RS", "H": "MFX"}
 
 @dataclass
 class Asked:
-    """The options."""
+    """The options of a qstat.
+
+    Attributes:
+        letters: the letters of all options.
+        users: the users of -u.
+        json: whether the format is JSON (-F json).
+    """
 
     letters: frozenset[str]
     users: tuple[str, ...]
@@ -46,7 +52,7 @@ class Asked:
 
     @property
     def selecting(self) -> bool:
-        """Whether the server is asked to select (pbs_selstat), which leaves arrays out where their elements come."""
+        """Whether the server selects the jobs (pbs_selstat); then -t shows elements without their array."""
         return bool(self.users or self.letters & {"i", "r", "H", "J"})
 
     @property
@@ -57,7 +63,7 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What a command prints, and its exit status."""
+    """The standard output, standard error and exit status of a command."""
 
     out: str = ""
     err: str = ""
@@ -66,7 +72,15 @@ class Answer:
 
 @dataclass
 class _Printing:
-    """The answer as it grows, operand by operand."""
+    """The answer of a qstat while its operands are processed one by one.
+
+    Attributes:
+        asked: the options.
+        answer: the output so far.
+        records: the records so far, for JSON.
+        answered: whether the server answered with records.
+        head: whether the next table needs its headings.
+    """
 
     asked: Asked
     answer: Answer = field(default_factory=Answer)
@@ -80,7 +94,13 @@ class _Printing:
 
 
 def qstat(server: Server, argv: Sequence[str], outage: Outage | None) -> Answer:
-    """The command, with the server's state as it is."""
+    """Executes qstat.
+
+    Args:
+        server: the server; the caller holds its lock.
+        argv: the arguments.
+        outage: why the server cannot be reached; None: it can.
+    """
     found = getopt("qstat", OPTIONS, argv)
     letters = frozenset(letter for letter, _ in found.pairs)
     formats = [value.lower() for letter, value in found.pairs if letter == "F"]
@@ -146,7 +166,7 @@ def _jobs(server: Server, operand: str, printing: _Printing) -> None:
 
 
 def _of_id(server: Server, name: str, asked: Asked) -> list[Job]:
-    """One id; -u and the like are ignored, as the real one ignores them."""
+    """Returns the jobs for an id. Options that select jobs, such as -u, are ignored, as by the real qstat."""
     if asked.history and not server.settings.history:
         raise errors.no_history()
     jobs = server.find(name)
@@ -156,6 +176,7 @@ def _of_id(server: Server, name: str, asked: Asked) -> list[Job]:
 
 
 def _of_all(server: Server, queue: str, asked: Asked) -> list[Job]:
+    """Returns the jobs that the options select, in a queue or (empty) in all queues."""
     if asked.history and not server.settings.history:
         raise errors.no_history()
     found: list[Job] = []

@@ -1,4 +1,4 @@
-"""qsub: from its arguments to a submission (OpenPBS 23.06.06, cmds/qsub.c)."""
+"""The command qsub: converts its arguments, script and directives to a submission (OpenPBS 23.06.06, cmds/qsub.c)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ usage: qsub [-a date_time] [-A account_string] [-c interval]
 """
 NO_TERMINAL = "qsub:\tstandard input and output must be a terminal for\n\tinteractive job submission\n"
 LONGEST_NAME = 230
-# Values that are looked at before the server is called (lib/Libecl); the rest of the alphabet is free text.
+# Options with values that qsub checks before it calls the server (lib/Libecl); those of other options are free text.
 VALUES = {
     "j": re.compile(r"oe|eo|n"), "k": re.compile(r"n|[oed]+"), "m": re.compile(r"n|[abej]+"),
     "p": re.compile(r"[+-]?(?:\d{1,3}|10[01]\d|102[0-3])"), "R": re.compile(r"o|e|oe|eo"), "N": re.compile(r"[\w+.-]+"),
@@ -39,7 +39,7 @@ ATTRIBUTES = {
 
 
 class Failed(Exception):
-    """qsub ends here: what it prints to stderr, and its exit status."""
+    """qsub fails: its exit status, and the text that it prints to stderr."""
 
     def __init__(self, status: int, *lines: str, usage: bool = False) -> None:
         super().__init__()
@@ -49,12 +49,16 @@ class Failed(Exception):
 
 @dataclass
 class Wishes:
-    """What options and directives ask for: the command line is read first and wins.
+    """The values of options and `#PBS` directives. Options are read first, and directives do not override them.
 
     Attributes:
-        values: the last value of each option but -l, -v and -W.
-        attributes: the same of `-W`.
-        resources: of all -l; a directive does not touch what is there.
+        environ: the environment of qsub.
+        cwd: its working directory.
+        values: the last value of each option except -l and -W, by its letter.
+        attributes: the values of all -W, by name.
+        resources: the values of all -l, by resource.
+        variables: the variables of -v.
+        complaints: error messages about options.
     """
 
     environ: Mapping[str, str]
@@ -66,7 +70,12 @@ class Wishes:
     complaints: list[str] = field(default_factory=list)
 
     def read(self, words: list[str], *, directive: bool) -> Options:
-        """Take options in, and note complaints."""
+        """Parses arguments, and adds their options and the error messages about them.
+
+        Args:
+            words: the arguments of the command line or of a `#PBS` line.
+            directive: whether they are of a `#PBS` line.
+        """
         found = getopt("qsub", OPTIONS, words)
         self.complaints += found.complaints
         before, fixed = dict(self.values), dict(self.attributes) if directive else {}
@@ -124,7 +133,15 @@ class Wishes:
 
 @dataclass
 class Draft:
-    """A submission that the server has not seen yet."""
+    """A submission before it is sent to the server.
+
+    Attributes:
+        wishes: the values of options and directives.
+        command_line: the arguments of qsub.
+        name: the job's name.
+        script: the job script; None: the job runs `command`.
+        command: the program and arguments after `--`.
+    """
 
     wishes: Wishes
     command_line: list[str]
@@ -142,11 +159,17 @@ class Draft:
 
 
 def read(argv: list[str], environ: Mapping[str, str], cwd: str, stdin: Callable[[], bytes]) -> Draft:
-    """Everything that qsub does before it calls the server.
+    """Reads the arguments, script and directives of a qsub, and checks them without the server.
+
+    Args:
+        argv: the arguments.
+        environ: the environment of qsub.
+        cwd: its working directory.
+        stdin: returns the content of its stdin.
 
     Raises:
-        Failed: it ends here.
-        PbsError: a value cannot be read, which qsub tells like a refusal of the server's.
+        Failed: qsub fails with a message of its own.
+        PbsError: a value cannot be used, and qsub prints the server's error for it.
     """
     wishes = Wishes(environ, cwd)
     found = wishes.read(argv, directive=False)
@@ -183,9 +206,9 @@ def _read_file(path: str) -> bytes:
 
 
 def _obey_directives(script: bytes, wishes: Wishes) -> bytes:
-    """Take in the `#PBS` lines in front of the first command (cmds/qsub_sup.c, get_script); returns the script.
+    """Reads the `#PBS` lines before the script's first command (cmds/qsub_sup.c, get_script), and returns the script.
 
-    A line that ends in a backslash is joined with the next, in the spooled script as well.
+    A `#PBS` line that ends with a backslash is joined with the next line, in the returned script, too.
     """
     prefix = wishes.values.get("C", wishes.environ.get("PBS_DPREFIX", "#PBS"))
     lines = os.fsdecode(script).splitlines(keepends=True)
@@ -211,7 +234,12 @@ def _obey(line: str, wishes: Wishes) -> None:
 
 
 def _check(wishes: Wishes, name: str) -> None:
-    """The values that are checked where they were typed."""
+    """Checks the values that qsub checks before it calls the server.
+
+    Raises:
+        Failed: qsub fails with a message of its own.
+        PbsError: a value cannot be used, and qsub prints the server's error for it.
+    """
     if len(name) > LONGEST_NAME:
         raise Failed(2, "qsub: Job name is too long ")
     for letter, pattern in VALUES.items():
@@ -235,7 +263,10 @@ def _check(wishes: Wishes, name: str) -> None:
 
 
 def indices_of(text: str) -> list[int]:
-    """`1-7:2` as [1, 3, 5, 7]; empty if it is none (Libcmds/chk_Jrange.c: at least two elements)."""
+    """Returns the indices of an array: `1-7:2` -> [1, 3, 5, 7].
+
+    Empty: the text is no range of at least two indices (Libcmds/chk_Jrange.c).
+    """
     match = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", text, re.ASCII)
     if match is None or int(match[1]) >= int(match[2]) or match[3] == "0":
         return []
@@ -243,7 +274,10 @@ def indices_of(text: str) -> list[int]:
 
 
 def dependencies(text: str) -> str | None:
-    """`afterok:19[].pbs-srv:20.pbs-srv,after:3.pbs-srv` for `afterok:19[]:20,after:3`; None if it is none."""
+    """Returns the value of `-W depend=` with full job ids; None: it cannot be used.
+
+    `afterok:19[]:20,after:3` -> `afterok:19[].pbs-srv:20.pbs-srv,after:3.pbs-srv`.
+    """
     made = []
     for part in text.split(","):
         kind, *ids = part.strip().split(":")
@@ -257,7 +291,10 @@ def dependencies(text: str) -> str | None:
 
 
 def prepared_path(text: str, cwd: str) -> str | None:
-    """`host:/absolute/path` as Libcmds/prepare_path.c makes it, a `/` at the end of a directory; None if it is none."""
+    """Returns the value of -o or -e as `host:/absolute/path` (Libcmds/prepare_path.c); None: it cannot be used.
+
+    The path of a directory gets a `/` at its end.
+    """
     text = text.lstrip()
     host, colon, path = text.partition(":")
     if not colon or not re.fullmatch(r"[\w.-]*", host, re.ASCII):
@@ -278,7 +315,16 @@ def prepared_path(text: str, cwd: str) -> str | None:
 
 
 def submission(draft: Draft, queue: str, request: resources.Request, user: str) -> Submission:
-    """The draft as the server keeps it; default names of output files are left open until the job has its number."""
+    """Returns the submission that the server stores for a draft.
+
+    Default names of output files are left open (`\\0`), because they contain the number that the job will get.
+
+    Args:
+        draft: the draft.
+        queue: the queue that accepted the job.
+        request: the resources of the job.
+        user: the owner.
+    """
     wishes = draft.wishes
     values, host = wishes.values, socket.gethostname()
     fallback = f"{host}:{wishes.cwd}/\0"
@@ -301,8 +347,11 @@ def submission(draft: Draft, queue: str, request: resources.Request, user: str) 
 
 
 def _variables(wishes: Wishes, queue: str, host: str) -> variables.Variables:
-    """PBS_O_* of the submitting shell, in qsub's order, and what -v named. -V adds nothing: in 23.06.06 it is broken
-    (env_array_to_varlist returns NULL; mended by commit 494e0f018, which is in no release)."""
+    """Returns the job's variables: PBS_O_* of the submitting shell, in qsub's order, and those of -v.
+
+    -V adds none: in 23.06.06 it is broken (env_array_to_varlist returns NULL; fixed by commit 494e0f018, which is in no
+    release).
+    """
     environ = wishes.environ
     made = {"PBS_O_HOME": environ.get("HOME", "/")}
     passed = ("LANG", "LOGNAME", "PATH", "MAIL", "SHELL", "TZ")

@@ -1,7 +1,7 @@
-"""Resources: which there are, how their values are read, and the language of select, place and nodes.
+"""Types of resources, the parsing of their values, and the syntax of select, place and nodes (OpenPBS 23.06.06).
 
-Some faults are found by the command before it calls the server, so that no sequence number is lost over them
-(OpenPBS 23.06.06, lib/Libecl): those that say `Resource_List.NAME` and are no unknown resource.
+qsub itself finds some errors before it calls the server, so that they use up no job number (lib/Libecl): those with the
+text `Resource_List.NAME`, except unknown resources.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.pbs.stand_in import errors
 
 LONG, SIZE, TIME, TEXT = "long", "size", "time", "text"
-# server/resc_def_all and lib/Libattr/master_resc_def_all.xml, less what is of hardware that is gone.
+# From server/resc_def_all and lib/Libattr/master_resc_def_all.xml, without resources of obsolete hardware.
 TYPES = {
     "accelerator": TEXT, "accelerator_memory": SIZE, "accelerator_model": TEXT, "aoe": TEXT, "arch": TEXT,
     "cput": TIME, "eoe": TEXT, "file": SIZE, "hbmem": SIZE, "host": TEXT, "max_walltime": TIME, "mem": SIZE,
@@ -32,7 +32,7 @@ UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a select statement that goes to one node; `items` in the order they were written."""
+    """A chunk of a select statement: resources of one node; `items` has their values in the order of the statement."""
 
     items: Mapping[str, str]
 
@@ -45,7 +45,7 @@ class Chunk:
 
     @property
     def lines(self) -> int:
-        """Lines of the node file: mpiprocs, else one if there are CPUs."""
+        """The number of lines that the chunk has in the node file: mpiprocs, else one if it has CPUs."""
         return int(self.items.get("mpiprocs", 1 if self.number("ncpus") else 0))
 
     @property
@@ -55,11 +55,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks for.
+    """The resources that a job asks for.
 
     Attributes:
-        chunks: one entry per chunk, multiplied out.
-        values: Resource_List as qstat shows it, in its order.
+        chunks: the chunks; `2:ncpus=4` is two equal ones.
+        values: the Resource_List that qstat shows, in its order.
     """
 
     chunks: tuple[Chunk, ...]
@@ -78,10 +78,10 @@ class Request:
 
 
 def seconds(text: str) -> int:
-    """`1:00:00` or `3600`, as seconds; a fraction counts as one more.
+    """Returns a time (`1:00:00` or `3600`) in seconds, rounded up.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: the text is no time.
     """
     if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d+)?", text, re.ASCII):
         raise ValueError(text)
@@ -93,15 +93,15 @@ def seconds(text: str) -> int:
 
 
 def clock(total: int) -> str:
-    """Seconds as PBS shows them: 01:00:00, 100:00:00."""
+    """Returns seconds as PBS shows them: 01:00:00, 100:00:00."""
     return f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}"
 
 
 def size_in_bytes(text: str) -> int:
-    """`10mb`, `100`, `2gw` (words of 8 bytes), as bytes.
+    """Returns a size (`10mb`, `100`, `2gw` in words of 8 bytes) in bytes.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: the text is no size.
     """
     match = re.fullmatch(r"(\d+)([kmgtpKMGTP]?)([bwBW]?)", text, re.ASCII)
     if match is None:
@@ -110,19 +110,19 @@ def size_in_bytes(text: str) -> int:
 
 
 def amount(name: str, text: str) -> int:
-    """A resource's value as a number, to compare it: seconds, bytes or a count."""
+    """Returns the value of a resource as a number, for comparisons: seconds, bytes or a count."""
     return seconds(text) if TYPES[name] == TIME else size_in_bytes(text) if TYPES[name] == SIZE else int(text)
 
 
 def added_sizes(sizes: Sequence[str]) -> str:
-    """The sum, in the smallest unit that occurs: 20mb, 200b."""
+    """Returns the sum of sizes, in the smallest unit that occurs among them: 20mb, 200b."""
     units = [re.sub(r"[^kmgtp]", "", size.lower()) for size in sizes]
     unit = min(units, key=lambda one: UNITS[one])
     return f"{sum(map(size_in_bytes, sizes)) >> UNITS[unit]}{unit}b"
 
 
 def _canonical(name: str, text: str) -> str:
-    kind = TYPES.get(name, TEXT)  # what a site has defined is a text
+    kind = TYPES.get(name, TEXT)  # resources that a site has defined are texts
     if kind == LONG:
         if not re.fullmatch(r"[+-]?\d+" if name == "ngpus" else r"\d+", text, re.ASCII):
             raise ValueError(text)
@@ -135,14 +135,14 @@ def _canonical(name: str, text: str) -> str:
     return text
 
 
-# -- what qsub finds out by itself
+# -- checks of qsub
 
 
 def resource_pairs(text: str) -> list[tuple[str, str]]:
-    """The value of one -l, `a=1,b=2` (Libcmds/set_resource.c); a blank ends a value as a comma does.
+    """Parses the value of -l, `a=1,b=2`, into (name, value) pairs (Libcmds/set_resource.c). A blank also ends a value.
 
     Raises:
-        ValueError: no name where one is due.
+        ValueError: a name is missing.
     """
     pairs = []
     while text:
@@ -159,7 +159,7 @@ def resource_pairs(text: str) -> list[tuple[str, str]]:
 
 
 def check_values(values: Mapping[str, str]) -> None:
-    """Refuse what cannot be read at all, before the server is called.
+    """Checks that the values of resources have their types, as qsub does before it calls the server.
 
     Raises:
         PbsError: a value is not of its resource's type.
@@ -186,14 +186,18 @@ def _check_select(text: str) -> None:
             raise ValueError(text)
 
 
-# -- what the server makes of it
+# -- checks of the server
 
 
 def request(values: Mapping[str, str], known: frozenset[str]) -> Request:
-    """The chunks and the whole Resource_List of a job that asks for `values`; `known` names all resources there are.
+    """Returns the chunks and the complete Resource_List of a job.
+
+    Args:
+        values: the resources that the job asks for.
+        known: the names of all resources of the site.
 
     Raises:
-        PbsError: it cannot be asked for.
+        PbsError: the server refuses a resource, a value or their combination.
     """
     for name in values:
         if name not in known:
@@ -250,7 +254,10 @@ def _chunks(select: str, known: frozenset[str]) -> list[Chunk]:
 
 
 def _select_of_nodes(nodes: str, known: frozenset[str]) -> str:
-    """`2:ppn=2` as `2:ncpus=2:mpiprocs=2` (lib/Libattr/attr_node_func.c, server/nattr_get_set.c)."""
+    """Converts a value of -l nodes to a select statement: `2:ppn=2` -> `2:ncpus=2:mpiprocs=2`.
+
+    The rules are those of lib/Libattr/attr_node_func.c and server/nattr_get_set.c.
+    """
     made = []
     for part in nodes.split("+"):
         count, *items = part.split(":")

@@ -1,6 +1,6 @@
-"""The life of jobs: submission, holds and dependencies, running, deletion, the end, and what is remembered of them.
+"""The server and its scheduler: submission of jobs, holds, dependencies, start, deletion, end and history.
 
-All of it happens under one lock, which whoever calls in holds; a thread of MoM's that brings an end takes it.
+Callers of the server hold its lock. MoM's threads that report the end of a run take the lock themselves.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ class Queue:
     """A queue with its limits.
 
     Attributes:
-        most, least: resources_max and resources_min, as qstat shows them.
-        jobs: of one user at once, those that wait included (max_queued).
-        routes: what a route queue hands jobs on to: the first that takes one.
-        inner: it takes jobs from a route queue alone (from_route_only).
+        name: its name.
+        enabled: whether it accepts jobs.
+        most, least: resources_max and resources_min, in the form that qstat shows.
+        jobs: how many jobs of one user may be queued or running in it (max_queued); None: no limit.
+        routes: for a route queue, the queues to which it passes jobs: the first that accepts a job gets it.
+        inner: whether it accepts jobs only from a route queue (from_route_only).
     """
 
     name: str
@@ -43,9 +45,9 @@ class Queue:
     inner: bool = False
 
     def refuses(self, request: resources.Request) -> bool:
-        """Whether a job asks for too much or too little of something (server/svr_jobfunc.c, chk_resc_limits).
+        """Returns whether a job asks for more or less of a resource than the queue allows.
 
-        What a job does not ask for is not compared.
+        Resources that the job does not ask for are not compared (server/svr_jobfunc.c, chk_resc_limits).
         """
         asked = {name: resources.amount(name, text) for name, text in request.values.items() if name in COMPARED}
         return any(
@@ -60,23 +62,26 @@ COMPARED = ("walltime", "nodect", "ncpus", "ngpus", "mem")
 
 @dataclass
 class Settings:
-    """What a test may change; reset() brings these values back.
+    """Settings that a test may change; reset() restores these defaults.
 
     Attributes:
-        history: job_history_enable. It is on here; a real server's default is off.
-        kill_delay: seconds between SIGTERM and SIGKILL (a queue's attribute, 10 by default, and seen to take 10 to 22).
-        frozen: nothing is started.
-        down: the server does not answer.
-        hang: seconds until a qsub that was accepted gets its answer.
-        resources: names of the resources that the site defined.
+        history: whether the server keeps a job history (job_history_enable). A real server's default is off.
+        max_array_size: the maximum number of elements of an array.
+        kill_delay: seconds between SIGTERM and SIGKILL. On a real server a queue's attribute with the default 10; 10 to
+            22 s were observed.
+        frozen: whether the scheduler starts no jobs.
+        down: whether the server does not answer.
+        hang: seconds by which qsub returns later than the server accepts the job.
+        resources: the names of the resources that the site has defined.
         start_delay: seconds that a job is in substate 41, without session_id and resources_used.
-        walltime_poll: seconds between two looks at how long jobs have run.
+        walltime_poll: seconds between two checks of the wall times of jobs.
         delivery_delay: seconds that a job is in state E before its output is delivered.
-        default_queue: where jobs go that name none.
-        node: what each node has; mem in kb.
-        required: what a submission hook wants every job to have: resources, project, Account_Name, group_list.
-        totals: the hook makes a select statement of whole nodes from `ncpus`, `ngpus` and `mem` of all nodes together.
-        next_number: of the next job; reset() leaves it, so that no id is given twice.
+        default_queue: the queue of jobs that name none.
+        node: the resources of each node; mem in kb.
+        required: what the site's submission hook requires of every job: names of resources, project, Account_Name,
+            group_list.
+        totals: whether the hook converts the total `ncpus`, `ngpus` and `mem` of a job to a select statement of nodes.
+        next_number: the number of the next job. reset() does not change it, so that ids stay unique.
     """
 
     history: bool = True
@@ -98,7 +103,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outage:
-    """A server that cannot be reached: what the library says, the server's name, and the error."""
+    """A server that cannot be reached.
+
+    Attributes:
+        words: the error text of PBS's library.
+        server: the name of the server.
+        code: the error code.
+    """
 
     words: str
     server: str
@@ -117,7 +128,19 @@ def standard_queues() -> dict[str, Queue]:
 
 
 class Server:
-    """The server and its scheduler."""
+    """The server and its scheduler.
+
+    Attributes:
+        lock: guards everything; a caller of any method holds it.
+        changed: notified at each change of a job.
+        settings: the settings, which tests change.
+        queues: the queues by name.
+        jobs: the jobs and arrays by number, with those in the history.
+        runs: the runs of running jobs, by job id.
+        user: the user who runs the daemon, and owns all jobs.
+        mom: the MoMs.
+        lost: the hosts that a test has taken down.
+    """
 
     def __init__(self, folder: Path, exec_folder: Path, hosts: Sequence[str], user: str) -> None:
         self.lock = threading.RLock()
@@ -130,13 +153,13 @@ class Server:
         self.user = user
         self.mom = mom.Mom(folder, exec_folder, self._ended)
         self._hosts = tuple(hosts)
-        self.lost: set[str] = set()  # hosts whose MoMs are gone
+        self.lost: set[str] = set()
         self._taken: dict[str, list[tuple[str, resources.Chunk]]] = {}
         self._slots: dict[str, list[tuple[str, int]]] = {}
         threading.Thread(target=self._schedule_forever, daemon=True).start()
 
     def outage(self, environ: Mapping[str, str]) -> Outage | None:
-        """Why a command with this environment gets no answer, if it gets none."""
+        """Returns why a command with this environment cannot reach the server; None: it can."""
         named = environ.get("PBS_DEFAULT") or SERVER
         if named != SERVER:
             return Outage("Unknown Host.", named, errors.BAD_HOST)
@@ -145,14 +168,14 @@ class Server:
     # -- finding
 
     def live(self, *, history: bool) -> list[Job]:
-        """All jobs in the order of their numbers, arrays without their elements; those that are over with history."""
+        """Returns all jobs in the order of their numbers, with finished ones if `history`; no elements of arrays."""
         return [job for job in self.jobs.values() if history or job.state != "F"]
 
     def find(self, job_id: str) -> list[Job]:
-        """The job, the array, or the elements `12[3]`, `12[3-7:2]`.
+        """Returns the job, the array, or the elements (`12[3]`, `12[3-7:2]`) with this id.
 
         Raises:
-            PbsError: there is none.
+            PbsError: no such job is known.
         """
         match = re.match(r"(\d+)(\[([\d:-]*)\])?", job_id)
         job = self.jobs.get(int(match[1])) if match else None
@@ -168,7 +191,7 @@ class Server:
     # -- qsub
 
     def take_number(self) -> int:
-        """Every submission that gets this far uses one up, also one that is refused then."""
+        """Returns the number for a new job. A submission that is refused later has used its number up."""
         number = self.settings.next_number
         self.settings.next_number += 1
         return number
@@ -179,10 +202,15 @@ class Server:
     def admit(self, queue_name: str | None, asked: dict[str, str], *, array: Sequence[int] | None) -> tuple[
         str, resources.Request
     ]:  # fmt: skip
-        """The queue, and the request as it came to be there.
+        """Returns the queue that accepts a job, and the job's resources with the queue's defaults.
+
+        Args:
+            queue_name: the queue that the job names; None: the default queue.
+            asked: the resources that the job asks for.
+            array: the indices of an array; None: the job is none.
 
         Raises:
-            PbsError: it is not accepted.
+            PbsError: the job is refused.
         """
         queue = self.queues.get(queue_name or self.settings.default_queue)
         if queue is None:
@@ -205,10 +233,10 @@ class Server:
         return queue.name, request
 
     def _hook(self, asked: dict[str, str]) -> dict[str, str]:
-        """The site's submission hook, on resources.
+        """Runs the site's submission hook on the resources of a job, and returns them as changed by the hook.
 
         Raises:
-            PbsError: one that must be asked for is not.
+            PbsError: a required resource is missing.
         """
         for name in self.settings.required:
             if name not in ("project", "Account_Name", "group_list") and name not in asked:
@@ -224,10 +252,14 @@ class Server:
         return {**rest, "select": f"{nodes}:{chunk}", "place": "scatter" if nodes > 1 else "free"}
 
     def require(self, wishes: Mapping[str, str], attributes: Mapping[str, str]) -> None:
-        """The site's submission hook, on options by their letter.
+        """Runs the site's submission hook on the options of a job.
+
+        Args:
+            wishes: the values of options, by letter.
+            attributes: the values of -W, by name.
 
         Raises:
-            PbsError: one that must be given is not.
+            PbsError: a required option is missing.
         """
         for name, letter in (("project", "P"), ("Account_Name", "A")):
             if name in self.settings.required and not wishes.get(letter):
@@ -248,7 +280,13 @@ class Server:
             raise errors.too_many_jobs(queue.name)
 
     def submit(self, number: int, submission: Submission, depend: str | None) -> Job:
-        """Take the job in; what it depends on may end it at once."""
+        """Adds a job and returns it. If its dependency can no longer be met, the job ends at once.
+
+        Args:
+            number: the job's number.
+            submission: what qsub asked for.
+            depend: its dependencies, in the form that `qsub.dependencies` returns; None: it has none.
+        """
         job = Job(number, submission)
         if submission.indices is not None:
             job.subjobs = {index: Job(number, submission, parent=job, index=index) for index in submission.indices}
@@ -262,7 +300,7 @@ class Server:
         return job
 
     def _settle(self, job: Job) -> None:
-        """The state of a job that is not running, by its holds and its time."""
+        """Sets the state of a job that is not running: held, waiting for its start time, or queued."""
         if job.over or job.state in ("R", "E", "B"):
             return
         if job.hold != "n":
@@ -290,7 +328,7 @@ class Server:
                 self._judge(job, kind, other)
 
     def _judge(self, job: Job, kind: str, other: Job) -> None:
-        """Release, or end, what depends in this way on another job, if that is far enough."""
+        """Releases or ends a job if its dependency (of this kind, on `other`) is now met or can no longer be met."""
         if job.over or f"{other.id}@{SERVER}" not in job.depend.get(kind, ()):
             return
         met = _is_met(kind, other)
@@ -311,7 +349,7 @@ class Server:
     # -- running
 
     def tell(self) -> None:
-        """Wake up whoever waits for a change: the scheduler, and commands that block."""
+        """Notifies the scheduler and blocked commands of a change."""
         self._stale = True
         self.changed.notify_all()
 
@@ -334,7 +372,7 @@ class Server:
                     self._schedule()
 
     def _schedule(self) -> None:
-        """First come, first served; who does not fit now lets others pass."""
+        """Starts jobs in the order of their numbers; a job that does not fit now does not block later ones."""
         nodes = self.nodes()
         for job in list(self.jobs.values()):
             waiting: list[Job] = []
@@ -392,7 +430,10 @@ class Server:
         self._tell_dependents(job.parent or job)
 
     def _confirm_starts(self) -> None:
-        """A little later MoM tells what it has started; of a job that is over by then the session stays unknown."""
+        """Sets the attributes that MoM reports `start_delay` after a start: substate 42, session, used wall time.
+
+        A job that has ended before has no session id.
+        """
         for run in self.runs.values():
             job = run.job
             if job.substate == jobs.STARTING and time.time() - (job.started or 0) >= self.settings.start_delay:
@@ -400,7 +441,7 @@ class Server:
                 job.session, job.used_s, job.jobdir = run.main.session, 0, str(self.mom.home)
 
     def _slot(self, job: Job, host: str, cpus: int) -> str:
-        """`host/2*4`: the smallest number of this host that no other chunk has, and its CPUs if not one."""
+        """Returns a chunk's entry in exec_host, `host/2*4`: the lowest free slot of the host, and the CPUs if not 1."""
         slots = self._slots.setdefault(host, [])
         number = next(number for number in range(len(slots) + 1) if number not in [its for _, its in slots])
         slots.append((job.id, number))
@@ -424,15 +465,18 @@ class Server:
                 run.signal(signal.SIGKILL)
 
     def _terminate(self, run: mom.Run) -> None:
-        """SIGTERM to the sessions of the first node now, SIGKILL after the delay."""
+        """Sends SIGTERM to the sessions on the first node, and schedules SIGKILL after the setting kill_delay."""
         run.kill_at = time.monotonic() + self.settings.kill_delay
         run.signal(signal.SIGTERM)
 
     # -- the end of a run
 
     def _ended(self, run: mom.Run, status: int) -> None:
-        """The top process has ended. When it was told to, what is left of its session has until the SIGKILL."""
-        while run.hosts[0] in self.lost:  # there is nobody who tells the server
+        """Ends a run, in a thread of MoM, after its script has ended with `status`.
+
+        If PBS asked the job to end, other processes of the session may run until SIGKILL is due.
+        """
+        while run.hosts[0] in self.lost:  # a lost MoM does not report the end to the server
             time.sleep(0.05)
         while run.kill_at is not None and time.monotonic() < run.kill_at and mom.members(run.main.session):
             time.sleep(0.05)
@@ -470,7 +514,7 @@ class Server:
 
     @staticmethod
     def _how(job: Job) -> int:
-        """The last substate of a job that ran; its comment says the same."""
+        """Returns the final substate of a job that ran, and completes its comment."""
         if job.deleted_by is not None:
             return jobs.DELETED
         word = {0: "finished", WALLTIME: "exceeded resource walltime"}.get(job.exit_status or 0, "failed")
@@ -478,7 +522,7 @@ class Server:
         return jobs.FAILED if job.exit_status else jobs.FINISHED
 
     def _finish(self, job: Job, substate: int) -> None:
-        """The job is over: history remembers it, or nobody does."""
+        """Sets a job to its final state, judges dependent jobs, and removes its record if no history is kept."""
         for subjob in list(job.subjobs.values()):
             if not subjob.over:
                 self._forget(subjob)
@@ -498,7 +542,7 @@ class Server:
             self.jobs.pop(job.number, None)
 
     def _finish_array(self, array: Job) -> None:
-        """An array is over when all its elements are."""
+        """Finishes an array if all its elements are over."""
         if array.over or not all(job.over for job in array.subjobs.values()):
             return
         if any(job.run_count for job in array.subjobs.values()):
@@ -511,7 +555,7 @@ class Server:
 
     @staticmethod
     def _forget(job: Job) -> None:
-        """Of an element's record nothing stays but that it is over: a shadow of its array's record."""
+        """Reduces an element's record to the fact that it is over; qstat then shows attributes of its array."""
         assert job.parent is not None
         assert job.index is not None
         job.parent.subjobs[job.index] = Job(
@@ -521,10 +565,16 @@ class Server:
     # -- qdel
 
     def delete(self, job_id: str, who: str, *, force: bool, with_history: bool) -> None:
-        """Asks for a job's end; a running one lives until it has had its signals.
+        """Deletes jobs. A running job gets SIGTERM, and SIGKILL after the setting kill_delay.
+
+        Args:
+            job_id: a job, an array or elements.
+            who: the user, for the comment.
+            force: whether running jobs get SIGKILL at once (-W force).
+            with_history: whether to remove records of finished jobs, too (-x).
 
         Raises:
-            PbsError: it is unknown, or over.
+            PbsError: no such job is known, or it is over.
         """
         for job in self.find(job_id):
             if job.state == "F" and not with_history:
@@ -560,7 +610,7 @@ class Server:
                 self._forget(job)
                 self._finish_array(job.parent)
         else:
-            # Those that depend on it are not told: they stay held for good.
+            # Dependent jobs are not judged: they stay held forever.
             job.deleted_by, job.history_since = who, time.time()
             job.comment = f"{job.comment} and terminated" if job.comment else None
             job.say("F", jobs.DELETED)
@@ -570,10 +620,10 @@ class Server:
     # -- qsig, qrerun, qhold, qrls, qalter
 
     def signal(self, job_id: str, name: str) -> None:
-        """To a job's sessions on its first node; of an array, to all elements that run.
+        """Sends a signal to a job's sessions on its first node; for an array, to those of all running elements.
 
         Raises:
-            PbsError: it is not running, or there is no such signal.
+            PbsError: the job is not running, or the signal is unknown.
         """
         targets = self.find(job_id)
         if any(job.state == "F" for job in targets):
@@ -591,10 +641,10 @@ class Server:
             run.signal(number)
 
     def rerun(self, job_id: str) -> None:
-        """What a manager's qrerun does: end the run with signals, and put the job back into its queue.
+        """Requeues a running job, as a manager's qrerun does: its run is ended with SIGTERM and SIGKILL.
 
         Raises:
-            PbsError: it is not running, or must not run twice.
+            PbsError: the job is not running, or not rerunnable.
         """
         for job in self.find(job_id):
             run = self.runs.get(job.id)
@@ -607,7 +657,10 @@ class Server:
             self._terminate(run)
 
     def lose(self, host: str) -> None:
-        """A node loses its MoM and all processes of jobs; those whose first node it is stay R until it is back."""
+        """Simulates the loss of a node: all processes of jobs on it are killed.
+
+        Jobs with this node as their first one stay in state R until `restore`.
+        """
         self.lost.add(host)
         for run in self.runs.values():
             if run.hosts[0] == host:
@@ -615,14 +668,14 @@ class Server:
             self.mom.lose(run, host)
 
     def restore(self, host: str) -> None:
-        """The MoM is back: rerunable jobs are put back into their queue, others have failed."""
+        """Ends `lose`. Jobs with this node as their first one are queued again if they are rerunnable, else failed."""
         self.lost.discard(host)
 
     def hold(self, job_id: str, *, release: bool = False) -> None:
-        """A user's hold, or its end; a running job goes on.
+        """Sets or releases the user hold of jobs. Running jobs are not affected.
 
         Raises:
-            PbsError: it is unknown, or over.
+            PbsError: no such job is known, or it is over.
         """
         for job in self.find(job_id):
             if job.over:
@@ -635,10 +688,17 @@ class Server:
     def alter(
         self, job_id: str, *, name: str | None, asked: dict[str, str], max_run_subjobs: int | None, depend: str | None
     ) -> None:
-        """Change a job's name, resources, limit of elements that run at once, or all that it depends on.
+        """Changes attributes of jobs, as qalter does.
+
+        Args:
+            job_id: a job, an array or elements.
+            name: the new name; None: unchanged.
+            asked: new values of resources.
+            max_run_subjobs: how many elements of the array may run at once; None: unchanged.
+            depend: the new dependencies, which replace all old ones; None: unchanged.
 
         Raises:
-            PbsError: it is over, or it may not be changed any more.
+            PbsError: the job is over, or an attribute can no longer be changed.
         """
         for job in self.find(job_id):
             old = job.submission
@@ -666,7 +726,7 @@ class Server:
     # -- for tests
 
     def purge(self) -> None:
-        """History is switched off: what it had is gone; of elements that ended, a shadow stays with their array."""
+        """Removes the job history; records of ended elements are reduced to the fact that they are over."""
         self.jobs = {number: job for number, job in self.jobs.items() if job.state != "F"}
         for job in self.jobs.values():
             for subjob in list(job.subjobs.values()):
@@ -674,11 +734,11 @@ class Server:
                     self._forget(subjob)
 
     def reset(self) -> None:
-        """No job, no process of a job, and all settings as they were."""
+        """Ends and removes all jobs, and restores the default settings and queues."""
         for run in self.runs.values():
             run.end_tasks()
         for job in self.jobs.values():
-            job.say("F", jobs.DELETED)  # for those who wait for its end
+            job.say("F", jobs.DELETED)  # for threads that wait for its end
         self.mom.reset()
         self.jobs, self.runs, self._taken, self._slots = {}, {}, {}, {}
         self.lost = set()
@@ -688,10 +748,10 @@ class Server:
 
 
 def indices(text: str) -> list[int]:
-    """`3`, `0-3` or `1-7:2`.
+    """Returns the indices of a text `3`, `0-3` or `1-7:2`.
 
     Raises:
-        PbsError: it is none of these.
+        PbsError: the text has another form.
     """
     match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", text)
     if match is None or match[3] == "0":
@@ -700,9 +760,11 @@ def indices(text: str) -> list[int]:
 
 
 def _is_met(kind: str, other: Job) -> bool | None:
-    """Whether a dependency has come about; None: that is still open, for good if the other was deleted before it ran.
+    """Returns whether a dependency on another job is met; None: still open.
 
-    | | not begun | runs | over, status 0 | over, another |
+    It stays open forever if the other job was deleted before it ran.
+
+    | kind | not started | running | over, exit status 0 | over, other exit status |
     |---|---|---|---|---|
     | after | open | met | met | met |
     | afterany | open | open | met | met |
@@ -717,7 +779,7 @@ def _is_met(kind: str, other: Job) -> bool | None:
 
 
 def _consumed(chunk: resources.Chunk) -> str:
-    """The part of exec_vnode that says what a chunk takes of its node."""
+    """Returns the resources that a chunk takes from its node, in the form of exec_vnode: `ncpus=2:mem=1024kb`."""
     taken = needs(chunk)
     return ":".join(
         f"{name}={f'{taken[name]}kb' if name == 'mem' else taken[name]}" for name in chunk.items if name in taken

@@ -1,4 +1,4 @@
-"""The variables of a job: what `qsub -v` makes of its value on the way, and the list that qstat shows."""
+"""The variables of a job: the parsing and quoting of `qsub -v`, and the Variable_List that qstat shows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ Variables = dict[str, str]
 
 
 class CannotSend(Exception):
-    """`qsub: cannot send environment with the job`."""
+    """The value of `qsub -v` cannot be used: `qsub: cannot send environment with the job`."""
 
 
 def chosen(text: str, environ: Mapping[str, str]) -> Variables:
-    """The variables of `-v TEXT`: `NAME` takes its value from the environment, `NAME=value` goes through two copies.
+    """Returns the variables that `qsub -v TEXT` passes to the job.
 
-    Each copy eats quotes and escapes what was in them (cmds/qsub.c: expand_varlist, then set_job_env), and the server
-    takes one level of escapes away.
+    `NAME` takes its value from the environment. `NAME=value` is copied twice (cmds/qsub.c: expand_varlist, then
+    set_job_env). Each copy removes quotes and escapes the text in them; the server then removes one level of escapes.
 
     Raises:
-        CannotSend: a name is not set, or a quote is not closed.
+        CannotSend: a variable is not set, or a quote is not closed.
     """
     first = ",".join(f"{name}={value}" for name, value in _expanded(text, environ))
     second: list[str] = []
@@ -33,16 +33,17 @@ def chosen(text: str, environ: Mapping[str, str]) -> Variables:
 
 
 def listed(variables: Mapping[str, str]) -> str:
-    """The Variable_List as the server sends it (Libattr/attr_fn_arst.c, encode_arst_bs)."""
+    """Returns the Variable_List that the server sends for these variables (Libattr/attr_fn_arst.c, encode_arst_bs)."""
     return ",".join(f"{name}={escaped(value)}" for name, value in variables.items())
 
 
 def escaped(text: str) -> str:
-    """Backslashes before what separates or quotes."""
+    """Returns text with a backslash before each quote, comma and backslash."""
     return "".join(f"\\{char}" if char in "\"',\\" else char for char in text)
 
 
 def _expanded(text: str, environ: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Yields (name, value) of the variables in the value of -v, after the first copy (expand_varlist)."""
     for token in _comma_tokens(text):
         name, equals, value = token.partition("=")
         if equals:
@@ -54,7 +55,7 @@ def _expanded(text: str, environ: Mapping[str, str]) -> Iterable[tuple[str, str]
 
 
 def _comma_tokens(text: str) -> Iterable[str]:
-    """Split at commas that are neither quoted nor escaped (comma_token)."""
+    """Splits text at commas that are neither quoted nor escaped (comma_token)."""
     start = at = 0
     quote = ""
     while at < len(text):
@@ -72,7 +73,15 @@ def _comma_tokens(text: str) -> Iterable[str]:
 
 
 def _copy(text: str, *, escape_all: bool) -> tuple[str, str]:
-    """One value and what follows its comma (copy_env_value); with escape_all the text is one value, commas and all."""
+    """Copies a value, and returns it with the text after the comma that ends it (copy_env_value).
+
+    Args:
+        text: the text that starts with the value.
+        escape_all: whether the whole text is the value, so that commas and quotes in it are escaped.
+
+    Raises:
+        CannotSend: a quote is not closed.
+    """
     made, quote, at = "", "", 0
     while at < len(text):
         char = text[at]
@@ -101,7 +110,10 @@ def _copy(text: str, *, escape_all: bool) -> tuple[str, str]:
 
 
 def _unescaped_items(text: str) -> Iterable[str]:
-    """Items between bare commas, one level of escapes taken away (Libattr/attr_fn_arst.c, parse_comma_string_bs)."""
+    """Splits text at unescaped commas, and removes one level of escapes.
+
+    The rules are those of Libattr/attr_fn_arst.c, parse_comma_string_bs.
+    """
     item, at = "", 0
     while at < len(text):
         char = text[at]

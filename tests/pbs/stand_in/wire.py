@@ -1,4 +1,4 @@
-"""Messages between the commands and the daemon: dictionaries, by marshal, which costs a command no import."""
+"""Messages between the commands and the daemon: dicts encoded by marshal, which is fast to import."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ if TYPE_CHECKING:
 
 
 def pack(message: Message) -> bytes:
-    """The message behind its length in four bytes."""
+    """Returns a message as bytes: its length in four bytes, and the message."""
     body = marshal.dumps(message)
     return len(body).to_bytes(4, "big") + body
 
 
 def receive(connection: socket.socket, head: bytes = b"") -> Message | None:
-    """The next message; None when the other side is gone. `head` is what was read of its length already."""
+    """Receives the next message; None: the other side has closed the connection.
+
+    Args:
+        connection: the connection.
+        head: the bytes of the message's length that were already read.
+    """
     head += _read(connection, 4 - len(head))
     body = _read(connection, int.from_bytes(head, "big")) if len(head) == 4 else b""
-    return marshal.loads(body) if body else None  # both sides are ours
+    return marshal.loads(body) if body else None  # both sides are this code, so the data can be trusted
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
