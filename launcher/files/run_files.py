@@ -1,16 +1,16 @@
-"""Files and folders of runs. Only this module opens them for reading, replaces them, and makes folders for them.
+"""Opens, reads and replaces files of runs, and makes their folders, safely against what other users may put there.
 
-A run directory may belong to somebody else, and a file need not be what its name suggests. So every read
+A run directory may belong to another user, and a file need not be what its name suggests. So every read
 
-- opens regular files only: it follows no link, and refuses a FIFO, a socket or a device instead of waiting for it;
-- stops at a limit, whatever size the file reports;
-- takes JSON only up to DEEPEST levels, and integers only up to 64 bits.
+- opens regular files only: it follows no link, and refuses a FIFO, a socket or a device instead of blocking on it;
+- stops at a limit of bytes, whatever size the file reports;
+- accepts JSON up to DEEPEST levels, and integers up to 64 bits.
 
-Everything else raises an OSError with a number of `shared_files.NO_FILE`, or a ValueError; `shared_files` turns these
-into Wrong, with the file's name. `ownership` decides whose a folder is.
+Anything else raises an OSError with an errno in `shared_files.NO_FILE`, or a ValueError; `shared_files` turns these
+into Wrong, with the file's name. `ownership` decides to which user a folder belongs.
 
-Every write goes to a file with an unguessable name, opened with O_EXCL, which is then renamed. A link that somebody
-has put at the path is replaced, not followed.
+Every write goes to a temporary file with an unguessable name, opened with O_EXCL, which is then renamed. A link at the
+path of the file is replaced, not followed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import IO, Any
 
 AnyPath = str | os.PathLike[str]
 
-RECORD_LIMIT = 1 << 24  # bytes of a file that is read whole: a record, a result, a manifest
-EVENTS_LIMIT = 1 << 25  # bytes of an event file: half at its beginning and half at its end
+RECORD_LIMIT = 1 << 24  # bytes; a larger record, result or manifest is not read
+EVENTS_LIMIT = 1 << 25  # bytes that are read of an event file: half at its beginning and half at its end
 DEEPEST = 64  # levels of lists and objects in JSON
 _NUMBERS = 1 << 63  # integers are between -_NUMBERS and _NUMBERS
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -46,7 +46,7 @@ _KINDS = {
 
 
 def open_regular(path: AnyPath) -> IO[bytes]:
-    """A regular file, opened for reading.
+    """Opens a regular file for reading.
 
     Raises:
         OSError: the file is missing, cannot be opened, or is not regular (EINVAL, or EISDIR for a folder).
@@ -66,7 +66,7 @@ def open_regular(path: AnyPath) -> IO[bytes]:
 
 
 def read_whole(path: AnyPath) -> bytes:
-    """All bytes of a file.
+    """Returns all bytes of a file.
 
     Raises:
         OSError: as for `open_regular`; EFBIG if the file has more than RECORD_LIMIT bytes.
@@ -79,7 +79,11 @@ def read_whole(path: AnyPath) -> bytes:
 
 
 def read_ends(path: AnyPath, first: int, last: int) -> list[bytes]:
-    """A file's bytes in one piece, or, of a file with more than `first + last` bytes, its beginning and its end.
+    """Returns the bytes of a file in one piece or, if it is larger than `first + last`, its beginning and its end.
+
+    Args:
+        path: the file.
+        first, last: number of bytes at the beginning and at the end.
 
     Raises:
         OSError: as for `open_regular`.
@@ -96,12 +100,12 @@ def read_ends(path: AnyPath, first: int, last: int) -> list[bytes]:
 
 
 def read_range(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[bytes, int]:
-    """The last `most` bytes of a range of a file, and the offset of the first of them.
+    """Returns the last `most` bytes of a range of a file, and the offset at which they begin.
 
     Args:
         path: the file.
-        begin, end: the range, in bytes; an end of None is the end of the file.
-        most: bytes to read at most.
+        begin, end: offsets of the range, in bytes; an end of None is the end of the file.
+        most: maximum number of bytes to read.
 
     Raises:
         OSError: as for `open_regular`.
@@ -115,7 +119,7 @@ def read_range(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[b
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of a JSON text.
+    """Returns the value of a JSON text.
 
     Raises:
         ValueError: the text is not JSON, is nested too deeply, or has an integer that is too large.
@@ -129,10 +133,10 @@ def parse_json(data: bytes) -> Any:
 
 
 def require_json_bounds(value: Any) -> None:
-    """Refuses JSON values that are nested too deeply, or contain integers that are too large.
+    """Checks that a JSON value has at most DEEPEST levels, and no integer of more than 64 bits.
 
     Raises:
-        ValueError: with the reason.
+        ValueError: with the reason, if it has.
     """
     level: Iterable[Any] = [value]
     for _ in range(DEEPEST):
@@ -152,7 +156,7 @@ def require_json_bounds(value: Any) -> None:
 
 
 def _read(file: IO[bytes], most: int) -> bytes:
-    """Up to `most` bytes, in blocks: a file that claims to be huge takes no more memory than it has bytes."""
+    """Reads up to `most` bytes, in blocks, so that no more memory is allocated than the file has bytes."""
     parts, left = [], most
     while left > 0 and (block := file.read(min(left, 1 << 20))):
         parts.append(block)
@@ -171,13 +175,13 @@ def _require_regular(status: os.stat_result, path: AnyPath) -> None:
 
 
 def write(path: Path, text: str, *, sync: bool = True) -> Path:
-    """Writes a text whole or not at all: a reader never sees half of it. Returns its path."""
+    """Writes a text file atomically, as `replace` does, and returns its path."""
     with naming(path):
-        return replace(path, os.fsencode(text), sync=sync)  # what came from the environment need not be UTF-8
+        return replace(path, os.fsencode(text), sync=sync)  # texts from environment variables need not be UTF-8
 
 
 def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
-    """Writes a file with mode 0600 atomically: a reader sees the old bytes or the new ones. Returns its path.
+    """Writes a file with mode 0600 atomically: readers see the old content or the new one. Returns its path.
 
     Args:
         path: the file. A link at the path is replaced, not followed.
@@ -185,7 +189,7 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
         sync: whether to wait until the data is on disk.
 
     Raises:
-        OSError: the file cannot be written; nothing is left behind.
+        OSError: the file cannot be written; no temporary file is left.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISLNK((status := os.lstat(path)).st_mode):
@@ -214,7 +218,7 @@ def create(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def _temporary_file(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
-    """Writes data to a temporary file in the folder of `path`; removes it at the end unless it was renamed."""
+    """Writes data to a temporary file next to `path`, and yields its path; removes it at the end unless renamed."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -230,7 +234,7 @@ def _temporary_file(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Adds the file's name to OSErrors inside that have none, such as those of write and fsync."""
+    """Adds the file's name to OSErrors raised in the block that have none, such as those of write and fsync."""
     try:
         yield
     except OSError as error:
@@ -240,7 +244,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def temporary_name(name: str) -> str:
-    """An unguessable temporary name for `name`, no longer than file systems allow (NAME_MAX)."""
+    """Returns an unguessable name for a temporary file that will be renamed to `name`; at most NAME_MAX long."""
     return f".{name[:200]}.{secrets.token_hex(8)}"
 
 
@@ -248,7 +252,7 @@ def make_folder(path: Path) -> None:
     """Makes a folder and its missing parents, each with mode 0700 whatever the umask is.
 
     Raises:
-        OSError: a folder cannot be made, or the path is something else.
+        OSError: a folder cannot be made, or the path exists and is not a folder.
     """
     missing = []
     for each in (path, *path.parents):

@@ -1,16 +1,16 @@
-"""Reads of files that machines share. Each read has one of three outcomes, and none is mistaken for another.
+"""Reads files that several machines share. Each read has one of three outcomes, which callers must distinguish.
 
 | outcome | what happened | what a caller does |
 |---|---|---|
-| Ok | the file was read, or does certainly not exist (None, False) | uses the value |
+| Ok | the file was read, or certainly does not exist (None, False) | uses the value |
 | Wrong | the file was read, and its content is not valid | ignores the file, and keeps it |
 | Unavailable | the file server did not respond (EIO, ESTALE, ...), or access was denied (EACCES) | concludes nothing |
 
 Transient errors are retried with growing pauses: for IN_A_JOB seconds in a job, for IN_A_COMMAND seconds elsewhere.
-After one read has failed that long, the process's other reads are tried once each for the next REST seconds, so that a
-command that reads a hundred runs waits once. Callers that poll pass `retry_seconds=0`.
+After a read has failed for that long, further reads of the process are not retried for REST seconds, so that a command
+that reads a hundred runs waits only once. Callers that poll pass `retry_seconds=0`.
 
-No file is kept open: over NFS, only a newly opened file shows what other machines have written.
+Files are opened anew for each read: over NFS, only a newly opened file shows what other machines have written.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ S = TypeVar("S")
 AnyPath = str | Path
 
 IN_A_JOB, IN_A_COMMAND = 60.0, 3.0  # seconds for which transient errors are retried
-FIRST, LONGEST = 0.1, 5.0  # seconds between two tries
-REST = 10.0  # seconds after a failed read in which other reads are tried once
+FIRST, LONGEST = 0.1, 5.0  # first and longest pause between two tries, in seconds
+REST = 10.0  # seconds after a failed read in which other reads are not retried
 
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.EFBIG})
@@ -49,21 +49,26 @@ _rests_until = float("-inf")
 
 @dataclass(frozen=True)
 class Ok(Generic[T]):
-    """A value that was read."""
+    """Outcome of a successful read; `value` is what was read, or None (False) if the file does not exist."""
 
     value: T
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A file that was read, and is not valid."""
+    """Outcome of reading a file whose content is not valid; `reason` is an error message."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A file that could not be read."""
+    """Outcome of a read that failed, so that nothing is known about the file.
+
+    Attributes:
+        reason: error message.
+        errno: error number of the last try.
+    """
 
     reason: str
     errno: int
@@ -78,7 +83,7 @@ Outcome = Ok[T] | Wrong | Unavailable
 
 
 def unwrap(outcome: Outcome[T]) -> T:
-    """The value of an Ok outcome.
+    """Returns the value of an Ok outcome, and raises an error for the others.
 
     Raises:
         UnavailableError: the outcome is Unavailable.
@@ -92,7 +97,7 @@ def unwrap(outcome: Outcome[T]) -> T:
 
 
 def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool]:
-    """Whether a file or folder exists."""
+    """Returns as outcome whether a file or folder exists; for `retry_seconds` see `retry_read`."""
     found = retry_read(lambda: os.stat(path), path, retry_seconds=retry_seconds)
     if isinstance(found, Wrong):  # a link that leads to itself
         return Ok(False)
@@ -100,17 +105,20 @@ def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool
 
 
 def read_bytes(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bytes | None]:
-    """All bytes of a file; None if it does not exist. Wrong if it is not a regular file, or too large: `run_files`."""
+    """Reads all bytes of a file; the outcome's value is None if there is no file, bytes otherwise.
+
+    Wrong if it is not a regular file, or has more than `run_files.RECORD_LIMIT` bytes.
+    """
     return retry_read(lambda: run_files.read_whole(path), path, retry_seconds=retry_seconds)
 
 
 def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[str | None]:
-    """The text of a file; None if it does not exist. Bytes that are not UTF-8 become surrogates."""
+    """Reads the text of a file; the outcome's value is None if there is no file. Invalid UTF-8 becomes surrogates."""
     return map_value(read_bytes(path, retry_seconds=retry_seconds), lambda data: os.fsdecode(data))
 
 
 def read_json(path: AnyPath) -> Outcome[Any]:
-    """The value in a JSON file; None if the file does not exist."""
+    """Reads a JSON file; the outcome's value is None if there is no file. Wrong if the file is not valid JSON."""
 
     def parsed(data: bytes) -> Any:
         try:
@@ -122,12 +130,15 @@ def read_json(path: AnyPath) -> Outcome[Any]:
 
 
 def list_names(folder: AnyPath) -> Outcome[list[str] | None]:
-    """The names of a folder's entries, unordered; None if the folder does not exist."""
+    """Lists the names in a folder, unordered; the outcome's value is None if the folder does not exist."""
     return retry_read(lambda: [entry.name for entry in os.scandir(folder)], folder)
 
 
 def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome[S | None]:
-    """Applies a function to the value of an Ok outcome, unless that is None; a RunError in it becomes Wrong."""
+    """Applies a function to the value of an Ok outcome, unless the value is None; returns other outcomes unchanged.
+
+    A RunError that the function raises becomes Wrong.
+    """
     if not isinstance(outcome, Ok) or outcome.value is None:
         return outcome if not isinstance(outcome, Ok) else Ok(None)
     try:
@@ -137,12 +148,15 @@ def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome
 
 
 def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[T | None]:
-    """Runs a read, and repeats it while its error is transient. Ok(None) if the file does not exist.
+    """Calls a function that reads a file, and retries it while its error is transient.
 
     Args:
-        call: does the read.
-        path: the file, for the error text.
-        retry_seconds: how long to repeat it; None: as described at the top of this module.
+        call: reads the file, and raises OSError if it cannot.
+        path: the file, for the error message.
+        retry_seconds: how long to retry, in seconds; None: as the module's docstring says.
+
+    Returns:
+        Ok with the result of `call`, or Ok(None) if the file does not exist; else Wrong or Unavailable.
     """
     global _rests_until
     if retry_seconds is None:
@@ -158,13 +172,16 @@ def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | N
 
 
 def backoff(limit: float, first: float | None = None, longest: float | None = None) -> Iterator[float]:
-    """Yields the seconds since the first try, before each try: at once, then after growing pauses, for `limit` seconds.
+    """Yields before each try of an operation: at once, then after growing pauses, until `limit` seconds have passed.
 
-    The pauses are random, so that a thousand ranks do not all read at the same moment.
+    The pauses are randomized, so that a thousand ranks do not all try at the same moment.
 
     Args:
-        limit: seconds.
+        limit: seconds after which no further pause begins.
         first, longest: the first pause and the longest pause, in seconds; None: FIRST, LONGEST.
+
+    Yields:
+        The seconds since the first try.
     """
     began, elapsed = time.monotonic(), 0.0
     pause, longest = FIRST if first is None else first, LONGEST if longest is None else longest
@@ -176,7 +193,7 @@ def backoff(limit: float, first: float | None = None, longest: float | None = No
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error means that a read may succeed later. Pure."""
+    """Returns whether an error is transient, so that the same read may succeed later. Pure."""
     return isinstance(error, UnavailableError) or (isinstance(error, OSError) and error.errno in TRANSIENT)
 
 

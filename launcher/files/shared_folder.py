@@ -1,4 +1,4 @@
-"""Whether compute nodes see the folder of runs, as far as this machine can tell before a submission."""
+"""Checks before a submission whether compute nodes can see the folder of runs, as far as this machine can tell."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script tha
 
 
 def kind_of(folder: Path, mounts: str | None = None) -> str:
-    """The type of the file system that a folder is on, by the longest mount point above it; empty if unknown.
+    """Returns the type of the file system that holds a folder (`nfs4`); empty: unknown.
 
     Args:
-        folder: an absolute path.
-        mounts: the text of /proc/mounts; None reads it.
+        folder: absolute path of the folder.
+        mounts: text of /proc/mounts; None: it is read.
     """
     if mounts is None:
         try:
@@ -30,32 +30,32 @@ def kind_of(folder: Path, mounts: str | None = None) -> str:
 
 
 def kind_at(folder: str, mounts: str) -> str:
-    """`kind_of` for a path without links and the text of /proc/mounts. Pure."""
+    """Returns what `kind_of` does, for a path without links: the type of the longest mount point above it. Pure."""
     longest, kind = "", ""
     for line in mounts.splitlines():
         _, point, found, *_ = [*line.split(" "), "", ""]
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point).rstrip("/")  # man 5 fstab
         if len(point) >= len(longest) and (folder == point or folder.startswith(f"{point}/")):
-            longest, kind = point, found  # of two on one point the later one counts
+            longest, kind = point, found  # of two mounts on one mount point, the later one hides the other
     return kind
 
 
 def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: Collection[str]) -> str | None:
-    """A note for the user who submits to these nodes, or None. Pure.
+    """Checks whether nodes can see the folder of runs; returns a warning for the user, or None. Pure.
 
-    | the folder | result |
+    | first row that applies | result |
     |---|---|
-    | has the file SEEN: a job has started there before | None |
+    | the folder has the file SEEN: a job has started there before | None |
     | all nodes are this machine | None |
-    | is in this machine's memory | ConfigError: no other machine sees it |
-    | is on a type of disk that is usually local | a note: this machine may export it |
-    | is on another type, or an unknown one | None |
+    | the folder is in this machine's memory | ConfigError: no other machine can see it |
+    | its file system is of a type that is usually local | a warning: this machine may export it, or not |
+    | its file system is of another type, or an unknown one | None |
 
     Args:
-        folder: of the runs.
-        kind: the type of its file system.
-        seen: whether it has the file SEEN.
-        nodes: names of the hosts that jobs may run on.
+        folder: the folder of runs.
+        kind: type of the folder's file system (`kind_of`).
+        seen: whether the folder has the file SEEN.
+        nodes: names of the hosts on which jobs may run.
         here: names of this machine.
 
     Raises:

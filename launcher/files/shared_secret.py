@@ -1,6 +1,6 @@
-"""Random bytes that only processes of one user know, kept in files that only this user can read.
+"""Secrets (random bytes) by which processes of one user recognise each other, in files that only this user can read.
 
-Each run has a secret in its directory (`runs.Run.secret`). Processes that form a group without a run (`init()` under
+Each run has a secret in its directory (`Run.secret`). Processes that form a process group without a run (`init()` under
 srun or mpiexec) use the secret of their user.
 """
 
@@ -18,11 +18,11 @@ VARIABLE, MIN_LENGTH = "LAUNCHER_SECRET", 16
 
 
 class SecretError(RunError):
-    """There is no secret that all processes can share."""
+    """The secret cannot be used: it is missing, damaged, too short, or readable by others."""
 
 
 def of_file(path: Path) -> bytes:
-    """The secret in a file; makes the file if it is missing.
+    """Returns the secret in a file; makes the file if it is missing.
 
     Raises:
         OSError: the file can neither be read nor made.
@@ -40,7 +40,7 @@ def of_file(path: Path) -> bytes:
 
 
 def make(path: Path) -> None:
-    """Makes a secret file, atomically; keeps the file that another process made first.
+    """Makes a file with a new secret, atomically, unless another process makes it first.
 
     Raises:
         OSError: the file cannot be made.
@@ -57,7 +57,7 @@ def make(path: Path) -> None:
 
 
 def of_user() -> bytes:
-    """The secret of this user: $LAUNCHER_SECRET, or a file in the user's config folder.
+    """Returns the secret of this user: $LAUNCHER_SECRET, or that in a file of the user's config folder.
 
     Raises:
         SecretError: the variable is too short, or the file can neither be read nor made.

@@ -1,8 +1,8 @@
-"""Folders in which the user trusts everybody who can replace their contents (see `ownership`).
+"""The user's trusted folders: the user trusts everybody who can replace what is in them (see `ownership`).
 
-`$LAUNCHER_TRUSTED_FOLDERS` and the key cluster.trusted_folders name them. Commands on existing runs compose no config,
-so they read the key from the user's files of settings: user.yaml and profiles. The run's own record does not count:
-whoever could replace the run has written it.
+They are named by `$LAUNCHER_TRUSTED_FOLDERS` and by the config key cluster.trusted_folders. Commands on existing runs
+do not compose a config, so they read the key from the user's settings files: user.yaml and cluster profiles. The key in
+a run's record is not used, because another user who could replace the run could also write its record.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ KEY = "trusted_folders"  # key of a profile
 
 
 def paths() -> list[str]:
-    """The real paths of all trusted folders. Reads files, so call it only when a folder is not safe without trust."""
+    """Returns the real paths of all trusted folders. It reads all settings files, so call it only if needed."""
     named = [each for each in os.environ.get(VARIABLE, "").split(":") if each.startswith("/")]
     return [os.path.realpath(each) for each in (*named, *_in_files())]
 
 
 def where() -> str:
-    """For error texts: where the user can name a trusted folder."""
+    """Returns text for error messages that says where the user can name a trusted folder."""
     return f"name the folder in cluster.{KEY} ({user_config_dir() / 'user.yaml'}, or a profile) or in ${VARIABLE}"
 
 
 def require_in_files(given: Sequence[str]) -> None:
-    """Refuses trusted folders of a config that are in no settings file, where later commands look for them.
+    """Checks that the trusted folders of a config are in a settings file, where later commands look for them.
 
     Args:
         given: cluster.trusted_folders of a run's config.
 
     Raises:
-        ConfigError: a folder is in no file of settings.
+        ConfigError: a folder is in no settings file.
     """
     known = _in_files() if given else []
     for each in given:
@@ -57,10 +57,15 @@ def _in_files() -> list[str]:
 
 
 def _in_file(path: Path, user_file: bool) -> Iterator[str]:
-    """The absolute paths that a file of settings names; `user_file`: the file is user.yaml, not a profile."""
+    """Yields the trusted folders that a settings file names with absolute paths.
+
+    Args:
+        path: the file. One that cannot be read yields nothing.
+        user_file: whether it is user.yaml; False: a cluster profile.
+    """
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError):  # composing a config reports it
+    except (OSError, UnicodeDecodeError):  # composing a config reports the error
         return
     if KEY not in text:
         return

@@ -1,7 +1,7 @@
 """Who besides the owner can write to a folder.
 
-Imports only what a starting Python has loaded already: `python -m launcher` calls this about the working folder, and
-until then a module could be imported from there.
+Imports only modules that Python loads at its start. `python -m launcher` calls this to check the working folder, and
+until the check is done an import could execute a module from that folder.
 """
 
 import os
@@ -13,13 +13,13 @@ GROUP = "its group"
 
 
 def others(mode: int, gid: int, private_group: int, listed: bool) -> str | None:
-    """EVERYBODY, LISTED or GROUP if others can write to a folder; None if nobody else can. Pure.
+    """Returns EVERYBODY, LISTED or GROUP if users besides the owner can write to a folder; else None. Pure.
 
     Args:
         mode: st_mode of the folder.
         gid: group id of the folder.
-        private_group: id of the group that contains only the user; -1 if there is none.
-        listed: whether the folder has an access control list. The group's mode bits are then its mask (man 5 acl).
+        private_group: id of the group that contains only the user; -1: there is no such group.
+        listed: whether the folder has an access control list; the group's mode bits are then its mask (man 5 acl).
     """
     if mode & 0o002:
         return EVERYBODY
@@ -31,15 +31,15 @@ def others(mode: int, gid: int, private_group: int, listed: bool) -> str | None:
 
 
 def has_list(path: str) -> bool:
-    """Whether a folder has an access control list beyond its mode."""
+    """Returns whether a folder has a POSIX access control list beyond its mode."""
     try:
         return bool(os.getxattr(path, "system.posix_acl_access"))
-    except OSError:  # there is no list, or this file system has none
+    except OSError:  # the folder has no list, or the file system does not support them
         return False
 
 
 def private_group(uid: int) -> int:
-    """The id of the group that has the user's name and no other member; -1 if there is none."""
+    """Returns the id of the group that has the user's name and no other member; -1: there is no such group."""
     first, sys.path[:1] = sys.path[:1], []  # with `python -m` it is the working folder
     try:
         # Lazily: a module of the working folder must not be imported before the note on it

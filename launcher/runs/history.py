@@ -1,4 +1,4 @@
-"""What the record of a run says of its last job and its last attempt, without a question to the scheduler."""
+"""Derives a run's current job and last attempt from its journal and events, without a query to the scheduler."""
 
 from __future__ import annotations
 
@@ -29,45 +29,60 @@ from launcher.runs.journal import journal_events
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What a run's record says: the last job, whether the user cancelled it, and the last attempt's events."""
+    """What a run's own files say about it.
+
+    Attributes:
+        job_id: id of the job that runs the run, or will run it next; None: no job is known.
+        cancelled: whether the user has cancelled the run since its last submission.
+        attempt: number of the last attempt; None: there was no attempt.
+        events: events of the last attempt as dicts, sorted by time.
+        waiting: ids of the jobs of a chain that follow `job_id`.
+        submitted: time of the last submission, in seconds since the epoch.
+        exit_code: exit code written by the last attempt's agents, if its script wrote no event `ended`; else None.
+        pruned: event with which the search of the run's sweep ended it; None: it did not, or the run was started again.
+    """
 
     job_id: str | None
     cancelled: bool
     attempt: int | None
     events: tuple[Mapping[str, Any], ...]
-    waiting: tuple[str, ...] = ()  # jobs of a chain that will follow the last job
-    submitted: float = 0.0  # time of the last submission, in seconds since the epoch
-    exit_code: int | None = None  # recorded by the last attempt's agents, if its script did not record its end
-    pruned: Pruned | None = None  # its search has ended it, and it has not been started since
+    waiting: tuple[str, ...] = ()
+    submitted: float = 0.0
+    exit_code: int | None = None
+    pruned: Pruned | None = None
 
     def last(self, kind: type[E_]) -> E_ | None:
-        """The latest event of this kind."""
+        """Returns the last attempt's latest event of a kind; None: it has no such event."""
         return last(self.events, kind)
 
     @property
     def moved(self) -> float:
-        """Time of the record's last entry, in seconds since the epoch."""
+        """Time of the last submission or the last attempt's latest event, in seconds since the epoch."""
         return max(self.submitted, float(self.events[-1].get("time", 0.0)) if self.events else 0.0)
 
     @property
     def ended(self) -> int | None:
-        """Exit code of the last attempt, if it has ended."""
+        """Exit code of the last attempt, recorded by its script; None: the script has not recorded its end."""
         event = self.last(Ended)
         return None if event is None else event.code
 
     @property
     def code(self) -> int | None:
-        """Exit code of the last attempt, recorded by its script, or else by its agents."""
+        """Exit code of the last attempt, recorded by its script or else by its agents; None: neither has."""
         return self.exit_code if self.ended is None else self.ended
 
     @property
     def fault(self) -> Fault | SetupFailed | None:
-        """The first fault of the last attempt."""
+        """The first event `fault` or `setup_failed` of the last attempt; None: it has none."""
         return first_fault(self.events)
 
 
 def read_history(run: Run) -> RunHistory:
-    """The run's history, from its journal and the events of its last attempt."""
+    """Reads a run's journal and the events of its last attempt, and returns what they say.
+
+    Raises:
+        UnavailableError: a file cannot be read now.
+    """
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
     if last is None:
@@ -83,7 +98,14 @@ def history_of(
     events: Sequence[Mapping[str, Any]],
     exit_code: int | None = None,
 ) -> RunHistory:
-    """The history in a journal, and in the last attempt's events and exit code."""
+    """Returns the history of a run. Pure.
+
+    Args:
+        journal: events of the run's journal, oldest first.
+        attempt: number of the last attempt; None: there was no attempt.
+        events: events of the last attempt, sorted by time.
+        exit_code: exit code written by the last attempt's agents; None: none, or its script recorded the end.
+    """
     submitted, wanted, times = None, False, [0.0]
     pruned: Pruned | None = None
     for event in known(journal):
@@ -91,7 +113,7 @@ def history_of(
             pruned = event if isinstance(event, Pruned) else None
         submitted = event if isinstance(event, Submitted) else submitted
         if isinstance(event, (Cancelled, CancelFailed, Submitted)):
-            wanted = isinstance(event, Cancelled)  # else it was resumed since, or the scheduler did not take it
+            wanted = isinstance(event, Cancelled)  # else the run was resumed since, or the cancellation failed
         if isinstance(event, (Submitting, Submitted, ProcessStarted)):
             times.append(event.time)
     jobs = _jobs(submitted, events)
@@ -104,13 +126,13 @@ def history_of(
 
 
 def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The job that runs the run, or is to do so next, and those of its chain that follow it.
+    """Returns the current job of a run, which runs it or will run it next, and the jobs of its chain that follow.
 
     | the job of the last attempt | the current job |
     |---|---|
-    | is the one submitted last, or one of its chain | is that one; if it has stopped, the next of the chain |
-    | is another, and began after the last submission | is that one: its submitter was killed before it recorded it |
-    | is another, and began before | is the one submitted last |
+    | is the job submitted last, or one of its chain | is that job; if its attempt stopped, the next of the chain |
+    | is another job, and started after the last submission | is that job, which its killed submitter did not record |
+    | is another job, and started before the last submission | is the job submitted last |
     """
     started, ended = last(events, Started), last(events, Ended)
     if submitted is None:

@@ -1,19 +1,19 @@
-"""Searches that the jobs of a sweep decide: which point is next, and which one is pruned.
+"""Searches (sweep.search): the jobs of a sweep choose its points and prune them, with Optuna's samplers and pruner.
 
     search = Search(sweep.path)
     trial = search.ask()                          # None: no more points; else trial.number, trial.overrides
-    if search.report(trial.number, step, value, total): ...   # True: the point is to be stopped, as pruned
+    if search.report(trial.number, step, value, total): ...   # True: stop the point, it is pruned
     search.finish(trial.number, Outcome.DONE, value, seconds)
 
-Processes of any number of nodes may do so at the same time; there is no server, and no process on the login node. It
-may import runs and config. Optuna is imported here, and nowhere else but in `launcher.cli.optuna_search`.
+Processes on any number of nodes may do so at the same time, without a server and without a process on the login node.
+It may import runs and config. Only this package and `launcher.cli.optuna_search` import Optuna.
 
-- `search`: which point is next, and which one is pruned: samplers, pruner, seeds
-- `points`: a search, for a slot manager: choose, make, watch, end a point; what one that fails means for the search
-- `template`: the record of a point, made without Hydra from the submitter's template
-- `reports`: what a point says of its objective
-- `budget`: what may be spent, what was spent and saved; where the rungs are
-- `progress`: the best point, the costs and the rungs, for `sweep status`
-- `distributions`: the dimensions of a search as Optuna's distributions
-- `journal`: Optuna's journal in a file, for many nodes
+- `search`: chooses the next point and decides which points are pruned: samplers, pruner, seeds
+- `points`: what a slot manager does for a search: chooses a point, makes its run, prunes it, records its end
+- `template`: makes the record of a point on a compute node, without Hydra, from the submitter's template
+- `reports`: reads the objective, the steps and the run time of a point from its events
+- `budget`: GPU-hours that were spent and saved; number of steps at the first rung; shuffled order of combinations
+- `progress`: best point, hours, and rungs of a search, for `sweep status`
+- `distributions`: converts the keys of a search to Optuna's distributions, and their values to overrides and back
+- `journal`: Optuna's journal in a file that processes of many nodes write
 """

@@ -1,4 +1,4 @@
-"""What a search may still spend, what it has spent and saved, and where its rungs are. Pure."""
+"""Computes the GPU-hours that a search has spent and saved, its first rung, and a shuffled order of points. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-LARGEST_SHUFFLED = (
-    1_000_000  # combinations that are shuffled; more of them are taken with a stride that reaches each once
-)
+LARGEST_SHUFFLED = 1_000_000  # up to so many combinations are shuffled; more are visited with a stride
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The time that a point has taken.
+    """The run time of a point.
 
     Attributes:
-        seconds: how long it has run.
-        step: steps that it has done; None: unknown.
+        seconds: how long the point has run, in all its attempts.
+        step: number of steps that it has done; None: unknown.
         pruned: whether it was pruned.
         done: whether it has done all its steps.
     """
@@ -31,20 +29,20 @@ class Cost:
 
 
 def spent(costs: Iterable[Cost], devices: int) -> float:
-    """Returns the GPU-hours (without GPUs: node-hours) of points.
+    """Returns the GPU-hours (without GPUs: node-hours) that points have used.
 
     Args:
-        costs: of each point.
-        devices: GPUs of a point; without GPUs its nodes.
+        costs: run time of each point.
+        devices: number of GPUs of one point; without GPUs, number of its nodes.
     """
     return sum(each.seconds for each in costs) * devices / 3600
 
 
 def saved(costs: Iterable[Cost], devices: int) -> float | None:
-    """Returns the GPU-hours (without GPUs: node-hours) that pruning has saved; None: unknown.
+    """Estimates the GPU-hours (without GPUs: node-hours) that pruning has saved; None: not known yet.
 
-    A pruned point would have taken its time per step for all remaining steps of a point that is done. It is unknown
-    before a point is done that reported its steps.
+    Each pruned point would have done as many steps as the longest point that is done, at its own seconds per step. So
+    nothing is known before a point that reports steps is done.
 
     Args:
         costs, devices: as for `spent`.
@@ -58,19 +56,27 @@ def saved(costs: Iterable[Cost], devices: int) -> float | None:
 
 
 def min_steps_of(total: int, reduction_factor: int, rungs: int) -> int | None:
-    """Returns the steps of the first rung, so that the last of `rungs` rungs is at 1/reduction_factor of all steps.
+    """Returns the number of steps at the first rung, such that the last rung is at 1/reduction_factor of all steps.
 
-    | total | reduction_factor | rungs | first rung | rungs at |
+    | total | reduction_factor | rungs | result | all rungs |
     |---|---|---|---|---|
     | 0: unknown | 3 | 3 | None | |
     | 270 | 3 | 3 | 10 | 10, 30, 90 |
     | 20 | 3 | 3 | 1 | 1, 3, 9 |
+
+    Args:
+        total: number of steps of a point; 0: unknown.
+        reduction_factor: ratio of the steps at two successive rungs.
+        rungs: number of rungs.
     """
     return max(1, total // reduction_factor**rungs) if total > 0 else None
 
 
 def permutation(count: int, place: int, seed: int) -> int:
-    """Returns the number at a place of a random order of 0 to count - 1, always the same for a seed."""
+    """Returns the element at index `place` of a random permutation of 0 to count - 1, which depends on the seed alone.
+
+    More than LARGEST_SHUFFLED elements are not shuffled, but visited with a random stride.
+    """
     if count <= LARGEST_SHUFFLED:
         return _shuffled(count, seed)[place]
     generator = random.Random(seed)  # noqa: S311

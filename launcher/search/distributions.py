@@ -1,4 +1,4 @@
-"""Converts the values of a search to Optuna's distributions and parameters, and back. Pure."""
+"""Converts the keys of a search to Optuna's distributions, and parameter values to text in overrides and back. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from launcher.config.search_space import Dimension, Space
 
 
 def of(space: Space) -> dict[str, BaseDistribution]:
-    """Returns Optuna's distribution of each key."""
+    """Returns for each key of a search the Optuna distribution of its values."""
     return {key: _distribution(each) for key, each in space.items()}
 
 
 def text(dimension: Dimension, value: Any) -> str:
-    """Returns a parameter of Optuna's as it is written in an override."""
+    """Returns a parameter value of Optuna as the text in an override (`workload.lr=TEXT`)."""
     return value if dimension.choices else dimension.text(value)
 
 
 def param(dimension: Dimension, written: str) -> Any:
-    """Returns a parameter of Optuna's, the inverse of `text`."""
+    """Returns the text in an override as a parameter value of Optuna; the inverse of `text`."""
     return written if dimension.choices else int(written) if dimension.whole else float(written)
 
 

@@ -1,15 +1,15 @@
 """Optuna's journal in a file of the sweep's directory, written by processes of several nodes.
 
-It replaces Optuna's JournalFileBackend, whose file is the same, for three reasons:
+It replaces Optuna's JournalFileBackend, with the same file format, for three reasons:
 
-- An operation of a search (choose a point, say) is several records of Optuna's. Here they are written together, in one
-  append at the end of the operation: a process that is killed leaves all of them or none.
-- Optuna breaks a lock after 30 s, whoever holds it; `launcher.files.link_lock` breaks one whose holder is dead, at once
-  if it was on the same node.
-- After a record that was cut off (a full disk, a killed node) Optuna reads nothing more. Such a line is passed over
-  here, and the next record begins on a line of its own.
+- An operation of a search (choose a point, say) is several records of Optuna. Here they are written together, in one
+  append at the end of the operation, so that a killed process leaves all of them or none.
+- Optuna takes over any lock after 30 s. `launcher.files.link_lock` takes over only the lock of a dead holder, at once
+  if the holder was on the same node.
+- Optuna stops reading at an incomplete record (a full disk, a killed node). Here such a line is skipped, and the next
+  record starts on a line of its own.
 
-Numbers of trials follow from the order of lines in the file, which is the same for every reader.
+The number of a trial is its index in the order of lines in the file, which is the same for every reader.
 """
 
 from __future__ import annotations
@@ -30,26 +30,32 @@ from launcher.runs.search_record import SearchRecord, entries
 
 
 class JournalBackend(BaseJournalBackend):
-    """Reads the journal, and appends to it within `operation`. For one JournalStorage, which reads in order."""
+    """Optuna backend that reads the journal, and appends to it within `operation`.
+
+    An object serves one JournalStorage, which reads each record once, in order.
+    """
 
     def __init__(self, record: SearchRecord, waiting: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             record: the files of the search.
-            waiting: see `link_lock.hold`.
+            waiting: called again and again while another process holds the lock.
         """
         self._path, self._lock, self._waiting = record.journal_file, record.lock_file, waiting
         self._offset = 0  # bytes that have been read
         self._number = 0  # records that have been read
-        self._open = self._up_to_date = False  # an operation; it has read the file
-        self._pending: list[dict[str, Any]] = []
-        self._shown = 0  # pending records that have been read
+        self._open = self._up_to_date = False  # whether an operation is in progress; whether it has read the file
+        self._pending: list[dict[str, Any]] = []  # records of this operation, which are not written yet
+        self._shown = 0  # how many of the pending records have been read
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """Yields the records that have not been read yet; within an operation also its own.
+        """Yields the records that have not been read yet; in an operation, also those that it has appended.
+
+        Args:
+            log_number_from: number of the first record; must be the next one, because records are read in order.
 
         Raises:
-            UnavailableError: the file cannot be read now.
+            UnavailableError: the file cannot be read now, or another process has taken over the lock.
         """
         if log_number_from != self._number:
             raise ValueError(f"records are read in order: {self._number} is next, not {log_number_from}")
@@ -68,19 +74,20 @@ class JournalBackend(BaseJournalBackend):
             yield entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Adds records to the current `operation`, which writes them when its block ends."""
+        """Adds records to the current `operation`, which writes them at the end of its block."""
         if not self._open:
             raise ValueError("records are appended within an operation")
-        self._pending += json.loads(json.dumps(logs))  # as they will be read: enums as numbers
+        self._pending += json.loads(json.dumps(logs))  # as they will be read from the file: enums as numbers
 
     @contextlib.contextmanager
     def operation(self) -> Iterator[None]:
         """Holds the journal's lock while the block runs, and writes the block's records at its end.
 
-        After an error nothing is written, and the storage that has read these records must be made again.
+        After an error nothing is written. Then the caller must make a new JournalStorage and backend, because the old
+        ones have read records that were not written.
 
         Raises:
-            UnavailableError: the file server does not answer, or another process has taken the lock over meanwhile.
+            UnavailableError: the file server does not respond, or another process has taken over the lock meanwhile.
             OSError: the records cannot be written.
         """
         with link_lock.hold(self._lock, waiting=self._waiting):
@@ -92,7 +99,7 @@ class JournalBackend(BaseJournalBackend):
                 self._open, self._up_to_date, self._pending, self._shown = False, False, [], 0
 
     def _lock_lost(self) -> UnavailableError:
-        """Nobody writes while the lock is held. What was decided without the records of others is not valid."""
+        """Returns the error for a file that grew while this process held the lock: its decisions are not valid then."""
         return UnavailableError(f"{self._path} was written by a process that has taken over its lock")
 
     def _rest(self) -> bytes:
@@ -121,5 +128,5 @@ class JournalBackend(BaseJournalBackend):
                     raise
         finally:
             os.close(descriptor)
-        # This process has read its own records already: all that is new in the file, for the lock was held.
+        # Only this process's records are new in the file, because it held the lock, and it has read them already.
         self._offset = size + len(before) + len(data)

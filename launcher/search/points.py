@@ -1,14 +1,14 @@
-"""The points of a search, for a slot manager: chosen when a slot is free, made, watched while they run, and ended.
+"""What a slot manager does for a search: chooses points, makes their runs, prunes them, and records their ends.
 
     points = SearchPoints(sweep)
-    points.more()              a slot is free: chooses another point; False: there will be no more
-    points.count()             points so far, also those that other managers have chosen
-    points.made(number)        the run of a point, with its record
-    points.to_prune(number)    looks at the reports of a point that runs here; True: stop it
-    points.ended(number, ...)  its end
+    points.more()              # a slot is free: chooses another point; False: there will be no more
+    points.count()             # number of points so far, also of those that other managers have chosen
+    points.made(number)        # makes the run of a point, with its record
+    points.to_prune(number)    # reads new reports of a running point; True: stop it
+    points.ended(number, ...)  # records its end
 
-A manager that is killed in between loses nothing: a point that was chosen is in the journal, and whoever claims it
-makes its record and runs it.
+If a manager is killed in between, no point is lost: a chosen point is in the journal, and the manager that claims it
+next makes its record and runs it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ from launcher.search.template import record_of
 
 
 class SearchPoints:
-    """The points of a sweep's search. All methods raise UnavailableError and OSError, and may then be repeated."""
+    """The points of a sweep's search, for one slot manager.
+
+    All methods may raise UnavailableError or OSError, and can be called again then.
+    """
 
     def __init__(self, sweep: Sweep, waiting: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             sweep: the sweep.
-            waiting: is called again and again while another process has the journal's lock.
+            waiting: called again and again while another process holds the journal's lock.
         """
         self._sweep = sweep
         self._search = Search(sweep.path, lambda number: seconds_of(sweep.run(number), time.time()), waiting)
@@ -45,7 +48,7 @@ class SearchPoints:
 
     @property
     def over(self) -> bool:
-        """Whether no more points will be chosen."""
+        """Whether the search has ended, so that no more points will be chosen."""
         return self._over
 
     def count(self) -> int:
@@ -53,12 +56,12 @@ class SearchPoints:
         return len(self._search.points())
 
     def more(self) -> bool:
-        """Chooses another point; returns whether there is one. Its number is at least the former `count`."""
+        """Chooses another point, which increases `count`; returns False if the search has ended."""
         self._over = self._over or self._search.ask() is None
         return not self._over
 
     def made(self, number: int) -> Run:
-        """Returns the run of a point that has been chosen, with its directory and its record."""
+        """Makes the run directory and the record of a chosen point, unless they exist, and returns the run."""
         run = self._sweep.run(number)
         if not run.recorded():
             overrides = self._search.points()[number].overrides
@@ -69,9 +72,9 @@ class SearchPoints:
         return run
 
     def to_prune(self, number: int) -> bool:
-        """Returns whether a point that runs is to be stopped, by what it has reported since the last call.
+        """Reads what a running point has reported since the last call; returns whether to stop it because it is pruned.
 
-        The decision is written into the point's journal.
+        If so, the event `pruned` is written to the point's journal.
         """
         reports = self._of(number)
         if not any(self._search.report(number, *report) for report in reports.new()):
@@ -80,12 +83,14 @@ class SearchPoints:
         return True
 
     def ended(self, number: int, outcome: Outcome, cause: str | None = None) -> None:
-        """Records the end of a point. One that is done without the objective ends the search: others would be as well.
+        """Records the end of a point in the search's journal.
+
+        A point that is done without a value of the objective ends the whole search: no other point would have one.
 
         Args:
-            number: the point.
-            outcome: how it ended; a point that continues later has not ended.
-            cause: why it failed, for people.
+            number: number of the point.
+            outcome: how the point ended. Do not call this for a point that will be resumed.
+            cause: why the point failed, as text for the user.
         """
         run, reports = self._sweep.run(number), self._of(number)
         value = value_of(run, reports) if outcome is Outcome.DONE else None

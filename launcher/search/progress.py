@@ -1,4 +1,4 @@
-"""How far a search is: its best point, what it has spent and saved, and its rungs. Works without Optuna."""
+"""Progress of a search: best point, hours spent and saved, rungs; and the lines that show it. Works without Optuna."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from launcher.search.reports import seconds_of
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung of a search that prunes.
+    """A rung: a number of steps at which a search compares points, and prunes the worse ones.
 
     Attributes:
-        steps: steps at which points are compared.
-        reached: points that were compared there.
-        pruned: points that were pruned there.
-        best: the best value there; None: nobody has reached it.
+        steps: the number of steps.
+        reached: number of points that have reached the rung.
+        pruned: number of points that were pruned at the rung.
+        best: best value of the objective at the rung; None: no point has reached it.
     """
 
     steps: int
@@ -33,15 +33,16 @@ class Rung:
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """How far a search is.
+    """Progress of a search.
 
     Attributes:
-        chosen, done, pruned, failed: numbers of points.
-        best: the best point that is done; None: there is none.
-        hours: GPU-hours (without GPUs: node-hours) so far.
-        saved: those that pruning has saved; None: unknown yet, or nothing is pruned.
-        rungs: of a search that prunes.
-        stopped: why it has ended before its budget was spent.
+        chosen: number of points that were chosen.
+        done, pruned, failed: how many of them are done, were pruned, or failed.
+        best: the best point that is done; None: no point is done.
+        hours: GPU-hours (without GPUs: node-hours) that were spent.
+        saved: GPU-hours (node-hours) that pruning has saved; None: not known yet.
+        rungs: rungs that points have reached; empty if the search does not prune.
+        stopped: why the search ended before its budget was spent, as text for the user; None: it did not.
         over: whether no more points will be chosen.
     """
 
@@ -58,11 +59,11 @@ class SearchProgress:
 
 
 def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
-    """Returns the settings of a sweep's search, and how far it is now.
+    """Reads a sweep's search, and returns its settings and its present progress.
 
     Raises:
-        UnavailableError: its files cannot be read now.
-        RunError: they are damaged.
+        UnavailableError: a file of the search cannot be read now.
+        RunError: a file of the search is damaged.
     """
     record = SearchRecord(sweep.path)
     settings, journal = record.settings(), record.journal()
@@ -72,11 +73,12 @@ def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
 
 
 def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int, float]) -> SearchProgress:
-    """Returns how far a search is.
+    """Returns the progress of a search. Pure.
 
     Args:
-        settings, journal: of the search.
-        seconds: how long the points have run whose ends are not recorded, by their numbers.
+        settings: settings of the search.
+        journal: content of the search's journal.
+        seconds: for each point without a recorded end, by number, how long it has run.
     """
     states = [each.state for each in journal.trials]
     costs = [_cost(each, seconds) for each in journal.trials]
@@ -93,7 +95,7 @@ def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int
 
 
 def rungs_of(settings: SearchSettings, journal: Journal) -> tuple[Rung, ...]:
-    """Returns the rungs that points have reached; none if nothing is pruned."""
+    """Returns the rungs that points have reached, the lowest first; empty if the search does not prune. Pure."""
     count = max((len(each.rungs) for each in journal.trials), default=0)
     found = []
     for number in range(count if journal.min_steps is not None else 0):
@@ -106,14 +108,14 @@ def rungs_of(settings: SearchSettings, journal: Journal) -> tuple[Rung, ...]:
 
 
 def last_value(trial: Trial) -> float | None:
-    """Returns the objective of a point: at its end, else as it was reported last."""
+    """Returns the objective of a point: its final value, or else the last reported one; None: it has none yet."""
     if trial.value is not None or not trial.reports:
         return trial.value
     return trial.reports[max(trial.reports)]
 
 
 def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
-    """Returns lines about a search, for people; the best point is named by its number alone."""
+    """Returns the progress of a search as lines of text for the user."""
     unit = "GPU-hours" if settings.devices_are_gpus else "node-hours"
     most = f" of at most {settings.points}" if settings.points is not None else ""
     counts = [f"{found.chosen} chosen{most}", f"{found.pruned} pruned"]
@@ -135,7 +137,7 @@ def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
 
 
 def rung_lines(rungs: Sequence[Rung]) -> list[tuple[str, ...]]:
-    """Returns the rows of a table of rungs, with its head; empty without rungs."""
+    """Returns a table of rungs as rows of text, the heading first; empty if there are no rungs."""
     rows = [
         (str(each.steps), str(each.reached), str(each.pruned), "-" if each.best is None else f"{each.best:.5g}")
         for each in rungs

@@ -1,7 +1,7 @@
-"""What a point says of its objective: its reports after some steps, its value at the end, and how long it has run.
+"""Reads the objective of a point from its run: reported values, the final value, and how long the point has run.
 
-A rank reports with `progress(step, total, **values)`, `evaluated(step, **values)` or the callbacks for Lightning and
-Transformers, which write events of rank 0; the value at the end is that of the run's result.
+The user's code reports with `progress(step, total, **values)`, `evaluated(step, **values)` or the callbacks for
+Lightning and Transformers, which write events of rank 0. The final value is in the run's result.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from launcher.runs.events import Ended, Evaluated, Progress, Started
 
 @dataclass(frozen=True)
 class Report:
-    """The progress of a point.
+    """One report of a point.
 
     Attributes:
-        step: steps that it has done.
-        value: the objective after these steps; None: it was not reported.
-        total: all its steps; 0: unknown.
+        step: number of steps that the point has done.
+        value: objective after these steps; None: the report does not contain it.
+        total: total number of steps of the point; 0: unknown.
     """
 
     step: int
@@ -33,12 +33,12 @@ class Report:
 
 
 def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[Report]:
-    """Returns what the events of rank 0 report, without an objective as well (None). Pure.
+    """Returns the reports in the events of rank 0, including those without the objective. Pure.
 
     Args:
-        entries: events.
-        objective: the metric.
-        total: all steps, as of earlier events; 0: unknown.
+        entries: events of rank 0 as dicts, oldest first.
+        objective: name of the metric.
+        total: total number of steps according to earlier events; 0: unknown.
     """
     found: list[Report] = []
     for event in known(entries):
@@ -50,7 +50,12 @@ def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int 
 
 
 def number(values: Mapping[str, Any] | None, name: str) -> float | None:
-    """Returns a metric, NaN too; None: there is no such number. In nested values its name has dots. Pure."""
+    """Returns a metric as a float, which may be NaN; None: there is no number of this name. Pure.
+
+    Args:
+        values: metrics; nested mappings are allowed.
+        name: name of the metric; `val.acc` also finds `acc` in the mapping `val`.
+    """
     found: Any = values
     for part in [name] if values and name in values else name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -58,7 +63,12 @@ def number(values: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def missing(objective: str, known_names: Iterable[str]) -> str:
-    """Returns the text for a point that is done without the objective. Pure."""
+    """Returns the error message for a point that is done and has no value of the objective. Pure.
+
+    Args:
+        objective: name of the metric (sweep.objective).
+        known_names: names of the metrics that the point has.
+    """
     names = list(dict.fromkeys(known_names))
     return (
         f"sweep.objective={objective}: a point is done and has no such number.{near(objective, names)} "
@@ -67,12 +77,12 @@ def missing(objective: str, known_names: Iterable[str]) -> str:
 
 
 class PointReports:
-    """The reports of a point, read while its last attempt continues.
+    """Reads the reports of a point while it runs, each report once.
 
     Attributes:
-        objective: the metric.
-        last: the last value of the objective; None: there is none yet.
-        steps: steps that the point has done; None: unknown.
+        objective: name of the metric.
+        last: last reported value of the objective; None: none yet.
+        steps: number of steps that the point has done; None: unknown.
     """
 
     def __init__(self, run: Run, objective: str) -> None:
@@ -84,7 +94,10 @@ class PointReports:
         self._offset = self._total = 0
 
     def new(self) -> list[tuple[int, float, int]]:
-        """Returns step, objective and all steps (0: unknown) of each report since the last call.
+        """Returns the reports of the last attempt since the previous call, without those that lack the objective.
+
+        Returns:
+            For each report the steps done, the objective, and the total number of steps (0: unknown).
 
         Raises:
             UnavailableError: the events cannot be read now.
@@ -104,7 +117,13 @@ class PointReports:
 
 
 def seconds_of(run: Run, now: float) -> float:
-    """Returns how long all attempts of a point have run. One without a recorded end ran until its last event, or now.
+    """Returns the sum of the run times of a point's attempts, in seconds.
+
+    The last attempt, if its end is not recorded, counts until now, and earlier ones until their last event.
+
+    Args:
+        run: the run of the point.
+        now: present time, in seconds since the epoch.
 
     Raises:
         UnavailableError: the events cannot be read now.
@@ -116,17 +135,17 @@ def seconds_of(run: Run, now: float) -> float:
         for event in known(event_file.read(attempt.events_file("script"))):
             began = event.time if isinstance(event, Started) else began
             ended = event.time if isinstance(event, Ended) else ended
-        if ended is None:  # it runs, or was killed with its node
+        if ended is None:  # the attempt runs, or was killed with its node
             ended = now if attempt is attempts[-1] else max(event["time"] for event in (*attempt.events(), {"time": 0}))
         total += max(0.0, ended - began) if began else 0.0
     return total
 
 
 def value_of(run: Run, reports: PointReports) -> float | None:
-    """Returns the objective of a point that is done: that of its result, else the last that it has reported.
+    """Returns the objective of a point that is done: from its result, or else its last report; None: it has none.
 
     Raises:
-        UnavailableError: the result cannot be read now.
+        UnavailableError: the result or the events cannot be read now.
     """
     value = number(run.result(), reports.objective)
     if value is None:

@@ -1,8 +1,8 @@
 """Chooses the points of a sweep, and decides which of them are pruned, with Optuna's samplers and pruner.
 
-Every decision is made by the process that asks, under the journal's lock, from what the journal says. So it does not
-matter which process asks, and a killed one leaves nothing undecided. The sampler is seeded for each trial anew, by the
-search's seed and the trial's number: of the same journal it makes the same next point, whoever asks.
+The process that calls makes the decision itself, from the content of the journal, while it holds the journal's lock.
+So it does not matter which process calls, and a killed process leaves no half-made decision. The sampler gets a new
+seed for each trial, from the search's seed and the trial's number, so the same journal leads to the same next point.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from launcher.search import distributions
 from launcher.search.budget import Cost, min_steps_of, permutation, spent
 from launcher.search.journal import JournalBackend
 
-NAME = "search"  # of Optuna's study
-RUNGS = 3  # rungs below all steps, unless sweep.min_steps is given
+NAME = "search"  # name of Optuna's study
+RUNGS = 3  # number of rungs, unless sweep.asha.min_steps is given
 
 
 class Outcome(Enum):
@@ -55,11 +55,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that was chosen.
+    """A point that the search has chosen.
 
     Attributes:
-        number: its number in the sweep.
-        overrides: all its overrides.
+        number: number of the point in the sweep.
+        overrides: all overrides of the point.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Trial:
 
 
 class Search:
-    """The search of a sweep, for one process. A process that was forked makes another one."""
+    """The search of a sweep, for one process. A forked child must make its own object."""
 
     def __init__(
         self, sweep: Path, seconds_of: Callable[[int], float] = lambda _: 0.0,
@@ -75,26 +75,29 @@ class Search:
     ) -> None:  # fmt: skip
         """
         Args:
-            sweep: the sweep's directory.
-            seconds_of: returns how long a point has run that has not ended.
-            waiting: is called again and again while another process has the journal's lock.
+            sweep: directory of the sweep.
+            seconds_of: returns how long a point has run, by its number; called for points that have not ended.
+            waiting: called again and again while another process holds the journal's lock.
 
         Raises:
-            UnavailableError: the settings cannot be read now.
-            RunError: there are none, or they are damaged.
+            UnavailableError: the settings of the search cannot be read now.
+            RunError: the sweep has no settings of a search, or they are damaged.
         """
         self._record, self._seconds_of, self._waiting = SearchRecord(sweep), seconds_of, waiting
         self.settings = self._record.settings()
         self._distributions = distributions.of(self.settings.space)
         self._size = search_space.size(self.settings.space)
-        self._next_rung: dict[int, float] = {}  # of each trial, the step at which its next report is decided
+        self._next_rung: dict[int, float] = {}  # by trial: steps at its next rung; reports before it are ignored
         self._opened: tuple[JournalBackend, optuna.Study] | None = None
 
     def ask(self) -> Trial | None:
-        """Chooses the next point; None: there will be no more, for the budget is spent or every combination is taken.
+        """Chooses the next point, and records it in the journal.
+
+        Returns:
+            The point; None: the search has ended (the budget is spent, every combination is taken, or it was stopped).
 
         Raises:
-            UnavailableError: the file server does not answer.
+            UnavailableError: the file server does not respond.
             OSError: the journal cannot be written.
         """
         with self._operation() as study:
@@ -115,24 +118,27 @@ class Search:
             return Trial(len(trials), overrides)
 
     def report(self, number: int, step: int, value: float, total: int = 0) -> bool:
-        """Returns whether a point is to be pruned, by its objective after some steps. Most reports need no file.
+        """Decides whether to prune a point, from its objective after some steps. Between rungs, no file is read.
 
         Args:
-            number: the point.
-            step: steps that it has done.
-            value: the objective after these steps. NaN is worse than any number.
-            total: all steps that it has to do; 0: unknown.
+            number: number of the point.
+            step: number of steps that the point has done.
+            value: objective after these steps; NaN is worse than any number.
+            total: total number of steps of the point; 0: unknown.
+
+        Returns:
+            Whether the point is to be pruned.
 
         Raises:
-            UnavailableError, OSError: as for `ask`; the report may be repeated.
+            UnavailableError, OSError: as for `ask`; the call may be repeated.
         """
         if self.settings.method is not Method.asha or step < self._next_rung.get(number, 0):
             return False
-        if not total and self.settings.min_steps is None:  # nobody knows where the rungs are
+        if not total and self.settings.min_steps is None:  # the first rung cannot be computed
             return False
         with self._operation() as study:
             trial = self._trial(study, number)
-            if trial is None or trial.state.is_finished():  # once its end is recorded, it was started again by the user
+            if trial is None or trial.state.is_finished():  # the latter: the user has started the point again
                 return False
             if PRUNED_AT in trial.user_attrs:
                 return True
@@ -158,15 +164,15 @@ class Search:
         """Records the end of a point; a second end of the same point is ignored.
 
         Args:
-            number: the point.
-            outcome: how it ended.
-            value: its objective; without one, or NaN, a point that is done counts as failed.
-            seconds: how long it has run, in all its attempts; None: unknown.
-            steps: steps that it has done; None: unknown.
-            cause: why it failed, for people.
+            number: number of the point.
+            outcome: how the point ended.
+            value: final objective of the point. A point that is done with None or NaN counts as failed.
+            seconds: how long the point has run, in all its attempts; None: unknown.
+            steps: number of steps that the point has done; None: unknown.
+            cause: why the point failed, as text for the user.
 
         Raises:
-            UnavailableError, OSError: as for `ask`; it may be repeated.
+            UnavailableError, OSError: as for `ask`; the call may be repeated.
         """
         with self._operation() as study:
             trial = self._trial(study, number)
@@ -181,7 +187,7 @@ class Search:
             study.tell(number, value if state is TrialState.COMPLETE else None, state)
 
     def points(self) -> list[Trial]:
-        """Returns all points that have been chosen, also by other processes.
+        """Returns all points that have been chosen so far, also those that other processes have chosen.
 
         Raises:
             UnavailableError, OSError: as for `ask`.
@@ -194,10 +200,10 @@ class Search:
         return [Trial(number, tuple(each.user_attrs[OVERRIDES])) for number, each in enumerate(trials)]
 
     def stop(self, why: str) -> None:
-        """Ends the search: `ask` chooses no more points.
+        """Ends the search, so that `ask` chooses no more points.
 
         Args:
-            why: for people, with the fix.
+            why: the reason and how to fix it, as text for the user.
 
         Raises:
             UnavailableError, OSError: as for `ask`.
@@ -209,7 +215,7 @@ class Search:
     # -- within an operation
 
     def _affordable(self, trials: Sequence[FrozenTrial]) -> bool:
-        """Whether the budget has room for another point."""
+        """Returns whether the budget allows another point."""
         settings = self.settings
         if settings.points is not None and len(trials) >= settings.points:
             return False
@@ -224,7 +230,7 @@ class Search:
         return Cost(known or 0.0)
 
     def _choose(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, Any] | None:
-        """The next point's values; None: every combination is taken."""
+        """Returns the parameters of the next point, by key; None: every combination is taken."""
         settings, number = self.settings, len(trials)
         if self._size is not None and number >= self._size:
             return None
@@ -239,7 +245,7 @@ class Search:
         if self._size is not None:
             taken = {self._index(each.params) for each in trials}
             index = self._index(params)
-            while index in taken:  # at the earliest one that is free, from a place that the seed chooses
+            while index in taken:  # take the next free combination; from one chosen by the seed if there is no index
                 index = (seed if index is None else index + 1) % self._size
             assert index is not None
             return self._combination(index)
@@ -265,7 +271,10 @@ class Search:
         return search_space.index_of(self.settings.space, values)
 
     def _min_steps(self, study: optuna.Study, total: int) -> int | None:
-        """Steps of the first rung, the same for all points; None: nobody has reported how many steps there are."""
+        """Returns the number of steps at the first rung, the same for all points; None: `total` is unknown (0).
+
+        The first result is recorded in the study.
+        """
         found = study.user_attrs.get(MIN_STEPS)
         if found is None:
             found = self.settings.min_steps or min_steps_of(total, self.settings.reduction_factor, RUNGS)
@@ -274,7 +283,7 @@ class Search:
         return found
 
     def _rung_of(self, trial: FrozenTrial, minimum: int) -> float:
-        """The step of the next rung of a trial."""
+        """Returns the number of steps at a trial's next rung; `minimum`: number of steps at the first rung."""
         reached = sum(key.startswith(RUNG) for key in trial.system_attrs)
         return minimum * float(self.settings.reduction_factor**reached)
 
@@ -284,12 +293,12 @@ class Search:
 
     @contextlib.contextmanager
     def _operation(self) -> Iterator[optuna.Study]:
-        """The study, with the journal's lock held; what is done to it is written at the end."""
+        """Yields Optuna's study while it holds the journal's lock; changes to the study are written at the end."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # of constant_liar
             backend, study = self._opened or (JournalBackend(self._record, self._waiting), None)
-            self._opened = None  # after an error the study has read what was not written
+            self._opened = None  # after an error, the study contains changes that were not written
             with backend.operation():
                 study = study or self._study(backend)
                 yield study
@@ -301,5 +310,5 @@ class Search:
 
 
 def seed_of(seed: int, number: int) -> int:
-    """Returns the seed of a trial's sampler, from 0 to 2**32 - 1."""
+    """Returns the seed of a trial's sampler, from 0 to 2**32 - 1, from the search's seed and the trial's number."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")

@@ -1,7 +1,8 @@
 """Makes the records of points on compute nodes, without Hydra, from a template that the submitter has made. Pure.
 
-The submitter composes the points with the first, the last or every value of each key (`Dimension.ends`), one key at a
-time. What differs between their records is what a value determines; everything else is the same for all points.
+The submitter composes a few points with Hydra: it changes one key at a time, to each of its choices, or to the smallest
+and the largest number (`Dimension.ends`). The fields of the record that differ depend on this key; all other fields are
+the same for all points.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from typing import Any
 from launcher.config.search_space import Space
 from launcher.errors import ConfigError
 
-Path = tuple[str | int, ...]
+Path = tuple[str | int, ...]  # keys that lead to a field of a record
 
 
 def template_of(
     first: Mapping[str, Any], moved: Mapping[str, Any], others: Mapping[str, Mapping[str, Mapping[str, Any]]],
     space: Space, names: tuple[str, str],
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the template for the records of a search's points, as JSON.
+    """Returns the template for the records of a search's points, as JSON types; `record_of` uses it.
 
     Args:
-        first: the record of point 0, with the first value of each key.
-        moved: the record of point 1 with the same values.
-        others: for each key and each of its values, the record of point 0 that differs from `first` in this value.
-        space: the keys that are searched.
-        names: the ids of point 0 and of point 1, which their directories end with.
+        first: record of point 0, with the first value of each key.
+        moved: record of point 1, with the same values.
+        others: for each key and each of its composed values, the record of point 0 with this value.
+        space: the keys that are searched, each with its possible values.
+        names: ids of point 0 and of point 1 (`SWEEP/0`, `SWEEP/1`).
 
     Raises:
-        ConfigError: what is another one for each point does not follow from its id; a number is part of a text; or two
-            keys determine a value together.
+        ConfigError: a field differs between points 0 and 1 in more than the id; a number is only a part of a field; or
+            a field depends on two keys.
     """
     old, new = dict(_leaves(first)), dict(_leaves(moved))
     own = [path for path in old if old[path] != new.get(path)]
@@ -69,9 +70,9 @@ def record_of(template: Mapping[str, Any], name: str, overrides: Sequence[str]) 
     """Returns the record of a point.
 
     Args:
-        template: see `template_of`, after a round trip through JSON.
-        name: the point's id.
-        overrides: its overrides.
+        template: result of `template_of`, after a round trip through JSON.
+        name: id of the point (`SWEEP/7`).
+        overrides: overrides of the point.
     """
     record = copy.deepcopy(template["record"])
     for path in template["own"]:
@@ -91,7 +92,7 @@ _NOTHING: Any = object()
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields the path and the value of everything that is no object; lists are values."""
+    """Yields path and value of each leaf of nested mappings; lists and empty mappings are leaves."""
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from _leaves(each, (*path, key))
@@ -100,7 +101,7 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _differing(one: Mapping[Path, Any], other: Mapping[Path, Any]) -> list[Path]:
-    """The paths at which two records differ; where one has an object that the other lacks, the object's path."""
+    """Returns the paths at which two records differ; if one of them lacks a path, the path of its parent."""
     found = [path for path in one if path in other and one[path] != other[path]]
     for path in {**one, **other}:
         if (path in one) != (path in other):
