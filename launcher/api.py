@@ -58,7 +58,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The run's id, as commands take it; SWEEP/7 for a point of a sweep."""
+        """The run's id, such as `ddp_mnist-20261121-074601-3f9c`; SWEEP/7 for a point of a sweep."""
         return self._run.id
 
     @property

@@ -1,6 +1,6 @@
 """Differences between torch 2.4 and the newest version. All other code is written for the newest version.
 
-`torch_compat_dcp` has those of torch.distributed.checkpoint. It is a module of its own, since its import takes seconds.
+Differences in torch.distributed.checkpoint are in `torch_compat_dcp`, since importing that package takes seconds.
 
 Features are detected instead of comparing versions, since vendors' builds have version numbers of their own. Names that
 torch has moved are imported from here, under their newest name. Once 2.4 is no longer supported, both files can go.

@@ -1,4 +1,4 @@
-"""`env`: makes archives of environments, for env.archive."""
+"""`env`: packs a venv into an archive, which jobs unpack on each node (env.archive)."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def show_for(words: Sequence[str]) -> int:
 
 
 def next_steps() -> str:
-    """Returns the text for a command line without arguments."""
+    """Returns the text for a command line without arguments: commands to try first."""
     # Lazily: only this answer needs it
     from launcher.schedulers import registry
 

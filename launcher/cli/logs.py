@@ -77,7 +77,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
 
 
 class Pace:
-    """Decides how often a run's files are read, and its state is queried, while its output is followed. Pure.
+    """Decides when to read a run's files and when to query its state, while its output is followed. Pure.
 
     | the run | its files are read every | its state is queried |
     |---|---|---|
@@ -104,7 +104,7 @@ class Pace:
         return now - max(self._active, self._queried) >= self._interval
 
     def queried(self, now: float) -> None:
-        """Records that the run's state was queried."""
+        """Records that the run's state was queried at the time `now`."""
         self._queried, self._interval = now, min(self._interval * self.BACKOFF, self.MAX_QUERY)
 
     def pause(self, now: float) -> float:
@@ -134,6 +134,7 @@ def _is_over(run: Run) -> Callable[[], bool]:
 
 def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
     """Checks that a run has the attempt and the ranks that the user has named.
+
     Raises:
         RunError: the run has no such attempt, or a rank has no output in the named attempt (None: in any attempt).
     """

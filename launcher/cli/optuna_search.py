@@ -151,6 +151,7 @@ class OptunaSearch:
         self, sweep: Sweep, study: optuna.Study, space: Space, fixed: Sequence[str], first: int, count: int
     ) -> None:
         """Runs `count` trials: proposes points, submits them, waits for them, and records their objectives.
+
         Raises:
             LauncherError: a larger share of the trials failed than max_failure_rate allows.
         """

@@ -47,7 +47,7 @@ class Rate:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, moment: float, done: float) -> None:
-        """Adds a value. Values that are not later than the newest one are ignored.
+        """Adds a measured value. It is ignored if it is not later than the newest one.
 
         Args:
             moment: when the number had this value, in seconds on any clock.

@@ -86,7 +86,7 @@ class Wanted:
 
     @property
     def filters(self) -> bool:
-        """Whether the filter may leave out a run."""
+        """Whether any condition is set; without one, every row passes the filter."""
         return self.failed or self.since is not None
 
     def fits(self, row: Mapping[str, Any]) -> bool:

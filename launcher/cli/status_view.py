@@ -29,6 +29,7 @@ SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the m
 
 def show(arguments: Namespace, folder: Path) -> int:
     """Prints the runs in a folder that the arguments of `status` select; returns the exit code.
+
     Raises:
         ConfigError: options contradict each other.
         RunError: none of the named runs can be read.

@@ -253,7 +253,7 @@ def _print_best(
 
 
 def alone(overrides: Sequence[str]) -> str:
-    """Returns the command line that submits a single run with a point's overrides."""
+    """Returns the command line that submits a single run with the overrides of a point."""
     return " ".join([program(), *map(shlex.quote, overrides)])
 
 

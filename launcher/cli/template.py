@@ -83,7 +83,7 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
 
 
 def with_all_parts(plan: JobPlan) -> JobPlan:
-    """Returns the plan with all optional settings, so that our script has every part that the user's may lack."""
+    """Returns the plan with every optional setting filled in, so that a script from our template has all its parts."""
     in_files = registry.scheduler(plan.cluster.scheduler).secrets_in_files
     return dataclasses.replace(
         plan,

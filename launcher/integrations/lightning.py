@@ -175,8 +175,8 @@ def total_steps(trainer: Any) -> int:
 def resume_data(trainer: Any, rank_states: list[Any]) -> None:
     """Restores the position in the data and the random number generators when a training resumes.
 
-    Lightning restores neither. It also shuffles the data that loaders with workers prefetch as for the first epoch.
-    Loaders with a state_dict restore their position themselves.
+    Lightning restores neither. Data that loaders with workers prefetch would be shuffled as in the first epoch. Loaders
+    with a state_dict restore their position themselves.
 
     Args:
         trainer: the trainer, before its first step.
