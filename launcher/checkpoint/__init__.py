@@ -1,24 +1,25 @@
 """Checkpoints of a training: saved in the background, published atomically, loaded at any number of ranks.
 
-`Checkpointer` saves and loads. `format` and `retention` work without torch; commands use them. It may import worker,
-runs and what is below them. Importing this package loads nothing: torch is loaded when one of the names is used.
+`Checkpointer` saves and loads. It may import worker, runs and the layers below them. Commands use `format` and
+`retention`, which do not import torch. Importing this package does not load torch either; the first use of one of its
+names does.
 
-- `checkpointer`: the public class: `save`, `load`, `wait`; what is passed over when loading, and what `strict` refuses
-- `saving`: the steps of one save, local and collective, until it is published
-- `staging`: copies of the state that training cannot change while they are written
-- `loading`: reads a checkpoint into the tensors of a state, on all ranks
-- `format`: names, manifest and checksums of checkpoints on disk; verification
-- `retention`: from which checkpoint a run resumes, and which ones are kept; lineages
-- `folder`: rank 0's view of the checkpoint folder: lists, publishes, removes
-- `files`: the files of a checkpoint: written with checksums, read without executing anything
-- `reading`: reads with retries: right, wrong, or unavailable now
-- `state`: a state, split into tensors by name and all other values
+- `checkpointer`: `Checkpointer`, the public class: `save`, `load`, `wait`; which checkpoints `load` skips or refuses
+- `saving`: the steps of one save, local and collective, from the state to the published checkpoint
+- `staging`: copies the state to CPU memory, so that training may change it while the copies are written
+- `loading`: reads one checkpoint into the tensors of a state, on all ranks
+- `format`: the format on disk: names of files and folders, manifest, checksums; verifies a checkpoint
+- `retention`: which checkpoints to keep, by age, metric and lineage; which one is the newest
+- `folder`: the checkpoint folder: lists, publishes, quarantines and removes checkpoints, on rank 0
+- `files`: writes a checkpoint's files with checksums; reads them without executing anything; does a state fit them
+- `reading`: reads with retries; tells a damaged file from one that cannot be read now
+- `state`: splits a state into tensors by name and all other values, and merges them again
 - `stateful`: objects with `state_dict` and `load_state_dict` in a state
-- `replicas`: refuses tensors of one name that differ between ranks
+- `replicas`: refuses tensors that differ between ranks under one name
 - `agreement`: collective calls of the ranks; an error on one rank is raised on all
-- `storage`: reader and writer for torch.distributed.checkpoint's own functions
-- `adopting`: a folder of torch.distributed.checkpoint becomes one of our checkpoints
-- `inspect`: lists, extracts and exports checkpoints without a process group
+- `storage`: `LauncherWriter` and `LauncherReader` for torch.distributed.checkpoint's own save and load
+- `adopting`: makes a folder that torch.distributed.checkpoint has written one of our checkpoints
+- `inspect`: lists tensors and shards, and extracts a whole state or one shard, without a process group
 - `safetensors`: writes safetensors files
 """
 

@@ -1,4 +1,4 @@
-"""Turns a folder that torch.distributed.checkpoint has written into one of our checkpoints; executes nothing in it."""
+"""Makes a folder that torch.distributed.checkpoint has written one of our checkpoints; executes nothing in it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ _RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 def adopt(path: Path, step: int) -> Path:
-    """Adds checksums and a manifest, and renames the folder to the name of its step; returns its new path.
+    """Adds checksums and a manifest to a folder of torch.distributed.checkpoint, and renames it to `step-...`.
 
-    It then counts as the newest checkpoint of the folder that it is in.
+    The result then counts as the newest checkpoint in its parent folder.
+
+    Args:
+        path: the folder.
+        step: steps of the run that were done when it was written.
+
+    Returns:
+        The new path.
 
     Raises:
-        CheckpointError: it is not a complete checkpoint of torch.distributed.checkpoint, is one of ours already, others
-            can write to it, or there is a checkpoint of this step.
-        Unavailable: it cannot be read now.
+        CheckpointError: the folder is not a complete checkpoint of torch.distributed.checkpoint, is one of our
+            checkpoints already, others can write to it, or the parent folder has a checkpoint of this step.
+        Unavailable: the folder cannot be read now.
     """
     folder = Folder(path.parent, 0, Retention(), 0.0)
     folder.require_private(path)

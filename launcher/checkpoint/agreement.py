@@ -20,14 +20,14 @@ from launcher.torch_compat import destroy_without_gil
 from launcher.worker import rank_objects
 
 LONGEST_PAUSE = 0.05  # seconds between two reads of the store
-_RANKS = 1 << 20  # more than any job has: several counts of ranks are packed into one number of the store
+_RANKS = 1 << 20  # more ranks than any job has: three counts of ranks are packed into one number of the store
 
 T = TypeVar("T")
-_numbers = itertools.count()  # number the Checkpointers; all ranks make them in the same order
+_numbers = itertools.count()  # numbers the instances of Peers; all ranks make them in the same order
 
 
 class SavesFail(CheckpointError):
-    """No save has worked for a while: the attempt ends, so that another one can try."""
+    """Too many saves in a row have failed: this attempt ends, and a later one may try again."""
 
     exit_code = RESUME
     code = "saves_failed"
@@ -38,8 +38,8 @@ class SaveResult:
     """How a save ended on all ranks.
 
     Attributes:
-        published: whether the checkpoint is there.
-        broken: on how many ranks the process group failed.
+        published: whether the checkpoint was published.
+        broken: number of ranks on which the process group failed.
     """
 
     published: bool
@@ -47,19 +47,25 @@ class SaveResult:
 
 
 class Peers:
-    """All ranks of the job, with a process group for checkpoints; an error on one rank is raised on all.
+    """Collective calls of all ranks through a process group for checkpoints; an error on one rank is raised on all.
 
-    After an error of the group itself (for example because a rank was too slow) no rank knows whether the others had it
-    too. So each rank records in the store how each save ended, and before the next save all ranks read that.
+    After an error of the group itself (for example because a rank was too slow) no rank knows whether the others had
+    the error, too. So each rank records in the store how each save ended, and before the next save all ranks read these
+    records.
+
+    Attributes:
+        rank, world_size: number of this rank, and number of all ranks.
+        many: whether there is more than one rank.
+        group: the process group; None: the default group.
     """
 
     def __init__(self, rank: int, world_size: int, timeout: float, *, own_group: bool) -> None:
-        """All ranks call it.
+        """Makes the process group if wanted. All ranks must make their Peers at the same point of the program.
 
         Args:
-            rank, world_size: of this process.
+            rank, world_size: number of this rank, and number of all ranks.
             timeout: seconds to wait for the slowest rank.
-            own_group: whether to make a group; otherwise the default group is used.
+            own_group: whether to make a group for checkpoints; otherwise the default group is used.
         """
         self.rank, self.world_size = rank, world_size
         self.many = world_size > 1
@@ -78,7 +84,7 @@ class Peers:
         destroy_without_gil(self.group)
 
     def close(self) -> None:
-        """Destroys the group."""
+        """Destroys the process group for checkpoints, if there is one."""
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group(self.group)
         self.group = None
@@ -86,18 +92,26 @@ class Peers:
     # -- from one save to the next
 
     def record_end(self, *, published: bool, broken: bool) -> None:
-        """Records how a save ended on this rank. Any thread may call it."""
+        """Records how a save ended on this rank. Any thread may call it.
+
+        Args:
+            published: whether the checkpoint was published.
+            broken: whether the process group failed on this rank.
+        """
         self._saves += 1
         self._last = SaveResult(published, int(broken))
         if self._store is not None:
             counted = published and self.rank == 0
-            with contextlib.suppress(RuntimeError):  # a missing store is reported by `last_result`
+            with contextlib.suppress(RuntimeError):  # if the store is gone, `last_result` raises the error
                 self._store.add(f"ended/{self._saves}", 1 + _RANKS * broken + _RANKS**2 * counted)
 
     def last_result(self) -> SaveResult | None:
-        """Waits until the last save has ended on all ranks; None if there was none since the last call.
+        """Waits until the last save has ended on all ranks. All ranks must call it before the next save.
 
-        Makes a new group if the group failed in that save. All ranks call it before the next save.
+        Makes a new process group if the group failed in that save.
+
+        Returns:
+            How the last save ended; None if there was no save since the last call.
 
         Raises:
             SavesFail: some ranks have not finished that save within the timeout.
@@ -126,18 +140,18 @@ class Peers:
     # -- collective calls
 
     def gather(self, mine: T) -> list[T]:
-        """All ranks' values on rank 0; an empty list on the others."""
+        """Returns on rank 0 the values of all ranks, in order; on the other ranks an empty list."""
         if not self.many:
             return [mine]
         return rank_objects.gather(mine, self.group)
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Calls the function on rank 0; returns its result, or raises its error, on all ranks."""
+        """Calls the function on rank 0; returns its result, or raises its error as a CheckpointError, on all ranks."""
         outcome = _attempt(function) if self.rank == 0 else (None, None)
         return cast(T, _result(rank_objects.broadcast(outcome, self.group) if self.many else outcome))
 
     def on_all(self, function: Callable[[], T]) -> list[T]:
-        """Calls the function on all ranks; returns all results, or raises all errors as one, on all ranks."""
+        """Calls the function on each rank; returns the results of all ranks on all, or raises their errors as one."""
         mine = _attempt(function)
         outcomes: list[Any] = rank_objects.all_gather(mine, self.group) if self.many else [mine]
         errors = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
@@ -147,6 +161,7 @@ class Peers:
 
 
 def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str | None]:
+    """Calls the function; returns (its result, None) or (None, its error)."""
     try:
         return function(), None
     except CheckpointError as error:
@@ -156,6 +171,7 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str
 
 
 def _result(outcome: tuple[T, CheckpointError | str | None]) -> T:
+    """Returns the result in what `_attempt` has returned, or raises the error."""
     value, error = outcome
     if isinstance(error, CheckpointError):
         raise error

@@ -3,14 +3,14 @@
 A save runs in a thread, while training continues, in these steps:
 
     1. the ranks agree on what to save, and rank 0 makes a temporary folder
-       (small state is being written into it meanwhile)
+       (rank 0 starts to write small state even before they agree)
     2. each rank copies what it will write (`staged` waits for this)
     3. each rank writes its files, with checksums, and waits until they are on disk
     4. rank 0 writes the manifest, calls the fence, renames the folder, and removes old checkpoints
     5. all ranks get the result; see saving.py
 
-The format is described in format.py. torch.distributed.checkpoint writes large or sharded state; tensors that are the
-same on all ranks are split between the ranks. Small state without sharded tensors is one file, written by rank 0.
+format.py describes the format. torch.distributed.checkpoint writes large or sharded state; each tensor that is the same
+on all ranks is written by one of them. Small state without sharded tensors is one file, written by rank 0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ __all__ = ["Checkpointer", "Loaded", "merge"]
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints of one folder. All ranks make one, and call its methods in the same order."""
+    """Saves and loads the checkpoints in one folder. All ranks make one, and call its methods in the same order.
+
+    Attributes:
+        folder: the folder of the checkpoints.
+        cost: longest time so far from the call of a save until its checkpoint was published, in seconds.
+    """
 
     def __init__(
         self,
@@ -70,20 +75,21 @@ class Checkpointer:
         max_failures: int = 5,
         check_replicas: bool = True,
     ) -> None:
-        """Makes the folder, and removes what killed saves of this attempt and of earlier ones have left there.
+        """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
 
         Args:
-            folder: of the checkpoints; nobody else may be able to write to it.
-            env: this rank.
-            identity: facts (JSON types) that must be equal for the state to fit: the model's shape, the optimizer, the
-                data set. If a checkpoint is refused for a difference, the error lists it.
+            folder: directory for the checkpoints; nobody else may be able to write to it.
+            env: this rank's position in the job.
+            identity: facts (JSON types) that must be equal for a checkpoint to fit: the model's shape, the optimizer,
+                the data set. A checkpoint with other facts is refused, with an error that lists the differences.
             keep: how many of the newest sound checkpoints to keep; 1 or more.
-            best: metric; the checkpoint with its best value is kept as well.
+            best: name of a metric; the checkpoint with its best value is kept as well. None: no metric counts.
             best_is: which value of the metric is the best: `max` or `min`.
             background: whether to write while training continues.
             verify: whether to compare checksums when loading.
-            attempt: number of the attempt.
-            fence: called on rank 0 before a checkpoint is published; raises if another attempt owns the run now.
+            attempt: number of this attempt, from 0.
+            fence: function that is called on rank 0 before a checkpoint is published. It must raise if another attempt
+                owns the run now.
             read_timeout: seconds for which a failing read is retried.
             start_over: whether to start from the beginning, instead of raising, if all checkpoints are damaged.
             timeout: seconds to wait for the slowest rank in a save or a load.
@@ -102,7 +108,7 @@ class Checkpointer:
         self._identity = _json(identity, "identity")
         self._folder = Folder(folder, attempt, Retention(keep, best, best_is), read_timeout)
         self._read_timeout, self._start_over = read_timeout, start_over
-        # With MPI there is no store to make another group with, and two threads must not share one group.
+        # With MPI there is no store through which to make another group, and two threads must not share one group.
         own_group = env.world_size > 1 and env.backend != "mpi"
         self._background = background and (own_group or env.world_size == 1)
         self._peers = Peers(env.rank, env.world_size, timeout, own_group=own_group)
@@ -132,12 +138,12 @@ class Checkpointer:
     ) -> float:
         """Saves the current state. All ranks must call it with the same step.
 
-        In the background, large tensors are still being copied when this returns: call `staged` before any of them
-        changes. Optimizers of torch.optim call it before each step. Tensors of up to 1 MiB (for example of a batch
-        norm) are copied before this returns, up to 16 MiB in total.
+        With `background`, large tensors may still be being copied when this returns: call `staged` before any of them
+        changes. (The step() of every torch.optim optimizer calls it.) Tensors of up to 1 MiB, for example of a batch
+        norm, are copied before this returns, up to 16 MiB in total.
 
-        A save that fails is logged (with all ranks that failed, and as the event `save_failed`) and does not end the
-        training, unless `wait`, or `max_failures` saves in a row have failed. Earlier checkpoints stay.
+        A failed save is logged (with all ranks that failed, and as the event `save_failed`). It does not end the
+        training, except with `wait`, or after `max_failures` failures in a row. Earlier checkpoints stay.
 
         Args:
             step: steps of the run that are done.
@@ -146,16 +152,17 @@ class Checkpointer:
                 same on all of them. A name may exist on some ranks only.
             rank_state: state of this rank alone (random number generators): tensors, numbers, text, lists.
             extra: small facts in JSON types (the sample cursor, the epoch).
-            metrics: of the current model.
+            metrics: metrics of the current model, by name.
             wait: whether to return only when the checkpoint is published.
 
         Returns:
             Seconds for which training was blocked.
 
         Raises:
-            SaveFailed: the save failed, and `wait` (or not `background`).
+            SaveFailed: this save failed, and `wait` was set or `background` is off.
             SavesFail: the last `max_failures` saves failed.
-            CheckpointError: in an earlier save, another attempt owned the run, or the state could not be saved.
+            CheckpointError: an earlier save failed for good: another attempt owned the run, or the state could not be
+                saved.
         """
         began = time.perf_counter()
         self.wait()
@@ -187,7 +194,7 @@ class Checkpointer:
         return time.perf_counter() - began
 
     def staged(self) -> float:
-        """Waits until the state of the last save may change; returns the seconds that this took."""
+        """Waits until the last save has copied the state, so that it may change; returns the seconds waited."""
         save = self._save
         if save is None or save.staged.is_set():
             return 0.0
@@ -198,10 +205,11 @@ class Checkpointer:
         return waited
 
     def wait(self) -> None:
-        """Waits until the last save is published or has failed (which is logged by then).
+        """Waits until the last save is published or has failed, and old checkpoints are removed.
 
         Raises:
-            CheckpointError: all later saves would fail: another attempt owns the run, or the state cannot be saved.
+            CheckpointError: a save has failed for good: another attempt owns the run, or the state cannot be saved.
+                Other failures are only logged.
         """
         save, self._save = self._save, None
         if save is not None and save.thread is not None and save.thread.is_alive():
@@ -212,7 +220,7 @@ class Checkpointer:
             raise CheckpointError(self._final)
 
     def close(self) -> None:
-        """Waits for the last save and releases all resources; raises like `wait`."""
+        """Waits for the last save, and releases memory and the process group; raises like `wait`."""
         try:
             self.wait()
         finally:
@@ -221,7 +229,7 @@ class Checkpointer:
             self._peers.close()
 
     def _run(self, save: Save) -> None:
-        """Runs a save; never raises."""
+        """Runs a save, logs and records its failure, and records its end for the other ranks; never raises."""
         broken = False
         try:
             outcome = self._writer.write(save)
@@ -251,7 +259,7 @@ class Checkpointer:
         self._peers.record_end(published=outcome.failure is None, broken=broken)
 
     def _settle(self) -> None:
-        """Gets the result of the last save on all ranks, before the next save.
+        """Waits for the result of the last save on all ranks, before the next save or load, and counts failures.
 
         Raises:
             SavesFail: `max_failures` saves in a row have failed.
@@ -277,9 +285,9 @@ class Checkpointer:
         |---|---|
         | is torn, truncated, changed or not ours | logged (event `passed_over`), renamed, kept; an older one is used |
         | cannot be read now | retried for `read_timeout` seconds, then Unavailable |
-        | is sound and does not fit | Misfit: to continue without it would hardly be what its owner wants |
+        | is sound but does not fit | Misfit, since the user must decide whether to do without it |
 
-        Top-level parts of the checkpoint that `state` does not have are ignored.
+        Top-level keys of the checkpoint that `state` lacks are ignored.
 
         Args:
             state: nested dicts with a tensor wherever the checkpoint has one, of the same type and shape. Objects with
@@ -287,12 +295,13 @@ class Checkpointer:
             strict: whether to refuse a checkpoint of another world size or torch version, since results could differ.
 
         Returns:
-            The rest of the checkpoint; None if there is no checkpoint, or no sound one and `start_over`.
+            What the checkpoint has besides tensors. None if there is no checkpoint; also if none is sound and
+            `start_over` is set.
 
         Raises:
             Misfit: the checkpoint is of another model or configuration (the text lists the differences), or of a newer
                 format. No tensor was changed.
-            Unavailable: the folder or a checkpoint cannot be read now. Nothing was changed.
+            Unavailable: the folder or a checkpoint cannot be read now.
             CheckpointError: others can write to the folder, or there are checkpoints and none is sound.
         """
         self.wait()
@@ -353,13 +362,22 @@ class Checkpointer:
         return None
 
     def _names(self, content: Content) -> set[str]:
-        """The names of the tensors of all ranks; with pipeline parallelism each rank has others."""
+        """Returns the names of the tensors of all ranks; with pipeline parallelism each rank has different ones."""
         if len(set(self._peers.on_all(content.digest))) == 1:
             return set(content.tensors)
         return set().union(*self._peers.on_all(lambda: list(content.tensors)))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
-        """On rank 0: renames and keeps a damaged checkpoint, and logs it; returns the reason."""
+        """On rank 0: quarantines a damaged checkpoint, and logs it.
+
+        Args:
+            path: the checkpoint.
+            problems: what is wrong with it.
+            manifest: its manifest, if that could be read.
+
+        Returns:
+            The checkpoint's name and the problems, as a line.
+        """
         line = f"{path.name}: {'; '.join(problems)}"
         done = self._folder.quarantine(path, problems, manifest)
         log_line(f"a checkpoint is passed over: {line}; {done}", sys.stdout)
@@ -368,7 +386,15 @@ class Checkpointer:
         return line
 
     def _require_nothing_lost(self, passed_over: list[str], changed: bool) -> None:
-        """On rank 0: refuses to start from the beginning if there are checkpoints and none can be used."""
+        """On rank 0: refuses to start from the beginning if there are checkpoints and none can be used.
+
+        Args:
+            passed_over: lines about the checkpoints that could not be used.
+            changed: whether tensors of the state may have been overwritten; then even `start_over` does not help.
+
+        Raises:
+            CheckpointError: there are damaged or quarantined checkpoints.
+        """
         aside = self._folder.quarantined()
         if (not passed_over and not aside) or (self._start_over and not changed):
             return
@@ -381,12 +407,12 @@ class Checkpointer:
         )
 
     def _doubts(self, manifest: Manifest) -> list[str]:
-        """Why results could differ from those of a run that was never interrupted."""
+        """Returns the differences due to which results could differ from those of a run without interruption."""
         now = {"world_size": self._peers.world_size, "torch": torch.__version__}
         return checkpoints.differences({"world_size": manifest.world_size, "torch": manifest.torch}, now)
 
     def _damages(self, path: Path, manifest: Manifest) -> list[str]:
-        """What is wrong with the data; each rank checks its share, and all ranks get all results."""
+        """Compares checksums, each rank those of its share of the blocks; returns the problems of all ranks on each."""
         if not self._verify:
             return []
         rank, world_size = self._peers.rank, self._peers.world_size
@@ -398,7 +424,7 @@ class Checkpointer:
         return self._problems(look)
 
     def _problems(self, look: Callable[[], list[str]]) -> list[str]:
-        """The problems that the function finds on all ranks; an error Damaged counts as one."""
+        """Calls the function on all ranks; returns the problems that it finds. The error Damaged is also a problem."""
         try:
             return [problem for found in self._peers.on_all(look) for problem in found]
         except Damaged as error:
@@ -406,6 +432,7 @@ class Checkpointer:
 
 
 def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
+    """Returns a hook for optimizers that calls `staged`, without keeping the Checkpointer alive."""
     known = weakref.ref(checkpointer)
 
     def hook(*_: object) -> None:
@@ -416,10 +443,14 @@ def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
 
 
 def _json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The values as they come back from JSON, so that they can be compared with saved ones.
+    """Returns the values as JSON would restore them, so that they can be compared with saved values.
+
+    Args:
+        values: the values.
+        what: name of the argument, for the error's text.
 
     Raises:
-        TypeError: they contain other types than JSON's.
+        TypeError: the values contain other types than JSON's.
     """
     try:
         return dict(json.loads(json.dumps(dict(values), default=python_number)))

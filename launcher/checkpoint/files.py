@@ -1,4 +1,4 @@
-"""Writes the files of a checkpoint with checksums, and reads them without executing anything in them."""
+"""Writes the files of a checkpoint with checksums; reads them without executing anything; refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning
 )  # checkpoints may be read without a process group
 
-_PIECE = 1 << 18  # bytes written at once
+_PIECE = 1 << 18  # most bytes that are hashed and written at once
 
-# All types in a .metadata of torch.distributed.checkpoint.
+# Module and name of all types that a .metadata of torch.distributed.checkpoint contains.
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -57,7 +57,7 @@ _ALLOWED = {
 
 
 class NewFile:
-    """A new file that is written sequentially."""
+    """A new file of mode 0600, written sequentially and without a buffer, on disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class NewFile:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Writes all of the data."""
+        """Writes all of the data, and returns its size in bytes."""
         view = memoryview(data).cast("B")
         total = len(view)
         while view:
@@ -84,7 +84,7 @@ class NewFile:
 
     @contextlib.contextmanager
     def plain_errors(self) -> Iterator[None]:
-        """Raises the file system's error, which torch's writer would turn into one about positions in the file."""
+        """Context manager: raises the file system's error, which torch's writer hides behind an error of its own."""
         try:
             yield
         except RuntimeError:
@@ -96,7 +96,7 @@ class NewFile:
         return self._size
 
     def flush(self) -> None:
-        """Does nothing: nothing is buffered."""
+        """Does nothing, since nothing is buffered."""
 
     def close(self) -> None:
         """Waits until the file is on disk, and closes it."""
@@ -114,10 +114,14 @@ class NewFile:
 
 
 class HashedFile(NewFile):
-    """A new file with checksums, which are computed while the data is in the processor's cache."""
+    """A new file whose checksums are computed while it is written and the data is still in the processor's cache."""
 
     def __init__(self, path: Path, files: dict[str, File]) -> None:
-        """Once it is closed, and on disk, its size and checksums are added to `files`."""
+        """
+        Args:
+            path: the file.
+            files: gets the file's size and checksums, by its name, when the file is closed.
+        """
         super().__init__(path)
         self._files = files
         self._crc32 = 0
@@ -142,7 +146,7 @@ class HashedFile(NewFile):
 
 @contextlib.contextmanager
 def hashed_file(path: Path, files: dict[str, File]) -> Iterator[HashedFile]:
-    """A new file that is on disk when the block ends; its size and checksums are then added to `files`."""
+    """Context manager for a new file. At its end the file is on disk, and `files` gets its size and checksums."""
     stream = HashedFile(path, files)
     try:
         with stream.plain_errors():
@@ -153,7 +157,7 @@ def hashed_file(path: Path, files: dict[str, File]) -> Iterator[HashedFile]:
 
 
 def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
-    """Like torch.save, readable with weights_only=True; returns when the file is on disk."""
+    """Writes a value like torch.save; returns when the file is on disk, and its size and checksums are in `files`."""
     with hashed_file(path, files) as stream:
         torch.save(value, cast(IO[bytes], stream))
 
@@ -161,8 +165,8 @@ def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
 class _Task(threading.Thread):
     """A function that runs in a thread.
 
-    Not an executor of concurrent.futures: these accept no work once the program's main thread has ended, and a save
-    continues then. Not a daemon thread, since the process must not end before it.
+    Executors of concurrent.futures would not do: they accept no work once the main thread has ended, and a save must
+    still complete then. The thread is not a daemon, since the process must not end before it.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -187,16 +191,16 @@ class _Task(threading.Thread):
 
 
 class SmallFile:
-    """A file that is written in the background; its checksum is computed while the disk is busy with it."""
+    """A file that is written in a thread; its checksums are computed while another thread waits for the disk."""
 
     def __init__(self, path: Path, make: Callable[[], Any], *, alone: bool) -> None:
-        """Starts to write what `make` returns.
+        """Starts to write the value that `make` returns.
 
         Args:
             path: the file.
-            make: returns the value to save; may also make the folder.
-            alone: whether nothing else calls torch.save meanwhile. Then torch's own checksums, a setting of the whole
-                process, are switched off.
+            make: function that returns the value to save; it may also make the folder.
+            alone: whether nothing else in this process calls torch.save meanwhile. Then torch's own checksums, a
+                setting of the whole process, are switched off.
         """
         self._path, self._make, self._alone = path, make, alone
         self._synced: _Task | None = None
@@ -215,24 +219,28 @@ class SmallFile:
         return file_of(self._path)
 
     def file(self) -> File:
-        """Size and checksums, possibly before the file is on disk; raises the error of the write."""
+        """Waits until the file is written, perhaps not yet on disk; returns size and checksums, or raises its error."""
         return cast(File, self._written.result())
 
     def close(self) -> None:
-        """Waits until the file is on disk; raises the error of the write."""
+        """Waits until the file is on disk; raises the error of writing it."""
         self._written.result()
         if self._synced is not None:
             self._synced.result()
 
 
 def load_file(path: Path, timeout: float = 0.0) -> Any:
-    """Loads what save_file has written, to the CPU; executes nothing in it.
+    """Loads the value that save_file has written, to the CPU; executes nothing in the file.
 
     Reads the whole file first, so that an error of the file system is not mistaken for damage.
 
+    Args:
+        path: the file.
+        timeout: seconds for which a failing read is retried.
+
     Raises:
-        Damaged: torch.save has not written this.
-        Unavailable: it cannot be read now.
+        Damaged: the file is not one that torch.save writes.
+        Unavailable: the file cannot be read now.
     """
     data = read_bytes(path, timeout)
     try:
@@ -251,7 +259,7 @@ def _first_line(error: Exception) -> str:
 
 
 class HashedFiles(FileSystem):
-    """A file system for torch.distributed.checkpoint: its files have checksums, and mode 0600."""
+    """A file system for torch.distributed.checkpoint that writes each file as a `HashedFile`."""
 
     def __init__(self, files: dict[str, File]) -> None:
         self._files = files
@@ -269,7 +277,18 @@ class HashedFiles(FileSystem):
 def save_sharded(
     folder: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None, many: bool, files: dict[str, File]
 ) -> None:
-    """Writes this rank's part of the tensors; all ranks call it. Adds the files of this rank to `files`."""
+    """Writes this rank's part of the tensors by torch.distributed.checkpoint. All ranks must call it.
+
+    Args:
+        folder: the checkpoint's folder.
+        state: the tensors that this rank writes, or has shards of, by name.
+        group: the process group; None: the default group.
+        many: whether there is more than one rank.
+        files: gets size and checksums of the files that this rank has written, by name.
+
+    Raises:
+        CheckpointError: some ranks have failed.
+    """
     writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # hashed files sync when they are closed
     writer.fs = HashedFiles(files)
     with _combined_errors():
@@ -277,7 +296,7 @@ def save_sharded(
 
 
 class _Unpickler(pickle.Unpickler):
-    """Accepts the types of torch.distributed.checkpoint's metadata only."""
+    """Unpickles only the types that torch.distributed.checkpoint's metadata consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()) or (
@@ -288,11 +307,15 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
-    """The `.metadata` of the checkpoint in `path`; executes nothing in it.
+    """Reads the `.metadata` file of the checkpoint in `path`; executes nothing in it.
+
+    Args:
+        path: the checkpoint's folder.
+        timeout: seconds for which a failing read is retried.
 
     Raises:
-        Damaged: it is not such a file, or contains other types than metadata needs.
-        Unavailable: it cannot be read now.
+        Damaged: the file is not valid, or contains other types than metadata needs.
+        Unavailable: the file cannot be read now.
     """
     data = read_bytes(path / METADATA_FILE, timeout)
     try:
@@ -305,7 +328,7 @@ def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
 
 
 class _RetryingFiles(FileSystem):
-    """Retries failing reads; distinguishes damaged files from those that cannot be read now."""
+    """A file system for torch's reader: retries failing reads; raises Damaged for a bad file, and else Unavailable."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -324,7 +347,7 @@ class _RetryingFiles(FileSystem):
 
 
 class Reader(torch_compat_dcp.PlainReader):
-    """Reads the tensors of a checkpoint, and its metadata with the unpickler above."""
+    """torch.distributed.checkpoint's reader, which reads `.metadata` by `read_metadata`, and retries failing reads."""
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:
         super().__init__(path)
@@ -338,7 +361,7 @@ class Reader(torch_compat_dcp.PlainReader):
 
 
 class _Planner(dcp.DefaultLoadPlanner):
-    """Loads tensors only: anything else under these names would be unpickled."""
+    """Loads tensors only, and refuses other values, since torch would unpickle them."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         raise Damaged(f"{read_item.dest_index.fqn} is not a tensor in this checkpoint")
@@ -347,7 +370,18 @@ class _Planner(dcp.DefaultLoadPlanner):
 def load_sharded(
     path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool, timeout: float = 0.0
 ) -> None:
-    """Reads into these tensors, on each rank its part; all ranks call it."""
+    """Reads a checkpoint of torch.distributed.checkpoint into tensors, on each rank its part. All ranks must call it.
+
+    Args:
+        path: the checkpoint's folder.
+        tensors: the tensors to fill, by name.
+        group: the process group; None: the default group.
+        many: whether there is more than one rank.
+        timeout: seconds for which a failing read is retried.
+
+    Raises:
+        CheckpointError: some ranks have failed; see `combined_error`.
+    """
     with _combined_errors():
         reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
         torch_compat_dcp.load(tensors, reader, planner, group, no_dist=not many)
@@ -355,7 +389,7 @@ def load_sharded(
 
 @contextlib.contextmanager
 def _combined_errors() -> Iterator[None]:
-    """Combines the errors of all ranks; torch reports them with all stacks."""
+    """Context manager: raises the errors of all ranks as one. torch's own error would contain all of their stacks."""
     try:
         yield
     except dcp.CheckpointException as failure:  # a BaseException
@@ -363,7 +397,11 @@ def _combined_errors() -> Iterator[None]:
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
-    """The errors of these ranks as one, which all ranks raise and which names them. Pure.
+    """Combines the errors of several ranks into one, which names the ranks. Pure.
+
+    Args:
+        errors: error or its text, by rank.
+        world_size: number of all ranks. If all of them have the same error, its text need not name them.
 
     | errors | result |
     |---|---|
@@ -386,7 +424,7 @@ def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text for the user, in one line."""
+    """Returns an error's text for the user, in one line."""
     if isinstance(error, CheckpointError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -394,11 +432,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# -- does it fit?
+# -- does a checkpoint fit the state?
 
 
 def saved_tensors(metadata: Metadata) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Type and shape of each tensor of a sharded checkpoint, by name."""
+    """Returns type and shape of each tensor of a sharded checkpoint, by name."""
     return {
         name: (entry.properties.dtype, tuple(entry.size))
         for name, entry in metadata.state_dict_metadata.items()
@@ -412,16 +450,16 @@ def require_fit(
     wanted: Mapping[str, Tensor],
     everyone: Collection[str],
 ) -> None:
-    """Compares names, types and shapes of all tensors. The state may lack whole top-level parts of the checkpoint.
+    """Compares the tensors of a checkpoint with those of the state. The state may lack top-level keys altogether.
 
     Args:
         path: the checkpoint.
-        saved: its tensors.
-        wanted: the tensors of this rank's state.
+        saved: type and shape of its tensors, by name.
+        wanted: the tensors of this rank's state, by name.
         everyone: names of the tensors of all ranks' states.
 
     Raises:
-        Misfit: they differ; the text lists how.
+        Misfit: names, types or shapes differ; the text lists the differences.
     """
     roots = {name.partition(".")[0] for name in everyone}
     lines = []
@@ -443,7 +481,12 @@ def require_fit(
 
 
 def refuse(path: Path, lines: list[str]) -> None:
-    """Raises Misfit with the first of these lines, if there are any."""
+    """Raises Misfit if there are differences.
+
+    Args:
+        path: the checkpoint.
+        lines: the differences; the error lists the first 20.
+    """
     if lines:
         more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
         shown = "".join(f"\n  {line}" for line in lines[:20])

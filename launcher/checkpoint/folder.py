@@ -1,4 +1,4 @@
-"""Rank 0's view of a run's checkpoint folder: lists, publishes and removes checkpoints. Works without torch."""
+"""A run's checkpoint folder, for use on rank 0: lists, publishes and removes checkpoints. Works without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from launcher.runs.directory import RunError, require_private
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of a lineage to keep; see retention.py."""
+    """Which checkpoints of a lineage to keep; see retention.py.
+
+    Attributes:
+        keep: number of the newest checkpoints to keep.
+        best: name of a metric; the checkpoint with its best value is kept as well. None: no metric counts.
+        best_is: which value of the metric is the best: `max` or `min`.
+    """
 
     keep: int = 2
     best: str | None = None
@@ -28,7 +34,12 @@ class Retention:
 
 
 class Folder:
-    """A folder of checkpoints, used by one rank of one attempt."""
+    """A folder of checkpoints, as one attempt uses it.
+
+    Attributes:
+        path: the folder.
+        attempt: number of the attempt.
+    """
 
     def __init__(self, path: Path, attempt: int, stays: Retention, read_timeout: float) -> None:
         self.path, self.attempt, self._stays, self._timeout = path, attempt, stays, read_timeout
@@ -38,7 +49,7 @@ class Folder:
         self._remover: threading.Thread | None = None
 
     def prepare(self, *, remove_leftovers: bool = True) -> None:
-        """Makes the folder, and removes what killed saves of this attempt and of earlier ones have left there.
+        """Makes the folder, and removes incomplete checkpoints of killed saves, of this attempt and earlier ones.
 
         Args:
             remove_leftovers: False if a save of this process may be in progress.
@@ -67,7 +78,7 @@ class Folder:
     def _remove_leftovers(self) -> None:
         there = reading.entries(self.path, self._timeout)
         for path in checkpoints.leftovers(self.path, self.attempt):
-            # If it was killed between two renames, the old checkpoint of this step is the only one.
+            # If a save was killed between two renames, the replaced checkpoint is the only one of its step: restore it.
             step = checkpoints.replaced_step(path.name)
             if step is None or checkpoints.name_of(step) in there:
                 shutil.rmtree(path, ignore_errors=True)
@@ -76,11 +87,11 @@ class Folder:
                 path.rename(self.path / checkpoints.name_of(step))
 
     def require_private(self, path: Path) -> None:
-        """Refuses a folder in which others could have put the files that are to be read.
+        """Refuses a folder into which others could have put files.
 
         Raises:
-            CheckpointError: it belongs to another user, or others can write to it.
-            Unavailable: it cannot be checked now.
+            CheckpointError: the folder belongs to another user, or others can write to it.
+            Unavailable: the folder cannot be checked now.
         """
         try:
             reading.retry(lambda: require_private(path), path, self._timeout)
@@ -92,11 +103,15 @@ class Folder:
     # -- listing
 
     def known(self) -> tuple[list[tuple[Path, Manifest]], dict[Path, str]]:
-        """The checkpoints with a valid manifest, newest first; and, for the others, what is wrong with them.
+        """Lists all checkpoints of the folder.
+
+        Returns:
+            The checkpoints with a valid manifest, newest first; and for each other checkpoint what is wrong with it.
 
         Raises:
+            CheckpointError: others can write to the folder, or to a checkpoint.
             Unavailable: a checkpoint cannot be read, so that the newest one is unknown.
-            Misfit: a newer version of launcher wrote one.
+            Misfit: a newer version of launcher wrote a checkpoint.
         """
         known, wrong = [], {}
         for path in checkpoints.candidates(self.path, self._timeout, missing_ok=False):
@@ -111,11 +126,20 @@ class Folder:
         return known, wrong
 
     def continue_from(self, manifest: Manifest) -> None:
-        """Makes the checkpoints that are published from now on part of this one's lineage."""
+        """Makes the checkpoints that are published after this call successors of a given one, in its lineage."""
         self._lineage, self._parent = manifest.lineage, manifest.step
 
     def quarantine(self, path: Path, why: Sequence[str], judged: Manifest | None = None) -> str:
-        """Renames a damaged checkpoint, unless another one has replaced it since; returns what was done, as text."""
+        """Quarantines a damaged checkpoint: renames it, so that nothing loads or removes it.
+
+        Args:
+            path: the checkpoint.
+            why: what is wrong with it.
+            judged: its manifest, if that could be read; if the manifest in `path` is another one now, nothing is done.
+
+        Returns:
+            What was done, as text for a log line.
+        """
         try:
             if judged is not None and checkpoints.read(path, self._timeout) != judged:
                 return "another one has taken its place"
@@ -124,33 +148,36 @@ class Folder:
             return f"it stays where it is ({error})"
 
     def quarantined(self) -> list[str]:
-        """The names of the quarantined checkpoints."""
+        """Returns the names of the quarantined checkpoints."""
         return [path.name for path in reading.retry(lambda: checkpoints.quarantined(self.path), self.path)]
 
     # -- publishing
 
     def describe(self, manifest: Manifest) -> Manifest:
-        """Adds its place in the lineage to a manifest."""
-        if self._sequence is None:  # nothing was loaded; unreadable checkpoints must not keep a training from saving
+        """Returns a manifest with lineage, sequence number and parent added."""
+        if self._sequence is None:  # nothing was loaded; unreadable checkpoints must not prevent a training from saving
             self._sequence = max((each.sequence for each in checkpoints.sound(self.path).values()), default=0)
         if self._lineage is None:
             self._lineage = os.urandom(8).hex()
         return replace(manifest, lineage=self._lineage, sequence=self._sequence + 1, parent=self._parent)
 
     def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None = None) -> Path:
-        """Renames a complete checkpoint to its final name, and starts to remove old ones; returns its path.
+        """Renames a complete checkpoint to its final name, and starts to remove old checkpoints in a thread.
 
-        An existing checkpoint of this step is replaced: it is removed if it is of the same lineage, and kept under
-        another name otherwise.
+        An existing checkpoint of this step is replaced. It is removed if it has the same lineage, and otherwise kept
+        under another name.
 
         Args:
-            temporary: its folder so far.
-            manifest: its manifest.
-            fence: called again before each removal; raises if another attempt owns the run now: then nothing is
-                removed.
+            temporary: temporary folder with the new checkpoint.
+            manifest: manifest of the new checkpoint.
+            fence: function that is called before each removal. If it raises, since another attempt owns the run now,
+                nothing more is removed.
+
+        Returns:
+            The final path.
 
         Raises:
-            OSError: it could not be renamed; an existing checkpoint is as before.
+            OSError: the folder could not be renamed; an existing checkpoint of this step is unchanged.
         """
         path = self.path / checkpoints.name_of(manifest.step)
         old = None
@@ -185,7 +212,12 @@ class Folder:
     def _remove_surplus(self, published: Manifest, old: Path | None, fence: Callable[[], None] | None) -> None:
         """Removes old checkpoints. Runs in a thread, since freeing many blocks takes the file system a while.
 
-        Checkpoints that cannot be read are neither counted nor removed. Failed removals are repeated by the next save.
+        Checkpoints that cannot be read are neither counted nor removed. The next save repeats failed removals.
+
+        Args:
+            published: manifest of the checkpoint that was just published.
+            old: the checkpoint of the same step that it has replaced, if that is to be removed.
+            fence: see `publish`.
         """
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
@@ -200,14 +232,14 @@ class Folder:
                 shutil.rmtree(hidden, ignore_errors=True)
 
     def wait(self) -> None:
-        """Waits until old checkpoints are removed."""
+        """Waits until the old checkpoints are removed."""
         if self._remover is not None:
             self._remover.join()
             self._remover = None
 
 
 def _owns_run(fence: Callable[[], None] | None) -> bool:
-    """Whether this attempt certainly owns the run. If not, the next save reports it."""
+    """Returns whether this attempt certainly owns the run. If not, the next save reports the error."""
     try:
         if fence is not None:
             fence()
@@ -217,7 +249,7 @@ def _owns_run(fence: Callable[[], None] | None) -> bool:
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Renames to a name that is free; a plain rename would replace an empty folder."""
+    """Renames a folder. Raises FileExistsError if the target exists; os.rename would replace an empty folder."""
     if target.name in reading.entries(target.parent):
         raise FileExistsError(target)
     source.rename(target)

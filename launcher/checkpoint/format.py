@@ -3,13 +3,13 @@
     FOLDER/                        0700, files 0600
       step-000001200/              complete: renamed to this name when everything was on disk
         manifest.json              written last: describes the checkpoint, with sizes and checksums of its files
-        state.pt                   small state that all ranks share: tensors and other values, by torch.save
-        ranks.pt                   with state.pt: the rank_state of each rank
+        state.pt                   small state, the same on all ranks: tensors and other values, by torch.save
+        ranks.pt                   beside state.pt: the rank_state of each rank
         .metadata, __R_K.distcp    large or sharded state: torch.distributed.checkpoint's files, the K-th of rank R
-        values.pt, rank-R.pt       with these: values that are no tensors, and the rank_state of rank R
+        values.pt, rank-R.pt       beside those: values that are not tensors, and the rank_state of rank R
       .saving-step-...             being written, or left behind by a killed save
       .old-..., .gone-...          about to be removed
-      .aside-step-...              quarantined: damaged, or replaced by another one; kept for its owner
+      .aside-step-...              quarantined: damaged, or replaced by one of another lineage; kept for the user
         why.txt                    what is wrong with it
 
 Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
@@ -34,7 +34,7 @@ from launcher.checkpoint.reading import CheckpointError, Damaged, RetryingFile, 
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
 
-FORMAT = 2  # 1: without lineage
+FORMAT = 2  # version of the format; version 1 had no lineage
 BLOCK = 1 << 26  # bytes that share a checksum
 MANIFEST = "manifest.json"
 SINGLE, SHARDED, DCP = "single", "sharded", "dcp"
@@ -43,20 +43,20 @@ _NAME = re.compile(r"step-(\d{9,})")
 _TEMPORARY = re.compile(r"\.(saving|old|gone)-step-(\d+)-attempt-(\d+)-[0-9a-f]+")
 _ASIDE = re.compile(r"\.aside-step-(\d+)-attempt-\d+-[0-9a-f]+")
 WHY = "why.txt"
-_BUFFER = 1 << 20  # bytes read at once: they stay in the processor's cache until their checksum is taken
+_BUFFER = 1 << 20  # bytes read at once, few enough to be in the processor's cache when their checksum is computed
 
 
 class Misfit(CheckpointError):
-    """A sound checkpoint of another model, configuration or version: its owner must decide what to do."""
+    """A sound checkpoint of another model, configuration or version: the user must decide what to do."""
 
 
 class SaveFailed(CheckpointError):
-    """A checkpoint could not be written; the earlier ones are untouched."""
+    """A checkpoint could not be written; earlier checkpoints are untouched."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a checkpoint: its size in bytes, and the CRC-32 of each block."""
+    """Size of a checkpoint's file in bytes, and the CRC-32 of each block of it."""
 
     size: int
     crc32: tuple[int, ...]
@@ -68,18 +68,19 @@ class Manifest:
 
     Attributes:
         step: steps of the run that were done.
-        kind: `single` (one file), `sharded` (torch.distributed.checkpoint) or `dcp` (written by that alone).
-        world_size, attempt: of the ranks that saved it.
-        identity: facts that must be equal for the state to fit.
+        kind: `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
+            (everything in such files).
+        world_size, attempt: number of ranks that saved it, and number of their attempt.
+        identity: facts that must be equal for the checkpoint to fit.
         extra: facts that the workload added (JSON types).
-        metrics: metrics at this step.
-        files: all files by name, except the manifest.
+        metrics: metrics at this step, by name.
+        files: size and checksums of all files except the manifest, by file name.
         time: when it was written, in seconds since the epoch.
-        torch, launcher: versions that wrote it.
+        torch, launcher: versions of torch and launcher that wrote it.
         lineage: id of the training that saved it, the same in all of its attempts; see retention.py.
-        sequence: one more than that of any checkpoint that was there before.
-        parent: step of the checkpoint before it; None if the training started from the beginning.
-        format: version of this format.
+        sequence: number that is higher by one than the highest in the folder before; it tells which one is newer.
+        parent: step of the checkpoint before it in its lineage; None if it is the first.
+        format: version of the format.
     """
 
     step: int
@@ -100,7 +101,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """Bytes of all files, without the manifest."""
         return sum(file.size for file in self.files.values())
 
     def text(self) -> str:
@@ -113,26 +114,37 @@ class Manifest:
 
 
 def name_of(step: int) -> str:
-    """`step-000001200`."""
+    """Returns the name of a complete checkpoint: `step-000001200`."""
     return f"step-{step:09}"
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint's name; None if the name is not a checkpoint's."""
+    """Returns the step in the name of a complete checkpoint; None for other names."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def temporary(step: int, attempt: int, what: str = "saving") -> str:
-    """A fresh temporary name; `what`: saving, old (being replaced), gone (being removed) or aside (quarantined)."""
+    """Returns a new name, with a random part, for the folder of a checkpoint that is not to be loaded.
+
+    Args:
+        step: step of the checkpoint.
+        attempt: number of the attempt that makes the folder.
+        what: saving (being written), old (being replaced), gone (being removed) or aside (quarantined).
+    """
     return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
 
 
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
-    """The folders in `folder` with a complete checkpoint's name, highest step first.
+    """Returns the folders in `folder` that have the name of a complete checkpoint, highest step first.
+
+    Args:
+        folder: directory of the checkpoints.
+        timeout: seconds for which a failing read is retried.
+        missing_ok: whether a missing folder counts as empty.
 
     Raises:
-        Unavailable: the folder cannot be listed, or is not there (unless `missing_ok`).
+        Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
     """
 
     found = reading.entries(folder, timeout, missing_ok=missing_ok)
@@ -141,7 +153,16 @@ def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -
 
 
 def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
-    """Renames a checkpoint that cannot be used, so that nothing loads or removes it; returns its new path."""
+    """Renames a checkpoint that cannot be used, so that nothing loads or removes it.
+
+    Args:
+        path: the checkpoint.
+        attempt: number of this attempt.
+        why: lines for why.txt: what is wrong with it.
+
+    Returns:
+        The new path.
+    """
     aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
     path.rename(aside)
     with contextlib.suppress(OSError):
@@ -150,13 +171,13 @@ def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
 
 
 def quarantined(folder: Path) -> dict[Path, int]:
-    """The quarantined checkpoints, and their steps."""
+    """Returns the quarantined checkpoints in a folder, each with its step."""
     found = ((entry, _ASIDE.fullmatch(entry)) for entry in sorted(reading.entries(folder)))
     return {folder / entry: int(match[1]) for entry, match in found if match}
 
 
 def quarantine_reasons(path: Path) -> list[str]:
-    """Why a checkpoint was quarantined; empty if unknown."""
+    """Returns the lines about what is wrong with a quarantined checkpoint; empty if they cannot be read."""
     try:
         return run_files.read_whole(path / WHY).decode(errors="replace").splitlines()
     except OSError:
@@ -164,13 +185,13 @@ def quarantine_reasons(path: Path) -> list[str]:
 
 
 def leftovers(folder: Path, attempt: int) -> list[Path]:
-    """The temporary folders of killed saves of this attempt and of earlier ones."""
+    """Returns the temporary folders that saves of this attempt and earlier ones have left (saving, old and gone)."""
     found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in reading.entries(folder))
     return [folder / entry for entry, match in found if match and int(match[3]) <= attempt]
 
 
 def replaced_step(name: str) -> int | None:
-    """The step in the temporary name of a checkpoint that is being replaced; None for other names."""
+    """Returns the step in the temporary name of a checkpoint that is being replaced (old); None for other names."""
     match = _TEMPORARY.fullmatch(name)
     return int(match[2]) if match and match[1] == "old" else None
 
@@ -179,16 +200,16 @@ def replaced_step(name: str) -> int | None:
 
 
 def read(path: Path, timeout: float = 0.0) -> Manifest:
-    """The manifest of the checkpoint in `path`.
+    """Reads and checks the manifest of the checkpoint in `path`.
 
     Args:
-        path: its folder.
+        path: the checkpoint's folder.
         timeout: seconds for which a failing read is retried.
 
     Raises:
-        Damaged: there is no manifest, or it is not valid.
-        Unavailable: it cannot be read now.
-        Misfit: a newer version of launcher wrote it.
+        Damaged: the manifest is missing, or not valid.
+        Unavailable: the manifest cannot be read now.
+        Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
     """
     try:
         data = reading.read_bytes(path / MANIFEST, timeout)
@@ -226,7 +247,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
 
 
 def _misfit(values: dict[str, Any]) -> str | None:
-    """What is wrong with a manifest's values; None if nothing is. A metric may be NaN."""
+    """Returns what is wrong with the values in a manifest; None if they are valid. A metric may be NaN."""
     metrics = values.get("metrics")
     if not isinstance(metrics, dict) or not all(type(each) in (int, float) for each in metrics.values()):
         return "metrics are no numbers by name"
@@ -244,7 +265,13 @@ def _version() -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """`model.width: 256 in the checkpoint, 512 now` for every key in which two identities differ. Pure."""
+    """Describes each difference between two identities as `model.width: 256 in the checkpoint, 512 now`. Pure.
+
+    Args:
+        old: the checkpoint's identity.
+        new: this training's identity.
+        prefix: text before each key, for nested mappings.
+    """
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         name = f"{prefix}{key}"
@@ -268,7 +295,7 @@ def _short(value: Any) -> str:
 
 
 def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[str]:
-    """Describes the files that are missing or have another size. Cheap: reads no data.
+    """Describes the files that are missing, or have another size than in the manifest. Cheap: reads no data.
 
     Raises:
         Unavailable: the size of a file cannot be read now.
@@ -290,7 +317,7 @@ def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[st
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a file with its own checksum."""
+    """A part of a file with its own checksum: file name, offset and size in bytes, CRC-32."""
 
     name: str
     offset: int
@@ -299,10 +326,10 @@ class Block:
 
 
 def blocks(manifest: Manifest) -> list[Block]:
-    """All blocks of all files, in order.
+    """Returns all blocks of all files in a manifest, in order.
 
     Raises:
-        Damaged: a file's numbers of checksums and blocks differ.
+        Damaged: a file has more or fewer checksums than blocks.
     """
     found = []
     for name, file in manifest.files.items():
@@ -314,7 +341,7 @@ def blocks(manifest: Manifest) -> list[Block]:
 
 
 def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
-    """The blocks that one of several ranks checks: about as many bytes as each of the others. Pure."""
+    """Returns the blocks that one rank checks, so that all ranks check about the same number of bytes. Pure."""
     loads, mine = [0] * world_size, []
     for block in sorted(found, key=lambda block: (-block.size, block.name, block.offset)):
         least = loads.index(min(loads))
@@ -325,7 +352,13 @@ def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
-    """Describes the blocks whose bytes have changed since they were written.
+    """Describes the blocks that have changed since they were written.
+
+    Args:
+        path: the checkpoint's folder.
+        found: the blocks to check.
+        threads: number of threads that check them.
+        timeout: seconds for which a failing read is retried.
 
     Raises:
         Unavailable: a block cannot be read.
@@ -348,7 +381,7 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
 
 
 def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
-    """CRC-32 of a part of a file; shorter than `size` if the file ends before."""
+    """Returns the CRC-32 of `size` bytes of a file from `offset` on, or of fewer if the file is shorter."""
     buffer = memoryview(bytearray(min(_BUFFER, size)))
     crc32 = 0
     with RetryingFile(path, timeout) as file:
@@ -363,17 +396,17 @@ def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
 
 
 def file_of(path: Path) -> File:
-    """Size and checksums of a file that has been written."""
+    """Reads a file, and returns its size and checksums."""
     size = path.stat().st_size
     return File(size, tuple(_checksum(path, offset, min(BLOCK, size - offset)) for offset in range(0, size, BLOCK)))
 
 
 def verify(path: Path) -> list[str]:
-    """Describes everything that is wrong with the checkpoint in `path`; empty if it is sound.
+    """Describes what is wrong with the checkpoint in `path`; empty if it is sound. Reads all of its data.
 
     Raises:
-        Unavailable: it cannot be read now.
-        Misfit: a newer version of launcher wrote it.
+        Unavailable: the checkpoint cannot be read now.
+        Misfit: a newer version of launcher wrote the checkpoint, or torch.distributed.checkpoint alone did.
     """
     try:
         manifest = read(path)
@@ -386,7 +419,7 @@ def verify(path: Path) -> list[str]:
 
 
 def sound(folder: Path) -> dict[Path, Manifest]:
-    """The checkpoints with a valid manifest and files of the right sizes, newest first.
+    """Returns the checkpoints with a valid manifest and files of the right sizes, newest first.
 
     Leaves out checkpoints that cannot be read, and those of a newer version of launcher.
 
@@ -403,7 +436,7 @@ def sound(folder: Path) -> dict[Path, Manifest]:
 
 
 def newest_step(folder: Path) -> int | None:
-    """The step from which a run would resume, judging by file sizes only; None if there is no checkpoint.
+    """Returns the step from which a run would resume; None if there is no checkpoint. Checks sizes, not checksums.
 
     Raises:
         Unavailable: a checkpoint cannot be read now, so that the newest one is unknown.

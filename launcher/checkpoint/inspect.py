@@ -1,4 +1,4 @@
-"""Reads checkpoints without a process group: lists the content, extracts one shard, or the whole as one file."""
+"""Reads a checkpoint without a process group: lists its tensors, returns the whole state, or one rank's shard of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a tensor: the rank that wrote it, its offset in the whole tensor, and its shape."""
+    """A part of a tensor: the rank that wrote the part, its offset in the whole tensor, and its shape."""
 
     rank: int
     offset: tuple[int, ...]
@@ -43,7 +43,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor in a checkpoint."""
+    """A tensor in a checkpoint: dotted name, type (`float32`), shape, and the shards that it consists of."""
 
     name: str
     dtype: str
@@ -52,10 +52,15 @@ class Entry:
 
 
 def entries(path: Path, manifest: Manifest) -> list[Entry]:
-    """The tensors of a checkpoint, by name; reads no data, and executes nothing.
+    """Lists the tensors of a checkpoint, sorted by name; executes nothing in it.
+
+    Args:
+        path: the checkpoint's folder.
+        manifest: its manifest.
 
     Raises:
-        Damaged: its metadata is not valid.
+        Damaged: the checkpoint's metadata is not valid.
+        Unavailable: the checkpoint cannot be read now.
     """
     if manifest.kind == SINGLE:
         tensors = _single(path)["tensors"]
@@ -84,14 +89,14 @@ def entries(path: Path, manifest: Manifest) -> list[Entry]:
 
 
 def values(path: Path, manifest: Manifest) -> dict[Any, Any]:
-    """The values of the state that are no tensors."""
+    """Returns the values of the state that are not tensors; none for a checkpoint of torch.distributed.checkpoint."""
     if manifest.kind == SINGLE:
         return dict(_single(path)["values"])
     return dict(_rest(path, manifest)["values"])
 
 
 def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """The values that are no tensors, and the keys from the root to each tensor."""
+    """Returns, of a sharded checkpoint, the `values` that are not tensors and the `paths`: keys to each tensor."""
     if manifest.kind != DCP:
         return dict(files.load_file(path / VALUES_FILE))
     metadata = files.read_metadata(path)
@@ -100,16 +105,17 @@ def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
-    """The state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
+    """Reads the state as it was given to `save`, into CPU memory; lists of tensors become dicts by index.
 
     Args:
-        path: its folder.
+        path: the checkpoint's folder.
         manifest: its manifest.
-        keys: dotted names (`model.layer.weight`), or prefixes of them (`model`); empty: everything.
+        keys: dotted names (`model.layer.weight`) to read, or prefixes of them (`model`); empty: everything.
 
     Raises:
-        Damaged: it has changed since it was written.
-        CheckpointError: it contains nothing with such a name.
+        Damaged: the checkpoint has changed since it was written.
+        Unavailable: the checkpoint cannot be read now.
+        CheckpointError: the checkpoint contains nothing under one of the keys.
     """
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
     if manifest.kind == SINGLE:
@@ -134,15 +140,23 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
 
 
 def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """The part of a checkpoint that one rank has written.
+    """Reads the part of a checkpoint that one rank has written.
+
+    Args:
+        path: the checkpoint's folder.
+        manifest: its manifest.
+        rank: number of the rank.
+        keys: dotted names or prefixes of them, as for `whole`; empty: all tensors.
 
     Returns:
-        `shard`, `world_size` and `step`; `parts`, a list of dicts with the `name` of a tensor, the `shape` of the
-        whole, the `offset` of this part in it, and the part as `tensor`; and the rank's `rank_state`, or None.
+        A dict with `shard` (the rank), `world_size` and `step`; `parts`, a list of dicts with the `name` of a tensor,
+        the `shape` of the whole tensor, the `offset` of this part in it, and the part as `tensor`; and the rank's
+        `rank_state`, or None.
 
     Raises:
-        Damaged: its files have changed since they were written.
-        CheckpointError: there is no such rank.
+        Damaged: files of this rank have changed since they were written.
+        Unavailable: the checkpoint cannot be read now.
+        CheckpointError: the checkpoint has no shard with this number.
     """
     if not 0 <= rank < manifest.world_size:
         raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
@@ -173,6 +187,7 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
 
 
 def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> Any:
+    """Yields the parts of tensors that a rank has written, as `shard` returns them."""
     for index, info in metadata.storage_data.items():
         entry = metadata.state_dict_metadata[index.fqn]
         if not _is_of(info.relative_path, rank) or not _wanted(index.fqn, keys):
@@ -191,6 +206,7 @@ def _part(name: str, shape: Sequence[int], offset: Sequence[int], tensor: Tensor
 
 
 def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None:
+    """Raises Damaged if a file has another size, or one of the files in `names` has another checksum."""
     found = [block for block in checkpoints.blocks(manifest) if block.name in names]
     problems = checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
     if problems:
@@ -198,6 +214,7 @@ def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None
 
 
 def _single(path: Path) -> dict[str, Any]:
+    """Reads state.pt: a dict with `tensors` and `values`, and with `paths`, the keys to each tensor."""
     state = files.load_file(path / STATE_FILE)
     if not isinstance(state, dict) or not {"tensors", "paths", "values"} <= state.keys():
         raise Damaged(f"{path / STATE_FILE} is no state")
@@ -205,11 +222,18 @@ def _single(path: Path) -> dict[str, Any]:
 
 
 def _wanted(name: str, keys: Sequence[str]) -> bool:
+    """Returns whether a dotted name is one of the keys or below one; True without keys."""
     return not keys or any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
 def _only(value: Any, keys: Sequence[str], path: tuple[Any, ...]) -> Any:
-    """The part of the values that the keys name; None or empty if there is none."""
+    """Returns the part of nested values that the keys name; None or empty if there is none.
+
+    Args:
+        value: the values.
+        keys: dotted names, or prefixes of them; empty: everything.
+        path: keys from the root to `value`.
+    """
     if not keys or any(_wanted(".".join(map(str, path)), [key]) for key in keys if path):
         return value
     if isinstance(value, dict):
@@ -234,10 +258,10 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def save_plain(path: Path, value: Any) -> None:
-    """torch.save into a new file with mode 0600; an incomplete file is removed.
+    """Writes a value into a new file of mode 0600 by torch.save; an incomplete file is removed.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the file exists, or cannot be written.
     """
     try:
         try:

@@ -17,17 +17,16 @@ from launcher.checkpoint.state import Content, fill
 
 @dataclass(frozen=True)
 class Loaded:
-    """The parts of a checkpoint that are no tensors.
+    """What `Checkpointer.load` returns: everything in a checkpoint besides tensors, which `load` has filled in place.
 
     Attributes:
-        step: steps of the run that were done when it was saved.
-        path: its folder.
-        extra: as given to `save`.
-        metrics: as given to `save`.
-        rank_state: this rank's; None if it was saved by another number of ranks.
-        world_size: number of ranks that saved it.
+        step: steps of the run that were done when the checkpoint was saved.
+        path: folder of the checkpoint.
+        extra, metrics: as given to `save`.
+        rank_state: this rank's, as given to `save`; None if another number of ranks saved the checkpoint.
+        world_size: number of ranks that saved the checkpoint.
         values: the state without its tensors; `merge(state, values)` puts both together.
-        passed_over: what was wrong with newer checkpoints.
+        passed_over: a line for each newer checkpoint that could not be used: its name, and what is wrong with it.
     """
 
     step: int
@@ -41,7 +40,12 @@ class Loaded:
 
 
 class Opened:
-    """A checkpoint that is being read."""
+    """A checkpoint while it is read: `open` checks and reads everything but tensors, `read` fills the tensors.
+
+    Attributes:
+        values: the values that are not tensors, once it is open.
+        rank_state: this rank's state, once it is open; None if another number of ranks saved it.
+    """
 
     def __init__(
         self, path: Path, manifest: Manifest, wanted: Content, everyone: Collection[str], peers: Peers, timeout: float
@@ -54,12 +58,15 @@ class Opened:
         self.rank_state: dict[str, Any] | None = None
 
     def open(self) -> list[str]:
-        """Reads everything except the data of the tensors; returns an empty list of problems.
+        """Reads everything except the tensors of a sharded checkpoint, and compares names and shapes with the state.
+
+        Returns:
+            An empty list: the problems are raised.
 
         Raises:
             Damaged: the checkpoint is not valid.
-            Unavailable: it cannot be read now.
-            Misfit: it does not fit the state.
+            Unavailable: the checkpoint cannot be read now.
+            Misfit: the checkpoint does not fit the state.
         """
         path, rank = self._path, self._peers.rank
         same = self._manifest.world_size == self._peers.world_size
@@ -74,7 +81,7 @@ class Opened:
                 self.rank_state = files.load_file(path / RANKS_FILE, self._timeout)[rank]
         else:
             saved = files.saved_tensors(files.read_metadata(path, self._timeout))
-            if self._manifest.kind != DCP:  # whose values its writer has pickled
+            if self._manifest.kind != DCP:  # there the caller's planner has pickled the values
                 self.values = files.load_file(path / VALUES_FILE, self._timeout)["values"]
             if same and f"rank-{rank}.pt" in self._manifest.files:
                 self.rank_state = files.load_file(path / f"rank-{rank}.pt", self._timeout)
@@ -82,11 +89,14 @@ class Opened:
         return []
 
     def read(self) -> list[str]:
-        """Fills the tensors of the state; all ranks call it. Returns an empty list of problems.
+        """Fills the tensors of the state. All ranks must call it, after `open`.
+
+        Returns:
+            An empty list: the problems are raised.
 
         Raises:
             Damaged: the data does not match the metadata.
-            Unavailable: it cannot be read now.
+            Unavailable: the checkpoint cannot be read now.
         """
         if self._tensors is None:
             files.load_sharded(self._path, self._wanted.tensors, self._peers.group, self._peers.many, self._timeout)

@@ -1,13 +1,15 @@
-"""Reads of checkpoint files, with three outcomes: right, wrong, or not readable now. Works without torch.
+"""Reads checkpoint files with retries, and distinguishes damaged files from those that cannot be read now.
+
+Works without torch. A read has three outcomes:
 
 | outcome | what happened | what follows |
 |---|---|---|
-| right | the file was read, and is valid | it is used |
-| wrong (`Damaged`) | the file, or a folder's listing, was read in full and is not valid | it is passed over, and kept |
-| unavailable (`Unavailable`) | the file system returned an error | retried; then the attempt ends with 75 |
+| right | the file was read, and is valid | the checkpoint is used |
+| wrong (`Damaged`) | the file was read in full and is not valid, or it is missing | the checkpoint is passed over |
+| unavailable (`Unavailable`) | the file system returned an error | retried; then the attempt ends with exit code 75 |
 
-A missing file can be either: NFS clients show an old listing for a while. It counts as wrong when its folder's listing,
-read in full, has not contained it for LAG seconds.
+NFS clients may show an old listing for a while. So a file counts as missing only when its folder was listed in full,
+and the listing has not contained the file for LAG seconds.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.files import run_files
 from launcher.files.shared_files import backoff
 
-LAG = 30.0  # seconds for which an NFS client may show an old listing, by default (acdirmin)
+LAG = 30.0  # seconds for which an NFS client may show an old listing by default (mount option acdirmin)
 
 T = TypeVar("T")
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be used or written."""
+    """A checkpoint cannot be used or written. Base class of the errors of checkpoints."""
 
 
 class Damaged(CheckpointError):
-    """The checkpoint was read and is torn, truncated, changed, or not one of ours: an older one can be used."""
+    """A checkpoint was read, and is torn, truncated, changed or not one of ours. An older one can be used instead."""
 
 
 class Unavailable(CheckpointError, UnavailableError):
-    """The checkpoint cannot be read now, and may be sound: the attempt ends, and a later one tries again."""
+    """A checkpoint cannot be read now, and may be sound. The attempt ends, and a later attempt tries again."""
 
     exit_code = RESUME
 
@@ -51,15 +53,18 @@ def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only:
     """Calls an operation, and repeats it with growing pauses while it raises an OSError.
 
     Args:
-        operation: may be called any number of times.
+        operation: function that can be called any number of times.
         path: the file, for the error text.
-        timeout: seconds for which to repeat it; 0: it is called once.
-        only: errno values of transient errors; others are raised at once. None: all are transient.
+        timeout: seconds for which to repeat the operation; 0: it is called once.
+        only: errno values of transient errors; other errors are raised at once. None: all errors are transient.
+
+    Returns:
+        The operation's result.
 
     Raises:
-        Unavailable: it failed for `timeout` seconds.
-        Damaged: the file has not been in its folder's listing for LAG seconds, or `timeout` if that is less.
-        OSError: one that is not in `only`.
+        Unavailable: the operation has failed for `timeout` seconds.
+        Damaged: the file has not been in its folder's listing for LAG seconds, or for `timeout` if that is less.
+        OSError: an error that is not in `only`.
     """
     why = ""
     for elapsed in backoff(timeout):
@@ -95,10 +100,18 @@ def _entries(folder: Path) -> dict[str, bool]:
 
 
 def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> dict[str, bool]:
-    """The names in the folder, each with whether it is a folder (False for links).
+    """Lists a folder.
+
+    Args:
+        folder: the folder.
+        timeout: seconds for which a failing read is retried.
+        missing_ok: whether a missing folder counts as empty.
+
+    Returns:
+        For each name in the folder whether it is a folder itself (False for links).
 
     Raises:
-        Unavailable: it cannot be listed.
+        Unavailable: the folder cannot be listed.
     """
 
     def look() -> dict[str, bool]:
@@ -113,7 +126,7 @@ def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> 
 
 
 def _found(operation: Callable[[], T], path: Path) -> T:
-    """Calls the operation; raises _NotListed if the file is missing from its folder's listing."""
+    """Calls an operation on a file; raises _NotListed if it does not find the file, and the folder does not list it."""
     try:
         return operation()
     except FileNotFoundError:
@@ -123,11 +136,11 @@ def _found(operation: Callable[[], T], path: Path) -> T:
 
 
 def size_of_file(path: Path, timeout: float = 0.0) -> int:
-    """Bytes of a file.
+    """Returns the size of a file in bytes.
 
     Raises:
-        Damaged: it is missing, or not a regular file.
-        Unavailable: it cannot be read now.
+        Damaged: the file is missing, or not a regular file.
+        Unavailable: the size cannot be read now.
     """
     status = retry(lambda: _found(lambda: _stat(path), path), path, timeout)
     if not stat.S_ISREG(status.st_mode):
@@ -136,11 +149,11 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 
 
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
-    """All bytes of a small file.
+    """Reads a small file as a whole.
 
     Raises:
-        Damaged: it is missing, not a regular file, or larger than run_files.RECORD_LIMIT.
-        Unavailable: it cannot be read now.
+        Damaged: the file is missing, not a regular file, or larger than run_files.RECORD_LIMIT.
+        Unavailable: the file cannot be read now.
     """
     size = size_of_file(path, timeout)
     if size > run_files.RECORD_LIMIT:
@@ -154,14 +167,18 @@ def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
 
 
 class RetryingFile(io.RawIOBase):
-    """A file for reading. Failing reads are retried on a newly opened file, since the old handle may be stale."""
+    """A file for reading. Failing reads are retried after opening it anew, since the old handle may be stale.
+
+    Attributes:
+        failure: error of the last read that failed for good, since a library may replace the error; None: none failed.
+    """
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:
         self._path, self._timeout = path, timeout
         self._file: io.FileIO | None = None
         self._position = 0
-        self._there = -1  # position of the open file
-        self.failure: CheckpointError | None = None  # the error of a read, which a library in between may hide
+        self._there = -1  # position of the open file descriptor, which may differ from `_position`
+        self.failure: CheckpointError | None = None
 
     def readable(self) -> bool:
         return True

@@ -1,8 +1,8 @@
-"""Checks that tensors with one name are the same on all ranks that have it, since only one of them writes it.
+"""Checks that tensors of one name are the same on all ranks that have the name, since only one rank saves its tensor.
 
-A tensor that is not a DTensor counts as a replica of the tensors with its name on other ranks. Where that is wrong
-(manual tensor parallelism, experts, a sharded optimizer), all but one rank's would be lost. So ranks compare their
-tensors at the first save of a process. Names that only some ranks have (pipeline stages) are fine.
+A tensor that is not a DTensor counts as a replica of the tensors of its name on other ranks. Where that is wrong
+(manual tensor parallelism, experts, a sharded optimizer), the tensors of all ranks but one would be lost. So the ranks
+compare their tensors at the first save of a process. Names that only some ranks have (pipeline stages) are fine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from launcher.checkpoint.state import local_part
 from launcher.formatting import name_ranks
 from launcher.torch_compat import DTensor, compute_local_shape_and_global_offset
 
-_PIECE = 1 << 24  # elements that are hashed at once on a device; the working memory is a few times their size
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # spreads the positions of elements over 64 bits
+_PIECE = 1 << 24  # 32-bit words that are hashed at once on a device; the working memory is a few times their size
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # factor that spreads the positions of words over 64 bits
 
 # Running statistics of torch's normalisation layers (torch.nn.modules.batchnorm._NormBase) differ between ranks from
-# step to step; those of rank 0 are saved, as DDP does (broadcast_buffers).
+# step to step. They are not compared, and any rank's may be saved; DDP, too, broadcasts them (broadcast_buffers).
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 Offset = tuple[int, ...]
@@ -33,11 +33,12 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A rank's tensors.
+    """A rank's tensors, described so that ranks can compare them.
 
     Attributes:
         kinds: type and shape of each tensor, by name.
-        parts: by name, a hash of this rank's part by its offset in the whole; without parts that no other rank has.
+        parts: for each name the offset of this rank's part in the whole tensor, with a hash of the part; without
+            tensors whose parts no other rank can have.
     """
 
     kinds: dict[str, str]
@@ -45,11 +46,11 @@ class Table:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], world_size: int) -> Table:
-        """Hashes the parts that other ranks may have as well; reads each tensor once.
+        """Makes the table of this rank's tensors; hashes the parts that other ranks may have as well.
 
         Args:
-            tensors: by name.
-            copies: of some of them, since the tensors may have changed.
+            tensors: the tensors by name.
+            copies: copies of some of the tensors, to hash in their place, since those tensors may have changed.
             world_size: number of ranks.
         """
         kinds = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()}
@@ -60,12 +61,12 @@ class Table:
         return cls(kinds, parts)
 
     def digest(self) -> str:
-        """Equal on ranks with equal tables."""
+        """Returns a hash of the table, to find out cheaply whether all ranks have equal tables."""
         return hashlib.sha256(repr((sorted(self.kinds.items()), sorted(self.parts.items()))).encode()).hexdigest()
 
 
 def _is_unique(tensor: Tensor, world_size: int) -> bool:
-    """Whether no other rank can have the same part of the tensor."""
+    """Returns whether no other rank can have the same part of a tensor: it is sharded over all ranks."""
     return (
         isinstance(tensor, DTensor)
         and tensor.device_mesh.size() == world_size
@@ -80,11 +81,11 @@ def _offset(tensor: Tensor) -> Offset:
 
 
 def hash_of(tensor: Tensor) -> int:
-    """A hash of the tensor's bytes; equal for equal bytes on the same kind of device.
+    """Returns a hash of a tensor's bytes; equal for equal bytes on the same type of device.
 
-    On CPUs CRC-32. Elsewhere the sum of all 32-bit words, each times an odd number that depends on its position, so
-    that the tensor need not be copied. (torch.hash_tensor is no alternative: it is 0 for every tensor of an even number
-    of equal values.)
+    On the CPU the hash is CRC-32. On other devices each 32-bit word is multiplied by an odd number that depends on its
+    position, and all products are added, so that the tensor need not be copied to the host. (torch.hash_tensor would
+    not do: it is 0 for every tensor of an even number of equal values.)
     """
     data = tensor.detach().contiguous()
     if data.is_cpu:
@@ -107,8 +108,11 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
     |---|---|
     | one | fine: a pipeline stage |
     | several, with the same type and shape, and equal parts at each offset | fine: a replica, or parts of a DTensor |
-    | several, with another type or shape | listed, with the type and shape on each |
-    | several, with other bytes at the same offset | listed, with the groups of ranks that agree |
+    | several, with different types or shapes | described, with the type and shape on each rank |
+    | several, with different bytes at the same offset | described, with the groups of ranks that agree |
+
+    Args:
+        tables: the table of each rank, in order.
     """
     lines = []
     for name in dict.fromkeys(name for table in tables for name in table.kinds):
@@ -126,7 +130,7 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
 
 
 def refusal(lines: Sequence[str]) -> str:
-    """The error text for these conflicts, with what to do. Pure."""
+    """Returns the error text for conflicts between ranks, with what to do. Pure."""
     more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
     return (
         "ranks hold different things under one name, and only one rank's would be saved:"
@@ -139,7 +143,14 @@ def refusal(lines: Sequence[str]) -> str:
 
 
 def merged_values(values: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], list[str]]:
-    """The values that are no tensors, of all ranks together; and a description of their differences. Pure."""
+    """Merges the values of all ranks that are not tensors. Pure.
+
+    Args:
+        values: the values of each rank, in order.
+
+    Returns:
+        The merged values, and a line for each name with different values, of which the lowest rank's is taken.
+    """
     whole: dict[Any, Any] = {}
     lines: dict[str, list[int]] = {}
 

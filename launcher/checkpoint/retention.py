@@ -1,8 +1,9 @@
-"""Which checkpoint a run resumes from, and which ones are kept. Pure.
+"""Decides which checkpoints to keep, and which checkpoint is the newest. Pure.
 
-A lineage is what one training has saved in all of its attempts: each checkpoint has the lineage id of the one that its
-training had loaded. A higher step is not always newer: a training that went back to an earlier checkpoint, or started
-from the beginning, counts from there. So each checkpoint has a sequence number, one more than any in its folder before.
+A lineage is all that one training has saved in all of its attempts: a checkpoint has the lineage id of the checkpoint
+that its training had loaded. The checkpoint with the highest step need not be the newest: a training may have gone back
+to an earlier checkpoint, or to the beginning. So each checkpoint has a sequence number, higher by one than the highest
+in its folder before.
 """
 
 from __future__ import annotations
@@ -16,16 +17,26 @@ from launcher.checkpoint.format import Manifest
 
 
 def age(manifest: Manifest) -> tuple[int, int]:
-    """The sort key for the order of publication; checkpoints of old versions have no sequence, and come first."""
+    """Returns the sort key for the order of publication. Checkpoints without a sequence (format 1) come first."""
     return manifest.sequence, manifest.step
 
 
 def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Sorts manifests by the order of publication, newest first."""
     return sorted(manifests, key=age, reverse=True)
 
 
 def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
-    """The one with the best value of the metric, the newest of several; None if no checkpoint has a value for it."""
+    """Returns the checkpoint with the best value of a metric, of several the newest.
+
+    Args:
+        manifests: manifests of the checkpoints.
+        best: name of the metric; None: the result is None.
+        best_is: which value is the best: `max` or `min`.
+
+    Returns:
+        The manifest; None if no checkpoint has a finite value of the metric.
+    """
     if best is None:
         return None
     sign = 1 if best_is == "max" else -1
@@ -40,7 +51,12 @@ def _number(value: Any) -> float | None:
 
 
 def kept(manifests: Iterable[Manifest], keep: int, best: str | None = None, best_is: str = "max") -> set[int]:
-    """The steps to keep, of the sound checkpoints of one lineage: the newest `keep`, and the best."""
+    """Returns the steps of the checkpoints to keep: the newest `keep`, and the best.
+
+    Args:
+        manifests: manifests of the sound checkpoints of one lineage.
+        keep, best, best_is: see `folder.Retention`.
+    """
     known = newest_first(manifests)
     champion = best_of(known, best, best_is)
     return {manifest.step for manifest in known[:keep]} | ({champion.step} if champion else set())
@@ -49,20 +65,20 @@ def kept(manifests: Iterable[Manifest], keep: int, best: str | None = None, best
 def surplus(
     known: Mapping[Path, Manifest], published: Manifest, keep: int, best: str | None = None, best_is: str = "max"
 ) -> set[Path]:
-    """The checkpoints to remove after one was published.
+    """Returns the checkpoints to remove after one was published.
 
     | the checkpoint | result |
     |---|---|
-    | could not be read, or is not sound | is not in `known`, and stays |
+    | could not be read, or is not sound | stays: it is not in `known` |
     | is of another lineage | stays |
     | was just published | stays |
     | is one of the newest `keep` of its lineage, or its best | stays |
     | any other | is removed |
 
     Args:
-        known: the sound checkpoints of the folder.
-        published: the new one.
-        keep, best, best_is: see Checkpointer.
+        known: manifests of the sound checkpoints in the folder.
+        published: manifest of the new checkpoint.
+        keep, best, best_is: see `folder.Retention`.
     """
     own = {path: manifest for path, manifest in known.items() if manifest.lineage == published.lineage}
     stay = kept(own.values(), keep, best, best_is) | {published.step}

@@ -1,7 +1,7 @@
 """Writes safetensors files: 8 bytes with the length of a JSON header, the header, then the bytes of all tensors.
 
-See https://github.com/huggingface/safetensors#format. Such a file contains only tensors, and is read without executing
-anything. Writing one takes a few lines, so the package is not needed.
+See https://github.com/huggingface/safetensors#format. Such a file contains only tensors, and nothing in it is executed
+when it is read. Writing one takes a few lines, so the package safetensors is not needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ _TYPES = {
     "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-_ALIGNMENT = 8  # of the first tensor, so that the file can be mapped into memory
+_ALIGNMENT = 8  # bytes; alignment of the first tensor, so that the file can be mapped into memory
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes CPU tensors under their dotted names; an incomplete file is removed.
+    """Writes CPU tensors into a new safetensors file; an incomplete file is removed.
+
+    Args:
+        path: the file.
+        tensors: the tensors by dotted name.
+        metadata: text by name for the file's header.
 
     Raises:
         CheckpointError: a tensor has a type that the format does not know, or the file cannot be written.
@@ -66,7 +71,12 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def flat(tree: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of nested dicts and lists by dotted name."""
+    """Returns the tensors in nested dicts by dotted name; other values are left out.
+
+    Args:
+        tree: nested dicts; lists must have become dicts by index.
+        prefix: text before each name.
+    """
     found: dict[str, Tensor] = {}
     for key, value in tree.items():
         if isinstance(value, Tensor):

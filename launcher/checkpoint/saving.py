@@ -1,15 +1,16 @@
 """One save, from each rank's state to a published checkpoint; runs in a thread.
 
-Each step is either local or collective. A local step may fail on one rank alone; then all ranks learn of it before the
-next collective step. So no rank waits in a collective for one that has failed.
+Each step is either local or collective. If a local step fails on one rank, all ranks get its error before the next
+collective step. So no rank waits in a collective for a rank that has failed.
 
-| step | on | |
+| step | on | what it does |
 |---|---|---|
-| offer | each rank | what it would save, and what is wrong with that |
-| agree | rank 0 | whether all ranks save the same; the kind of checkpoint; space; a temporary folder |
-| compare | rank 0 | at the first save of a process: whether ranks have different tensors under one name |
-| prepare | each rank | copies what it writes (then training may change it); writes its rank_state |
-| write | all ranks together | the tensors |
+| offer | each rank | describes to rank 0 what the rank would save, and what is wrong with it |
+| agree | rank 0 | compares the offers, chooses the kind of checkpoint, checks space, makes a temporary folder |
+| compare | rank 0 | at the first save of a process: refuses different tensors of ranks under one name |
+| prepare | each rank | copies what the rank writes (then training may change the state) |
+| write own | each rank | writes its rank_state, rank 0 also the values that are not tensors |
+| write | all ranks together | write the tensors |
 | publish | rank 0 | writes the manifest, calls the fence, renames the folder |
 """
 
@@ -51,26 +52,33 @@ from launcher.runs.event_writer import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor
 
-SMALL = 50_000_000  # bytes; state up to this size that is the same on all ranks is one file, written by rank 0
+SMALL = 50_000_000  # bytes; a state of at most this size that is the same on all ranks is one file, written by rank 0
 SLACK = 1 << 20  # bytes of free space required beyond the tensors
 
 
 class Final(CheckpointError):
-    """All later saves would fail in the same way."""
+    """A save failed for a reason for which all later saves would fail, too."""
 
 
 @dataclass
 class Save:
-    """One save, from the call to its end.
+    """One save on this rank, from the call to its end.
 
     Attributes:
-        content, copying: the state, and its copies; None: see `fault`.
-        fault: what is wrong with this rank's state; `final`: whether it would be so at the next save.
+        step: steps of the run that are done.
+        extra, metrics, rank_state: as given to `Checkpointer.save`.
+        content, copying: the state, and its copies; None if this rank has a `fault`.
+        fault: what is wrong with this rank's state; None if it can be saved.
+        final: whether the fault will also be there at the next save.
         compare: whether ranks compare the tensors that they have under equal names.
-        check_values: whether values that are no tensors must be the same under equal names.
+        check_values: whether values that are not tensors must be the same under equal names.
+        started: when the save was called, by time.perf_counter().
         blocked: seconds for which training was blocked so far.
-        staged: set when the state may change.
-        part: the copies that this rank writes.
+        staged: set as soon as the state may change.
+        thread: the thread that the save runs in; None: the training's own.
+        part: the copies of tensors that this rank writes.
+        published: whether the checkpoint was published; known on rank 0 only.
+        failure: the error, if the save has failed.
     """
 
     step: int
@@ -94,23 +102,37 @@ class Save:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a save; the same on all ranks."""
+    """The result of a save; the same on all ranks.
+
+    Attributes:
+        seconds: from the call of the save until the checkpoint was published.
+        size: bytes of the checkpoint.
+        failure: why the save failed, as text; None if it succeeded.
+        exception: name of the error's class, if the save failed.
+        final: whether all later saves would fail, too.
+    """
 
     seconds: float = 0.0
     size: int = 0
     failure: str | None = None
     exception: str = ""
-    final: bool = False  # whether all later saves would fail
+    final: bool = False
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """What one rank would save; digests are equal on ranks that save the same.
+    """What one rank would save. Digests are equal on ranks that would save the same.
 
     Attributes:
+        step: steps of the run that are done.
+        size: bytes of all tensors.
+        sharded: whether a tensor is sharded over ranks.
         names: digest of names, types and shapes of all tensors.
-        values: digest of the values that are no tensors.
-        hashes: digest of the bytes that other ranks may have as well.
+        values: digest of the values that are not tensors.
+        hashes: digest of the tensors' bytes that other ranks may have as well; empty if they are not compared.
+        rank_state: this rank's own state, if the rest is small.
+        fault: what is wrong with this rank's state; None if it can be saved.
+        final: whether the fault will also be there at the next save.
     """
 
     step: int
@@ -126,13 +148,21 @@ class _Offer:
 
 @dataclass(frozen=True)
 class _Agreement:
-    """What all ranks do."""
+    """What rank 0 has decided that all ranks do in a save.
+
+    Attributes:
+        kind: kind of checkpoint: SINGLE or SHARDED.
+        temporary: name of the temporary folder.
+        same: whether the tensors of all ranks have the same names, types and shapes.
+        compare: whether ranks send rank 0 the hashes of their tensors, since some differ.
+        union: whether ranks send rank 0 their values that are not tensors, since names or values differ.
+    """
 
     kind: str
     temporary: str
-    same: bool  # whether the tensors of all ranks have the same names, types and shapes
-    compare: bool  # whether ranks send the hashes of their tensors
-    union: bool  # whether ranks send their values that are no tensors
+    same: bool
+    compare: bool
+    union: bool
 
 
 class Writer:
@@ -151,10 +181,13 @@ class Writer:
         self._first = peers.rank == 0
 
     def write(self, save: Save) -> Outcome:
-        """Writes and publishes a checkpoint. All ranks call it.
+        """Writes and publishes a checkpoint. All ranks must call it.
+
+        Returns:
+            The result. Errors of the ranks are in it, and not raised.
 
         Raises:
-            Exception: the group failed; the result may differ between ranks.
+            Exception: the process group failed; the save may have succeeded on some ranks only.
         """
         temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's is used
         early: files.SmallFile | None = None
@@ -193,7 +226,12 @@ class Writer:
     # -- this rank's offer
 
     def _offer(self, save: Save, temporary: Path) -> tuple[_Offer, replicas.Table | None, files.SmallFile | None]:
-        """Local. Raises nothing, since the other ranks wait for the offer."""
+        """Local: describes what this rank would save. Raises nothing, since rank 0 waits for the offer.
+
+        Returns:
+            The offer; the table of tensors if the ranks compare them; on rank 0, for small state, the file that it has
+            started to write.
+        """
         content, copying, early = save.content, save.copying, None
         if content is None or copying is None or save.fault is not None:
             return _Offer(save.step, fault=save.fault or "it has nothing to save", final=save.final), None, None
@@ -217,7 +255,7 @@ class Writer:
             return _Offer(save.step, fault=files.one_line(error)), None, early
 
     def _begin(self, save: Save, content: Content, copying: Copying, temporary: Path) -> files.SmallFile:
-        """On rank 0: starts to write small state before the ranks agree, which they nearly always do."""
+        """On rank 0: starts to write small state at once, since the ranks will nearly always agree on a single file."""
 
         def make() -> dict[str, Any]:
             self._require_space(content.size + SLACK)
@@ -231,7 +269,16 @@ class Writer:
     # -- agreement
 
     def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
-        """On rank 0: compares the offers, checks the free space, and makes the temporary folder."""
+        """On rank 0: compares the offers, checks the free space, and makes the temporary folder.
+
+        Args:
+            offers: the offer of each rank, in order.
+            temporary: path of the temporary folder.
+            early: the file that `_begin` has started; it is removed if the checkpoint is not a single file.
+
+        Raises:
+            CheckpointError: ranks have faults or different steps, or there is not enough space.
+        """
         faults = {rank: offer.fault for rank, offer in enumerate(offers) if offer.fault is not None}
         if faults:
             kind = Final if all(offers[rank].final for rank in faults) else CheckpointError
@@ -248,7 +295,7 @@ class Writer:
         if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers) and not union:
             return _Agreement(SINGLE, temporary.name, same, compare, union)
         self._require_space((offers[0].size if same else sum(offer.size for offer in offers)) + SLACK)
-        if early is not None:  # not needed: other ranks have other tensors
+        if early is not None:  # not needed, since the checkpoint is not a single file
             with contextlib.suppress(Exception):
                 early.close()
         temporary.mkdir(mode=0o700, exist_ok=True)
@@ -263,7 +310,13 @@ class Writer:
     # -- large or sharded state: all ranks
 
     def _prepare(self, save: Save, content: Content, same: bool) -> None:
-        """Local: copies sharded tensors, and this rank's share of the others."""
+        """Local: copies the tensors that this rank writes: sharded ones, and its share of those that all ranks have.
+
+        Args:
+            save: gets the copies as `part`.
+            content: this rank's state.
+            same: whether the tensors of all ranks have the same names, types and shapes; otherwise all are copied.
+        """
         assert save.copying is not None
         peers, mine = self._peers, list(content.tensors)
         if same and peers.many:
@@ -274,7 +327,7 @@ class Writer:
         save.staged.set()
 
     def _write_own(self, save: Save, rest: dict[str, Any], temporary: Path) -> dict[str, File]:
-        """Local: writes this rank's rank_state; on rank 0 also the values of all ranks that are no tensors."""
+        """Local: writes this rank's rank_state, on rank 0 also the values that are not tensors; returns the files."""
         written: dict[str, File] = {}
         if save.rank_state is not None:
             files.save_file(temporary / f"rank-{self._peers.rank}.pt", save.rank_state, written)
@@ -283,7 +336,7 @@ class Writer:
         return written
 
     def _write_tensors(self, save: Save, temporary: Path) -> dict[str, File]:
-        """Collective: writes the tensors; torch raises an error of one rank on all of them."""
+        """Collective: writes the tensors; returns this rank's files. An error of one rank is raised on all."""
         written: dict[str, File] = {}
         files.save_sharded(temporary, save.part, self._peers.group, self._peers.many, written)
         save.part = {}
@@ -304,7 +357,20 @@ class Writer:
     def _publish(
         self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
     ) -> Outcome:
-        """Writes the manifest and publishes the temporary folder."""
+        """Writes the manifest, calls the fence, and publishes the temporary folder.
+
+        Args:
+            save: the save.
+            temporary: the temporary folder.
+            kind: SINGLE or SHARDED.
+            written: size and checksums of all files, by name.
+            early: file of small state that may not be on disk yet.
+
+        Raises:
+            Final: another attempt owns the run.
+            CheckpointError: a file is missing, or has another size than was written.
+            OSError: the checkpoint could not be written or renamed.
+        """
         manifest = self._folder.describe(
             Manifest(
                 step=save.step, kind=kind, world_size=self._peers.world_size, attempt=self._folder.attempt,
@@ -341,7 +407,15 @@ class Writer:
 
 
 def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
-    """The values of all ranks that are no tensors, and the paths of all tensors."""
+    """Merges the values of all ranks that are not tensors, and the paths of their tensors.
+
+    Args:
+        contents: `values` and `paths` of each rank, in order.
+        check: whether to refuse different values under one name.
+
+    Raises:
+        Final: ranks have different values under one name.
+    """
     values, lines = replicas.merged_values([each["values"] for each in contents])
     if check:
         _refuse(lines)
@@ -354,7 +428,7 @@ def _refuse(lines: list[str]) -> None:
 
 
 def _free(folder: Path) -> int:
-    """Free bytes on the folder's file system."""
+    """Returns the free bytes on the folder's file system."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 

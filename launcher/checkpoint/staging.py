@@ -1,4 +1,4 @@
-"""Copies of a state, made while training continues, which training cannot change."""
+"""Copies a state to CPU memory while training continues, so that training may change it before it is written."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from torch import Tensor
 from launcher.checkpoint.state import local_part, size_of
 from launcher.torch_compat import DTensor
 
-AT_ONCE = 1 << 20  # bytes; tensors up to this size are copied before a save returns,
-AT_ONCE_ALL = 1 << 24  # up to this total size
+AT_ONCE = 1 << 20  # bytes; tensors of at most this size are copied before `start` returns,
+AT_ONCE_ALL = 1 << 24  # bytes; but not more than this in total
 
 
 class Staging:
-    """Copies in CPU memory, reused by the next save, so that the kernel need not find new pages."""
+    """Buffers in CPU memory for copies of tensors. The next save reuses them, so the kernel need not find new pages."""
 
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
 
     def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
-        """Copies the small tensors; `finish` of the result copies the others, perhaps in another thread.
+        """Copies the small tensors; `Copying.finish` copies the others, perhaps in another thread.
 
-        The copies have the values at this moment on a GPU's current stream.
+        On a GPU the copies have the values that the tensors have at this point of the current stream.
 
         Args:
-            tensors: whole and sharded ones, by name.
-            still: whether nothing changes them until they are written; then tensors in CPU memory are not copied.
+            tensors: whole and sharded tensors, by name.
+            still: whether nothing changes the tensors until they are written. Contiguous tensors in CPU memory are then
+                not copied.
         """
         copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
         total = 0
@@ -49,9 +50,12 @@ class Staging:
         return Copying(self, dict(tensors), copied, ready)
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Copies this rank's shard to contiguous CPU memory; a copy from a GPU may still be running on return.
+        """Copies a tensor, or this rank's shard of it, to the buffer for its name, in contiguous CPU memory.
 
-        It runs on the current stream of the tensor's device.
+        A copy from a GPU is queued on the current stream of the tensor's device, and may still be running on return.
+
+        Returns:
+            The copy; for a DTensor a DTensor whose shard is in CPU memory.
         """
         here = local_part(tensor)
         known = self._copies.get(name)
@@ -63,20 +67,20 @@ class Staging:
         return DTensor(known, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else known
 
     def forget_all_but(self, names: Iterable[str]) -> None:
-        """Frees the memory of all other copies."""
+        """Frees the buffers of all names that are not given."""
         for name in set(self._copies) - set(names):
             del self._copies[name]
 
 
 @dataclass
 class Copying:
-    """The copies of one save.
+    """The copies of one save, partly still to be made.
 
     Attributes:
-        staging: has the buffers.
-        tensors: to be copied, by name.
-        copied: those that are copied already.
-        ready: by device, the event after which its tensors have the values to save.
+        staging: owner of the buffers.
+        tensors: the tensors to copy, by name.
+        copied: copies that are complete, by name.
+        ready: for each device the event after which its tensors have the values to save.
     """
 
     staging: Staging
@@ -85,14 +89,13 @@ class Copying:
     ready: dict[torch.device, Any]
 
     def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Completes the copies of these tensors and returns them. May run in another thread than the training.
+        """Completes the copies of the tensors with these names, and returns them. May run in any thread.
 
-        After the first call training may change the tensors: later calls return the copies of the first call, and must
-        not ask for other names.
-
-        A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream is
-        made for each device, and made current on that device.
+        After the first call training may change the tensors. Later calls return the same copies, and must not ask for
+        other names.
         """
+        # A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream
+        # is made for each device, and made current on that device.
         self.staging.forget_all_but(names)
         streams: dict[torch.device, Any] = {}
         with contextlib.ExitStack() as stack:
@@ -119,23 +122,23 @@ class Copying:
 
 
 def _pins(device: torch.device) -> bool:
-    """Whether memory of the host is pinned for copies from this device: until torch 2.6, for CUDA and ROCm alone."""
+    """Returns whether to copy from a device into pinned memory: before torch 2.6 only from CUDA and ROCm."""
     return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
 
 
 def _streams_of(device: torch.device) -> Any:
-    """The torch module with this kind of device's streams (torch.cuda); None if copies from it are synchronous."""
+    """Returns the torch module with the streams of a device's type (torch.cuda); None if its copies are synchronous."""
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module if all(hasattr(module, name) for name in ("Stream", "Event", "device", "current_stream")) else None
 
 
 def _devices(tensors: Mapping[str, Tensor]) -> list[tuple[torch.device, Any]]:
-    """The devices of these tensors with asynchronous copies, and the modules with their streams."""
+    """Returns those devices of the tensors that copy asynchronously, each with the torch module for its streams."""
     found = dict.fromkeys(local_part(tensor).device for tensor in tensors.values())
     return [(device, module) for device in found if (module := _streams_of(device)) is not None]
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is in CPU memory in the form in which it is written, and fills its storage."""
+    """Returns whether a tensor can be written without a copy: it is contiguous CPU memory, and fills its storage."""
     here = local_part(tensor)
     return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == size_of(here)

@@ -1,4 +1,4 @@
-"""A training's state, split into tensors by name and all other values."""
+"""Splits a training's state into tensors by name and all other values, and puts both together again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from launcher import torch_compat
 from launcher.torch_compat import DTensor
 
-Path: TypeAlias = tuple[Any, ...]  # keys from the root to a leaf
+Path: TypeAlias = tuple[Any, ...]  # keys of nested dicts from the root to a value
 
 
 def has_tensors(value: Any) -> bool:
-    """Whether the value is or contains a tensor."""
+    """Returns whether a value is a tensor, or contains one in nested dicts, lists or tuples."""
     if isinstance(value, Tensor):
         return True
     if isinstance(value, Mapping):
@@ -29,11 +29,11 @@ def has_tensors(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Content:
-    """A state, split up.
+    """A state, split into tensors and other values.
 
     Attributes:
-        tensors: by dotted name (`model.layer.weight`), which is also the name in torch.distributed.checkpoint.
-        paths: the keys from the root to each tensor.
+        tensors: the tensors by dotted name (`model.layer.weight`), their name in torch.distributed.checkpoint, too.
+        paths: for each of these names the keys from the root to the tensor.
         values: the state without its tensors, and without dicts and lists that contained only tensors.
     """
 
@@ -46,7 +46,7 @@ class Content:
         """Splits a state; copies everything except tensors.
 
         Raises:
-            TypeError: a tensor has no plain bytes (sparse, quantized), or a value could not be loaded again.
+            TypeError: a tensor has no plain bytes (sparse, quantized), or only pickle could restore a value.
             ValueError: two tensors have the same dotted name.
         """
         tensors: dict[str, Tensor] = {}
@@ -65,7 +65,7 @@ class Content:
         return sum(size_of(tensor) for tensor in self.tensors.values())
 
     def digest(self) -> str:
-        """Equal on ranks whose tensors have the same names, types and shapes."""
+        """Returns a digest that is equal on ranks whose tensors have the same names, types and shapes."""
         lines = (f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(self.tensors.items()))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -76,7 +76,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def python_number(value: Any) -> Any:
-    """Converts a numpy scalar (for example in a learning rate scheduler's state) to Python's type.
+    """Converts a numpy scalar (for example in a learning rate scheduler's state) to a Python number.
 
     Raises:
         TypeError: the value is not a numpy scalar.
@@ -87,10 +87,15 @@ def python_number(value: Any) -> Any:
 
 
 def plain(value: Any, what: str, path: str = "") -> Any:
-    """A private copy that can be loaded without executing anything; tensors on the CPU.
+    """Copies a value that torch.load(weights_only=True) can restore; tensors are copied to the CPU.
+
+    Args:
+        value: the value, which may be nested.
+        what: name of the argument that contains it, for the error's text.
+        path: position of the value in that argument, for the error's text.
 
     Raises:
-        TypeError: a value could not be loaded again; the text says where and what.
+        TypeError: only pickle could restore a value; the text says where and what it is.
     """
     if type(value) in _PLAIN:
         return value
@@ -115,14 +120,23 @@ def plain(value: Any, what: str, path: str = "") -> Any:
 
 
 def _reread(value: Any) -> Any:
-    """The value after saving and loading it."""
+    """Returns the value after saving and loading it."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
 
 
 def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path]) -> Any:
-    """The value without its tensors, which are added to `tensors`; _NOTHING if it contained nothing else."""
+    """Removes the tensors from a value.
+
+    Args:
+        value: the value, which may be nested.
+        path: keys from the root of the state to the value.
+        tensors, paths: get each tensor, and the keys to it, by dotted name.
+
+    Returns:
+        The value without its tensors; _NOTHING if it contained nothing else.
+    """
     if isinstance(value, Tensor):
         name = ".".join(map(str, path))
         if value.layout != torch.strided or value.is_quantized:
@@ -141,9 +155,12 @@ def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[
 
 
 def merge(state: Any, values: Any) -> Any:
-    """`state` with its own tensors, and with all other values from `values` (as in Loaded.values).
+    """Returns a copy of `state` with its own tensors, and with all other values from `values`.
 
-    Values that `values` lacks stay as in `state`; values that only `values` has are added.
+    Args:
+        state: nested dicts and lists with tensors.
+        values: loaded values (`Loaded.values`). Values that it lacks stay as in `state`; those that only it has are
+            added.
     """
     if isinstance(state, Mapping):
         if not isinstance(values, Mapping):
@@ -156,7 +173,11 @@ def merge(state: Any, values: Any) -> Any:
 
 
 def nested(tensors: Mapping[str, Tensor], paths: Mapping[str, Path], values: Any = None) -> dict[Any, Any]:
-    """Puts a split state together; lists that contained tensors become dicts by index."""
+    """Puts a split state together; lists that contained tensors become dicts by index.
+
+    Args:
+        tensors, paths, values: as in `Content`.
+    """
     tree: dict[Any, Any] = _copied(values) if values else {}
     for name, tensor in tensors.items():
         *above, last = paths[name]
@@ -172,19 +193,24 @@ def _copied(value: Any) -> Any:
 
 
 def fill(target: Tensor, whole: Tensor) -> None:
-    """Copies `whole` into `target`; into a sharded target only this rank's shard."""
+    """Copies the whole tensor `whole` into `target`; if `target` is sharded, only this rank's shard."""
     if isinstance(target, DTensor):
         whole, target = torch_compat.local_part(whole, target), target.to_local()
     target.copy_(whole)
 
 
 def size_of(tensor: Tensor) -> int:
-    """Bytes of a tensor, including all shards."""
+    """Returns the bytes of a tensor, including all shards."""
     return tensor.numel() * tensor.element_size()
 
 
 def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
-    """The rank that writes each of the tensors that all ranks have: about the same bytes on each. Pure."""
+    """Chooses for each tensor the rank that writes it, so that all ranks write about the same number of bytes. Pure.
+
+    Args:
+        sizes: bytes of each tensor that all ranks have, by name.
+        world_size: number of ranks.
+    """
     loads = [0] * world_size
     chosen = {}
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
@@ -194,5 +220,5 @@ def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor."""
+    """Returns this rank's shard of a DTensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

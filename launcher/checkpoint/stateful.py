@@ -1,6 +1,6 @@
-"""Objects with a `state_dict` and a `load_state_dict` in a state: models, optimizers, data loaders.
+"""Handles objects with `state_dict` and `load_state_dict` in a state: models, optimizers, data loaders.
 
-The protocol is torch.distributed.checkpoint's `Stateful`, which torch 2.4 has only privately.
+The protocol is `Stateful` of torch.distributed.checkpoint, which is private in torch 2.4.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from launcher.checkpoint.state import Path, merge
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with a state of its own."""
+    """An object that returns its state, and can load it again."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, Stateful]]:
-    """The state with each object replaced by its state_dict, and the objects by the keys from the root to each."""
+    """Replaces each Stateful object in a state by its state_dict.
+
+    Returns:
+        The new state, and the objects by the keys from the root to each.
+    """
     found: dict[Path, Stateful] = {}
 
     def expand(value: Any, path: Path) -> Any:
@@ -37,12 +41,12 @@ def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, State
 
 
 def restore(objects: Mapping[Path, Stateful], state: Mapping[Any, Any], values: Mapping[Any, Any]) -> None:
-    """Loads each object's state.
+    """Calls load_state_dict of each object with its loaded state.
 
     Args:
-        objects: see `expanded`.
-        state: the expanded state, whose tensors have been filled.
-        values: the loaded values that are no tensors.
+        objects: the objects, as `expanded` returns them.
+        state: the expanded state; its tensors have been filled already.
+        values: the loaded values that are not tensors.
     """
     for path, item in objects.items():
         own: Any = state

@@ -1,10 +1,10 @@
-"""Our checkpoints for code that calls torch.distributed.checkpoint's own functions (torchtitan, for example).
+"""Writer and reader of our checkpoints for code that calls torch.distributed.checkpoint's own functions (torchtitan).
 
     dcp.save(state, storage_writer=LauncherWriter(folder, step))
     dcp.load(state, storage_reader=LauncherReader(folder))         # the newest checkpoint; or one checkpoint's folder
 
-As with `Checkpointer`, checkpoints are published atomically, with checksums, old ones are removed, and checksums are
-compared before loading. The caller's planner decides which values are pickled, and how they are loaded.
+As with `Checkpointer`, checkpoints are published atomically and with checksums, old checkpoints are removed, and
+checksums are compared before loading. The caller's planner decides which values are pickled, and how they are loaded.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Saved
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
-# Folders in which this process has saved before: incomplete checkpoints there may belong to a running async_save.
+# Folders in which this process has saved before: an incomplete checkpoint there may belong to a running async_save.
 _prepared: set[Path] = set()
-_CHECKSUMS = "launcher_files"  # attribute of a rank's first WriteResult: the files that the rank has written
+_CHECKSUMS = "launcher_files"  # attribute on a rank's first WriteResult: size and checksums of the rank's files
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a rank writes: a temporary folder, which the coordinator has made, and the prefix of its file names."""
+    """Where a rank writes: name of the temporary folder that the coordinator has made, and torch's file name prefix."""
 
     temporary: str
     prefix: Any
 
 
 class LauncherWriter(FileSystemWriter):
-    """A StorageWriter; make a new one for each save, or call dcp.save with checkpoint_id=".../step-N"."""
+    """A StorageWriter that publishes a checkpoint in `folder`.
+
+    Make a new one for each save, or call dcp.save with checkpoint_id=".../step-N", which sets the step.
+    """
 
     def __init__(
         self,
@@ -62,11 +65,12 @@ class LauncherWriter(FileSystemWriter):
     ) -> None:
         """
         Args:
-            folder: of the checkpoints; nobody else may be able to write to it.
-            step: steps that are done; None: the number in the checkpoint_id.
+            folder: directory for the checkpoints; nobody else may be able to write to it.
+            step: steps of the run that are done; None: the last number in the checkpoint_id.
             keep: how many of the newest checkpoints of this lineage to keep.
-            extra, metrics: for the manifest (JSON types).
-            fence: called before the checkpoint is published; raises if another attempt owns the run now.
+            extra, metrics: facts for the manifest, and metrics at this step (JSON types).
+            fence: function that is called before the checkpoint is published. It must raise if another attempt owns the
+                run now. None: nothing is called.
         """
         super().__init__(Path(folder), sync_files=False, overwrite=False)  # hashed files sync when they are closed
         attempt = current_attempt()
@@ -88,7 +92,7 @@ class LauncherWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator: makes the temporary folder."""
+        """On the coordinator: makes the temporary folder, and adds it to the plan of each rank."""
         assert self._step is not None
         self._folder.prepare(remove_leftovers=self._folder.path not in _prepared)
         _prepared.add(self._folder.path)
@@ -143,17 +147,17 @@ class LauncherWriter(FileSystemWriter):
 
 
 class LauncherReader(Reader):
-    """A StorageReader of the newest checkpoint in a folder, or of one checkpoint."""
+    """A StorageReader for the newest checkpoint in a folder, or for one checkpoint."""
 
     def __init__(
         self, folder: str | os.PathLike[str], *, verify: bool = True, read_timeout: float = 300.0, threads: int = 2
     ) -> None:
         """
         Args:
-            folder: of checkpoints, or of one checkpoint.
-            verify: whether to compare checksums first.
+            folder: directory of checkpoints, or folder of one checkpoint (`step-...`).
+            verify: whether to compare checksums before loading.
             read_timeout: seconds for which a failing read is retried.
-            threads: for comparing checksums.
+            threads: number of threads that compute checksums.
         """
         super().__init__(self._chosen(Path(folder), read_timeout), read_timeout)
         self._verify, self._threads = verify, threads
