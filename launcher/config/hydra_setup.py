@@ -25,8 +25,8 @@ def register(held_nodes: Callable[[], int]) -> None:
     """Registers the schema and our resolvers with Hydra. It must be called before a config is composed.
 
     Args:
-        held_nodes: the resolver `${launcher.held_nodes:}`: returns the number of nodes of the allocation around this
-            process.
+        held_nodes: function of the resolver `${launcher.held_nodes:}`: returns the number of nodes of the allocation
+            that this process is in.
     """
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)

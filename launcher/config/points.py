@@ -77,7 +77,7 @@ class _Shape:
 
 
 def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
-    """Returns a composer of the points of a multirun.
+    """Returns the composer for the points of a multirun that Hydra runs.
 
     Args:
         loader: config loader of Hydra.

@@ -62,7 +62,7 @@ class Backend(Enum):
 
 
 class Device(Enum):
-    """Where tensors live."""
+    """The device of the tensors."""
 
     auto = "auto"  # a GPU when gpus_per_node is more than 0; otherwise what the rank sees: a GPU, else the CPU
     cpu = "cpu"
@@ -78,7 +78,7 @@ class Sync(Enum):
 
 
 class MatrixOf(Enum):
-    """The pairs whose links a matrix contains."""
+    """The pairs of which a matrix has the bandwidth and latency."""
 
     nodes = "nodes"  # all pairs of nodes, by the first rank of each
     ranks = "ranks"  # all pairs of ranks
@@ -103,7 +103,7 @@ class ResumeHow(Enum):
 
 
 class Runtime(Enum):
-    """What starts containers."""
+    """The container runtime."""
 
     auto = "auto"  # apptainer, else singularity, whichever a node has; enroot for a .sqsh image
     apptainer = "apptainer"

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Method(Enum):
-    """How a search chooses points, and which of them it ends early."""
+    """How a search chooses points, and whether it ends some of them early."""
 
     grid = "grid"  # all combinations, in order
     random = "random"  # at random

@@ -1,4 +1,4 @@
-"""Checks the user's own environment (env.activate), whose Python runs the ranks instead of the launcher's.
+"""Checks the user's own environment (env.activate). Its Python runs the ranks instead of the launcher's.
 
 Only the packages in `NEEDED` have to be installed in it. The launcher itself is on PYTHONPATH there. All other commands
 of the job script are run by the launcher's own Python.
@@ -44,7 +44,7 @@ fi"""
 def checked(folder: str, given_as: str = "env.activate=") -> tuple[str, tuple[str, ...]]:
     """Checks a venv or conda environment. Returns its absolute path, and notes for the user.
 
-    An environment is not checked, which a note says, if even its parent folder does not exist on this machine.
+    If even its parent folder does not exist on this machine, the environment is not checked, and a note says so.
 
     Args:
         folder: folder of the environment; a relative path refers to the working folder.

@@ -14,7 +14,7 @@ class SetupLine:
 
     Attributes:
         line: shell text.
-        of: purpose of the line, which tells the config key that it comes from.
+        of: purpose of the line, by the config key that it comes from.
         number: number of the line in cluster.setup or env.setup, from 1; 0: it comes from another key.
         name: module, environment or folder that the line loads, activates or creates; empty: none.
     """

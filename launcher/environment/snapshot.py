@@ -228,7 +228,7 @@ def notes(plan: JobPlan) -> tuple[str, ...]:
 def script_in(script: str, site: Site | JobPlan) -> str:
     """Returns the path of a program's script in the snapshot; a relative path that is valid there, unchanged.
 
-    A script outside of the repository keeps its place, as an absolute path.
+    For a script outside of the repository, it is the absolute path of that script.
     """
     if site.code.snapshot is None or site.code.repository is None:
         return script

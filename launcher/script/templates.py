@@ -34,7 +34,7 @@ def environment() -> jinja2.Environment:
 
 
 def raw(value: Any) -> Raw:
-    """Returns a value that is shell code, as the filter `raw` of templates (`{{ start | raw }}`).
+    """The filter `raw` of templates (`{{ start | raw }}`): returns shell code unchanged, and refuses any other value.
 
     Raises:
         ValueError: the value is no `Raw`.

@@ -93,7 +93,7 @@ class Dependency:
 def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
     """Returns what a run with these dependencies does next, and the reason as text. Pure.
 
-    A NEVER of any dependency decides; without one, a WAIT.
+    NEVER if the condition of any dependency can never be met; else WAIT if any is not met yet; else START.
     """
     for decision in (Decision.NEVER, Decision.WAIT):
         for dependency in dependencies:

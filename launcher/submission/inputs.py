@@ -100,8 +100,7 @@ class Inputs:
 
         Args:
             config: config of the run.
-            run: run that uses the code in its existing snapshot, if it has one; None: the code is that of the
-                repository.
+            run: run whose program is checked in its snapshot, if it has one; None: in the repository.
 
         Raises:
             RunError: the folder of the run's snapshot is gone.

@@ -39,7 +39,7 @@ class Prepared:
 
     Attributes:
         plan: plan of the run.
-        token: name by which the scheduler's job is found again; the same for each submission of the run.
+        token: string in the job by which a repeated submission finds it at the scheduler; see `token_of`.
         notes: notes for the user, as text.
         secrets: values of the secret variables in cluster.environment; never written to a record.
     """

@@ -270,7 +270,7 @@ def start(
     Args:
         run: run to submit.
         plan: plan of the run.
-        token: name by which the scheduler's job is found again.
+        token: string in the job by which a repeated submission finds it at the scheduler.
         resumed: whether a job with this token may exist already, so that the scheduler is queried first.
         blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
     """
