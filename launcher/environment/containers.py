@@ -27,11 +27,17 @@ if TYPE_CHECKING:
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
-def checked(env: Env) -> tuple[str, tuple[str, ...]]:
+def checked(env: Env, *, here: bool = False) -> tuple[str, tuple[str, ...]]:
     """Checks env.container. Returns the image (as an absolute path if it is a file), and notes for the user.
 
+    An image in a folder that does not exist on this machine is not checked, and a note says so.
+
+    Args:
+        env: section `env` of the config.
+        here: whether the run is on this machine, so that the image must be, too.
+
     Raises:
-        ConfigError: the image's folder is on this machine, and the image is not in it, or cannot be read.
+        ConfigError: the image is not in its folder, cannot be read, or is not on this machine with `here`.
     """
     image = str(env.container)
     key = f"env.container={image}"
@@ -48,6 +54,8 @@ def checked(env: Env) -> tuple[str, tuple[str, ...]]:
         return str(path), ()
     if path.parent.is_dir():
         raise ConfigError(f"{key}: there is no {path.name} in {path.parent}: make the image first (apptainer build)")
+    if here:
+        raise ConfigError(f"env.container={path} is not there")
     return str(path), (f"{key} is not visible on this machine, and was not checked: the nodes need it",)
 
 

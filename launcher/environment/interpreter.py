@@ -41,7 +41,7 @@ else
 fi"""
 
 
-def checked(folder: str, given_as: str = "env.activate=") -> tuple[str, tuple[str, ...]]:
+def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False) -> tuple[str, tuple[str, ...]]:
     """Checks a venv or conda environment. Returns its absolute path, and notes for the user.
 
     If even its parent folder does not exist on this machine, the environment is not checked, and a note says so.
@@ -49,6 +49,7 @@ def checked(folder: str, given_as: str = "env.activate=") -> tuple[str, tuple[st
     Args:
         folder: folder of the environment; a relative path refers to the working folder.
         given_as: text in front of the folder in messages.
+        here: whether the run is on this machine, so that the environment must be, too.
 
     Raises:
         ConfigError: the environment does not exist, or ranks could not run in it.
@@ -58,6 +59,8 @@ def checked(folder: str, given_as: str = "env.activate=") -> tuple[str, tuple[st
     if not path.exists():
         if path.parent.is_dir():
             raise ConfigError(f"{key}: there is no {path.name} in {path.parent}: name the folder of an environment")
+        if here:
+            raise ConfigError(f"{given_as}{path} is not there")
         return str(path), (f"{key} is not visible on this machine, and was not checked: the nodes need it",)
     if path.is_file() and path.name == "activate":
         raise ConfigError(f"{key} is a script: name the environment's folder, {path.parents[1]}")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from launcher.config.schema import Config, Function, Program
 from launcher.environment import containers, interpreter, programs, snapshot
-from launcher.errors import ConfigError
 from launcher.runs.directory import Run
 from launcher.schedulers.planning import scheduler_of
 from launcher.script import custom_template
@@ -32,9 +31,9 @@ class Inputs:
         self._hook = functools.cache(workload_hook.load)
         self._template = functools.cache(_template)
         self._archive = functools.cache(_archive)
-        self._environment = functools.cache(_environment)
+        self._environment = functools.cache(interpreter.checked)
         self._tree = functools.cache(_tree)
-        self._before = functools.cache(_before)
+        self._before = functools.cache(snapshot.before_of)
 
     def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
         """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders.
@@ -68,17 +67,16 @@ class Inputs:
         Raises:
             ConfigError: the file or environment does not exist, or ranks could not run in it.
         """
+        here = scheduler_of(config.cluster).on_this_machine
         if config.env.container is not None:
-            image, notes = containers.checked(config.env)
-            _require_here(config, "env.container", image)
+            image, notes = containers.checked(config.env, here=here)
             return dataclasses.replace(config, env=dataclasses.replace(config.env, container=image)), notes
         if config.env.archive is not None:
             archive, _ = self._archive(config.env.archive)
             return dataclasses.replace(config, env=dataclasses.replace(config.env, archive=archive)), ()
         if config.env.activate is None:
             return config, ()
-        path, notes = self._environment(config.env.activate)
-        _require_here(config, "env.activate", path)
+        path, notes = self._environment(config.env.activate, here=here)
         return dataclasses.replace(config, env=dataclasses.replace(config.env, activate=path)), notes
 
     def with_template(self, config: Config) -> Config:
@@ -140,21 +138,10 @@ def _with_code(config: Config, workload: Program | Function, before: JobPlan | N
     return dataclasses.replace(config, workload=programs.checked_function(workload, place))
 
 
-def _environment(folder: str) -> tuple[str, tuple[str, ...]]:
-    return interpreter.checked(folder)
-
-
 def _template(name: str) -> str:
     path = custom_template.found(name)
     custom_template.require_sound(path)
     return str(path)
-
-
-def _require_here(config: Config, key: str, path: str) -> None:
-    """Refuses a path that does not exist, if the run is on this machine. (Compute nodes may have other paths.)"""
-    here = scheduler_of(config.cluster).on_this_machine
-    if here and path.startswith("/") and not Path(path).exists():
-        raise ConfigError(f"{key}={path} is not there")
 
 
 def _archive(name: str) -> tuple[str, Archive]:
@@ -166,7 +153,3 @@ def _archive(name: str) -> tuple[str, Archive]:
 
 def _tree(folder: str, runs_dir: str) -> Tree:
     return snapshot.tree(folder, [runs_dir])
-
-
-def _before(run: Run) -> JobPlan | None:
-    return snapshot.before_of(run)
