@@ -26,6 +26,7 @@ from launcher.failures.symptoms import LOST_PEER
 from launcher.formatting import format_size, plural
 from launcher.spec.plan import JobPlan
 from launcher.worker import accelerator, devices, nccl_report
+from launcher.worker.nccl_report import MismatchCode
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
@@ -174,8 +175,20 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
     """
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
-        raise Problem(wrong)
+        raise Problem(mismatch_text(wrong))
     return found.text if found is not None else "NCCL wrote no log"
+
+
+def mismatch_text(wrong: nccl_report.Mismatch) -> str:
+    """Returns text for the user about a network that the site does not expect, and what to do. Pure."""
+    wanted = " or ".join(wrong.accepted)
+    todo = {
+        MismatchCode.NO_PLUGIN: "it found no plug-in (libnccl-net.so); put its folder on LD_LIBRARY_PATH in "
+                                "cluster.setup",
+        MismatchCode.NOT_FOUND: f"{'; '.join(wrong.fabric.missing)}; see NCCL_DEBUG=INFO, and cluster.environment",
+        MismatchCode.CHOSEN: "set NCCL_NET in cluster.environment, and see NCCL_DEBUG=INFO",
+    }[wrong.code]  # fmt: skip
+    return f"{wrong.fabric.text}, and this cluster expects {wrong.name} {wanted} (cluster.expects): {todo}"
 
 
 # -- space

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 LEVELS = (
@@ -67,6 +68,31 @@ class Fabric:
         return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
 
 
+class MismatchCode(str, Enum):
+    """Why NCCL uses another network than the site expects, as far as its log shows."""
+
+    NO_PLUGIN = "no_plugin"  # it found no plug-in (libnccl-net.so)
+    NOT_FOUND = "not_found"  # it found no device, or a plug-in failed: see `Fabric.missing`
+    CHOSEN = "chosen"  # the log has no message about anything missing
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A difference between the network that NCCL uses and the one that the site expects.
+
+    Attributes:
+        code: why NCCL uses another network.
+        fabric: the network that NCCL uses.
+        name: the field of `fabric` that differs: `net`, `plugin` or `provider`.
+        accepted: the values of this field that the site accepts.
+    """
+
+    code: MismatchCode
+    fabric: Fabric
+    name: str
+    accepted: tuple[str, ...]
+
+
 def log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]:
     """Returns the variables with which NCCL writes its log to a file; none if the user has asked for a log. Pure."""
     if environ.get("NCCL_DEBUG", "").upper() not in LEVELS or environ.get("NCCL_DEBUG_FILE"):
@@ -102,11 +128,10 @@ def parse(log: str) -> Fabric:
     return Fabric(version, net, "" if own else plugin, "" if own else provider, devices, missing)
 
 
-def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str:
-    """Describes how NCCL's network differs from what the site expects, and what to do. Pure.
+def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> Mismatch | None:
+    """Returns how NCCL's network differs from what the site expects. Pure.
 
-    Returns:
-        Text for the user; empty if the network is as expected, or is not known.
+    None: the network is as expected, or not known.
 
     Args:
         fabric: network of a rank; None: it wrote no log.
@@ -114,17 +139,14 @@ def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> str
             accepted one is accepted too, because a plug-in's transport may be named IBext_v8, for example.
     """
     if fabric is None or not fabric.net:
-        return ""
+        return None
     for name, accepted in expects.items():
         value = getattr(fabric, name)
         whole = name == "provider"
         if any(value.lower() == each.lower() if whole else value.lower().startswith(each.lower()) for each in accepted):
             continue
-        wanted = " or ".join(accepted)
-        found = f"{fabric.text}, and this cluster expects {name} {wanted} (cluster.expects)"
+        code = MismatchCode.NOT_FOUND if fabric.missing else MismatchCode.CHOSEN
         if any("libnccl-net" in each or "plugin" in each for each in fabric.missing):
-            return f"{found}: it found no plug-in (libnccl-net.so); put its folder on LD_LIBRARY_PATH in cluster.setup"
-        if fabric.missing:
-            return f"{found}: {'; '.join(fabric.missing)}; see NCCL_DEBUG=INFO, and cluster.environment"
-        return f"{found}: set NCCL_NET in cluster.environment, and see NCCL_DEBUG=INFO"
-    return ""
+            code = MismatchCode.NO_PLUGIN
+        return Mismatch(code, fabric, name, tuple(accepted))
+    return None

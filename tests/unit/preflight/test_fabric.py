@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from launcher.failures.codes import PreflightReason, PreflightThen
 from launcher.preflight import bad_nodes, checks
 from launcher.preflight.bad_nodes import Node
-from launcher.preflight.checks import Check, Level, check
+from launcher.preflight.checks import Check, Level, check, mismatch_text
+from launcher.worker import nccl_report
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"
 EXPECTS = {"net": ("AWS Libfabric",)}
@@ -20,6 +23,27 @@ def fabric(name: str) -> Check:
 def test_the_right_network_is_told() -> None:
     found = fabric("cxi")
     assert (found.level, found.words) == (Level.FINE, "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)")
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "text"),
+    [
+        (
+            "2.19.3-roce",
+            ("AWS Libfabric",),
+            "NCCL 2.19.3 uses IB (mlx5_10, mlx5_11), and this cluster expects net AWS Libfabric (cluster.expects): "
+            "it found no plug-in (libnccl-net.so); put its folder on LD_LIBRARY_PATH in cluster.setup",
+        ),
+        ("ofi-failed", ("Libfabric",), "NET/OFI aws-ofi-nccl initialization failed; NET/IB : No device found; see"),
+        ("2.11.4-socket", ("IB", "OFI"), "net IB or OFI (cluster.expects): set NCCL_NET in cluster.environment"),
+    ],
+)
+def test_another_network_than_expected_is_told_with_the_way_to_change_it(
+    name: str, accepted: tuple[str, ...], text: str
+) -> None:
+    found = nccl_report.mismatch(nccl_report.read(LOGS / f"{name}.txt"), {"net": accepted})
+    assert found is not None
+    assert text in mismatch_text(found)
 
 
 def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.worker import nccl_report
-from launcher.worker.nccl_report import Fabric, mismatch, parse
+from launcher.worker.nccl_report import Fabric, Mismatch, MismatchCode, mismatch, parse
 
 LOGS = Path(__file__).parent / "nccl"
 NO_PLUGIN = "libnccl-net.so: cannot open shared object file"
@@ -52,34 +52,35 @@ def test_words(name: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expects", "problem"),
+    ("name", "expects", "field", "code"),
     [
-        ("cxi", {"net": ("AWS Libfabric", "Libfabric")}, ""),
-        ("cxi", {"net": ("aws libfabric",), "provider": ("cxi",), "plugin": ("aws-ofi-nccl",)}, ""),
-        ("2.19.3-roce", {}, ""),
-        ("2.19.3-roce", {"net": ("IB",)}, ""),
-        ("2.25.1-silent", {"net": ("IB",)}, ""),
-        ("2.19.3-roce", {"net": ("AWS Libfabric",)}, "it found no plug-in (libnccl-net.so); put its folder on"),
-        ("ofi-failed", {"net": ("Libfabric",)}, "NET/OFI aws-ofi-nccl initialization failed; NET/IB : No device found"),
-        ("2.11.4-socket", {"net": ("IB",)}, "expects net IB (cluster.expects): set NCCL_NET in cluster.environment"),
-        ("2.10.3-efa", {"provider": ("cxi",)}, "expects provider cxi"),
+        ("cxi", {"net": ("AWS Libfabric", "Libfabric")}, "", None),
+        ("cxi", {"net": ("aws libfabric",), "provider": ("cxi",), "plugin": ("aws-ofi-nccl",)}, "", None),
+        ("2.19.3-roce", {}, "", None),
+        ("2.19.3-roce", {"net": ("IB",)}, "", None),
+        ("2.25.1-silent", {"net": ("IB",)}, "", None),
+        ("2.19.3-roce", {"net": ("AWS Libfabric",)}, "net", MismatchCode.NO_PLUGIN),
+        ("ofi-failed", {"net": ("Libfabric",)}, "net", MismatchCode.NOT_FOUND),
+        ("2.11.4-socket", {"net": ("IB",)}, "net", MismatchCode.CHOSEN),
+        ("2.10.3-efa", {"provider": ("cxi", "efa2")}, "provider", MismatchCode.CHOSEN),
     ],
 )
-def test_what_a_cluster_expects(name: str, expects: dict[str, tuple[str, ...]], problem: str) -> None:
-    found = mismatch(KNOWN[name], expects)
-    assert problem in found
-    assert bool(problem) == bool(found)
+def test_what_a_cluster_expects(
+    name: str, expects: dict[str, tuple[str, ...]], field: str, code: MismatchCode | None
+) -> None:
+    expected = None if code is None else Mismatch(code, KNOWN[name], field, expects[field])
+    assert mismatch(KNOWN[name], expects) == expected
 
 
 @pytest.mark.parametrize(("net", "expected"), [("IBext_v8", "IB"), ("ib", "IB"), ("AWS Libfabric", "aws")])
 def test_a_network_is_expected_by_the_beginning_of_its_name(net: str, expected: str) -> None:
-    assert mismatch(Fabric(net=net), {"net": (expected,)}) == ""
-    assert mismatch(Fabric(net=f"x{net}"), {"net": (expected,)}) != ""
+    assert mismatch(Fabric(net=net), {"net": (expected,)}) is None
+    assert mismatch(Fabric(net=f"x{net}"), {"net": (expected,)}) is not None
 
 
 def test_without_a_log_nobody_can_tell(tmp_path: Path) -> None:
     assert nccl_report.read(tmp_path / "none") is None
-    assert mismatch(None, {"net": ("IB",)}) == ""
+    assert mismatch(None, {"net": ("IB",)}) is None
 
 
 @pytest.mark.parametrize(
