@@ -18,7 +18,7 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `failure_detection`: the leader's timeouts: lost agents, ranks that do not join, hangs
 - `restart_policy`: after which failures ranks restart, and after which the attempt ends (a pure table)
 - `verdicts`: the failure that an agent reports, and the leader's verdict on it, as messages
-- `failures`: exit codes of ranks and errors of an agent as faults with codes; which rank's failure is the cause
+- `failures`: what exits of ranks, a lost leader and errors of an agent mean, as faults with codes; who is the cause
 - `outcome`: how a round or an attempt ends, as types
 - `rank_status`: reads the ranks' heartbeats, output sizes, step times, and stacks when they hang
 - `stragglers`: step times of ranks: written for commands, and judged for slow ranks

@@ -1,22 +1,33 @@
-"""Turns exit codes of ranks and errors of an agent into faults with codes (launcher/failures/codes.py). Pure."""
+"""Decides what exits of ranks, a lost leader and errors of an agent mean: faults with codes, or a stop. Pure.
+
+The codes are those of launcher/failures/codes.py.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from launcher import errors
 from launcher.agent.control import Overtaken
 from launcher.agent.outcome import AttemptFailed
+from launcher.agent.restart_policy import Kind
 from launcher.agent.signals import StopRequested
 from launcher.agent.workers import LeftOver, StartError, WorkerExit
 from launcher.failures import text
-from launcher.failures.codes import AgentPhase, FaultCode
+from launcher.failures.codes import AgentPhase, FaultCode, StopReason
 from launcher.files.shared_files import is_transient
 from launcher.preflight.bad_nodes import Verdict
-from launcher.rendezvous.members import LeaderLost, Rendezvous
-from launcher.runs.events import Accused, Fault, StartLimit
+from launcher.rendezvous.members import LeaderLost, Member, Rendezvous
+from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
+
+# The kind of a rank's failure for the restart policy; all others are errors of the program.
+_KINDS = {
+    FaultCode.LOST_PEER: Kind.LOST_PEER,
+    FaultCode.SIGNALLED: Kind.KILLED,
+    FaultCode.NO_RETRY: Kind.NO_RETRY,
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,11 @@ class Failure:
     @property
     def code(self) -> FaultCode:
         return self.fault.code
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the failure, for the restart policy."""
+        return _KINDS.get(self.code, Kind.RAISED)
 
     @property
     def rank(self) -> int:
@@ -117,6 +133,75 @@ _BLAME = {
 def to_blame(failures: Sequence[Failure]) -> Failure:
     """Returns the failure that caused the others: the first by code (see `_BLAME`), then by time, then by rank."""
     return min(failures, key=lambda each: (_BLAME[each.code], each.time, each.rank))
+
+
+def exited_to_resume(
+    failed: Sequence[Failure], *, resumable: bool, left_first: bool, saving: bool, signalled: bool
+) -> bool:
+    """Returns whether an agent's ranks that have failed did so to resume later. Pure.
+
+    | the ranks | condition | result |
+    |---|---|---|
+    | can resume | any of them exited with 75, or `saving` | True |
+    | | `signalled`, and none of them exited with 93 | True |
+    | | otherwise | False |
+    | cannot | `left_first`, or the failure that caused the others is an exit with 75 | True |
+    | | otherwise | False |
+
+    Args:
+        failed: the failures, at least one.
+        resumable: whether the ranks can resume.
+        left_first: whether the agent is ending its ranks because one of them exited with 75.
+        saving: whether the ranks were given time to save and exit: ranks of other agents have exited with 75, or these
+            ranks were killed because they did not exit in time after a stop request.
+        signalled: whether ranks of a program have got the stop signal.
+    """
+    if not resumable:
+        return left_first or to_blame(failed).code is FaultCode.LEFT
+    codes = {failure.code for failure in failed}
+    return FaultCode.LEFT in codes or saving or (signalled and FaultCode.NO_RETRY not in codes)
+
+
+def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *, killed_after: float | None) -> Stop:
+    """Returns the event of an agent's ranks that have exited to resume later. Pure.
+
+    Args:
+        exits: the exits of the agent's ranks.
+        asked: the stop request that the ranks have followed; None: they got none.
+        host: host name of the agent.
+        killed_after: seconds of launch.grace, if ranks did not exit within them and were killed; None: no rank was.
+    """
+    left = tuple(sorted(ended.rank for ended in exits if ended.code == errors.RESUME))
+    if asked is None:
+        asked = Stop(reason=StopReason.EXIT_75 if left else StopReason.NOT_IN_TIME, host=host)
+    stop = replace(asked, ranks=left, time=0.0)
+    return stop if killed_after is None else replace(stop, killed_on=host, grace=killed_after)
+
+
+def fault_of_lost_leader(
+    leader: Member, reason: str, *, stopping: bool, ended_by: int | None, asked: Stop | None
+) -> Fault:
+    """Returns the fault of a round of which the leader is lost. Pure. The first row that applies decides.
+
+    | this agent | FaultCode |
+    |---|---|
+    | is ending its ranks (`ended_by`) | NODE_ENDED, as one of the consequences of the stop request |
+    | was asked to stop (`stopping`) | NODE_ENDED |
+    | otherwise | LEADER_LOST |
+
+    Args:
+        leader: the lost leader.
+        reason: how it was lost, for the user.
+        stopping: whether this agent or another one was asked to stop.
+        ended_by: the signal because of which this agent is ending ranks that cannot resume; None: it is not.
+        asked: the stop request; None: this agent knows of none.
+    """
+    fault = Fault(host=leader.host, node=leader.node_rank, accused=(Accused(host=leader.host),))
+    if ended_by is None:
+        return replace(fault, code=FaultCode.NODE_ENDED if stopping else FaultCode.LEADER_LOST, error=reason)
+    name = text.signal_name(ended_by)
+    then = HostSignal(host=asked.host, signal=asked.signal or name) if asked else None
+    return replace(fault, code=FaultCode.NODE_ENDED, signal=name, then=then)
 
 
 # -- errors of an agent

@@ -19,7 +19,15 @@ from typing import Any, Protocol
 from launcher import errors
 from launcher.agent import memory
 from launcher.agent.coordinator import Coordinator
-from launcher.agent.failures import Failure, failure_of, fault_of_end, to_blame
+from launcher.agent.failures import (
+    Failure,
+    exited_to_resume,
+    failure_of,
+    fault_of_end,
+    fault_of_lost_leader,
+    stop_of_exits,
+    to_blame,
+)
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.program_stop import StopChecker
 from launcher.agent.rank_status import Means, RankStatus
@@ -27,13 +35,12 @@ from launcher.agent.restart_policy import History, Kind
 from launcher.agent.verdicts import RoundFailure, Verdict, describe, judge, may_be_cut_off
 from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.attach.request_handler import GONE
-from launcher.failures import text
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.members import Rendezvous
 from launcher.runs import event_file, event_json, events
-from launcher.runs.events import Accused, Fault, HostSignal, Place, Resized, Stop
+from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.stop_agreement import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow
@@ -41,12 +48,6 @@ TICK = 0.1  # seconds between two polls of the ranks' output and heartbeats
 AGREES = 0.005  # seconds between two polls while ranks have to answer whether they can stop at a step boundary
 DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad
 DECIDED = 5.0  # seconds, besides launch.heartbeat, in which the leader has to decide about a failure
-# The kind of a rank's failure for the restart policy; all others are errors of the program.
-_KINDS = {
-    FaultCode.LOST_PEER: Kind.LOST_PEER,
-    FaultCode.SIGNALLED: Kind.KILLED,
-    FaultCode.NO_RETRY: Kind.NO_RETRY,
-}
 
 
 class Workers(Protocol):
@@ -310,7 +311,11 @@ class Supervisor:
         returns = self._plan.workload.kind != "Program"
         ends = [failure_of(ended, self._own.host, returns=returns) for ended in self._exits.values()]
         failed = [failure for failure in ends if failure is not None]
-        if failed and self._may_leave(failed):
+        leave = bool(failed) and exited_to_resume(
+            failed, resumable=self._resumable, left_first=self._left_first, signalled=bool(self._program_signalled),
+            saving=self._phase is Phase.LEAVING or self._too_late,
+        )  # fmt: skip
+        if leave:
             if self._stop_by is None and self._resumable:
                 self._stop_by = now + self._plan.launch.hang_timeout
             elif self._stop_by is None:
@@ -328,15 +333,6 @@ class Supervisor:
                 self._report_left()  # they exited in time, and may have more to do; if not, the next attempt is short
             self._end(now)
 
-    def _may_leave(self, failed: Sequence[Failure]) -> bool:
-        """Returns whether ranks that ended with an exit code other than 0 did so to resume later."""
-        codes = {failure.code for failure in failed}
-        if not self._resumable:
-            return self._left_first or to_blame(failed).code is FaultCode.LEFT
-        signalled = self._program_signalled and FaultCode.NO_RETRY not in codes
-        leaving = self._phase is Phase.LEAVING or self._too_late
-        return bool(FaultCode.LEFT in codes or leaving or signalled)
-
     def _end(self, now: float) -> None:
         """Reports to the leader that all ranks of this agent have ended, none of them killed because of a failure."""
         self._phase = Phase.ENDED
@@ -348,7 +344,7 @@ class Supervisor:
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
-        self._send_failure(_KINDS.get(failure.code, Kind.RAISED), fault, listens=listens)
+        self._send_failure(failure.kind, fault, listens=listens)
         if self._phase is not Phase.LEAVING:
             self._phase = Phase.FAILED
         self._gives_up = now + self._plan.launch.heartbeat + DECIDED
@@ -359,13 +355,9 @@ class Supervisor:
         if self._returned and not self._ending:
             self._send_failure(Kind.REGROUP, Fault(code=FaultCode.NODE_RETURNED, back=self._returned))
             return
-        left = tuple(sorted(ended.rank for ended in self._exits.values() if ended.code == errors.RESUME))
         asked = self._agreed_stop() or self._requests.get("stop") or self._requests.get("warning")
-        if asked is None:
-            asked = Stop(reason=StopReason.EXIT_75 if left else StopReason.NOT_IN_TIME, host=self._own.host)
-        stop = replace(asked, ranks=left, time=0.0)
-        if self._too_late:
-            stop = replace(stop, killed_on=self._own.host, grace=float(self._plan.launch.grace))
+        killed_after = float(self._plan.launch.grace) if self._too_late else None
+        stop = stop_of_exits(self._exits.values(), asked, self._own.host, killed_after=killed_after)
         self._send_failure(Kind.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
 
     def _agreed_stop(self) -> Stop | None:
@@ -418,16 +410,13 @@ class Supervisor:
         self._over = True  # no leader is left to send it
         if self._verdict is not None:
             return
-        fault = Fault(host=leader.host, node=leader.node_rank, accused=(Accused(host=leader.host),))
-        if self._phase is Phase.ENDING:
-            number = int(self._means.signals.ends() or signal.SIGTERM)
-            asked, name = self._requests.get("stop"), text.signal_name(number)
-            then = HostSignal(host=asked.host, signal=asked.signal or name) if asked else None
-            fault = replace(fault, code=FaultCode.NODE_ENDED, signal=name, then=then)
-            failure = self._failure(Kind.KILLED, fault, listens=False, exit_code=128 + number)
-        else:
-            fault = replace(fault, code=FaultCode.NODE_ENDED if self._ending else FaultCode.LEADER_LOST, error=reason)
+        ended_by = int(self._means.signals.ends() or signal.SIGTERM) if self._phase is Phase.ENDING else None
+        asked = self._requests.get("stop")
+        fault = fault_of_lost_leader(leader, reason, stopping=self._ending, ended_by=ended_by, asked=asked)
+        if ended_by is None:
             failure = self._failure(Kind.LOST_NODE, fault, lost=(leader.index,))
+        else:
+            failure = self._failure(Kind.KILLED, fault, listens=False, exit_code=128 + ended_by)
         verdict = judge(
             failure,
             self._history,

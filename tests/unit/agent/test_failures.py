@@ -1,4 +1,4 @@
-"""From the exit of a process to a fault with a code."""
+"""From exits of ranks, and a lost leader, to a fault with a code or a stop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import pytest
 
 from launcher.agent.failures import (
     Failure,
+    exited_to_resume,
     failure_of,
     fault_of_end,
+    fault_of_lost_leader,
     fault_of_start,
+    stop_of_exits,
     to_blame,
 )
+from launcher.agent.restart_policy import Kind
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
-from launcher.failures.codes import FaultCode
-from launcher.runs.events import Fault, StartLimit
+from launcher.failures.codes import FaultCode, StopReason
+from launcher.rendezvous.members import Member
+from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
 PEER = WorkerError("lost peer", "RuntimeError", "[x] Connection closed by peer", "Traceback ...", lost_peer=True)
@@ -102,3 +107,84 @@ def test_which_of_several_is_to_blame(failures: list[Failure], blamed: int) -> N
 def test_what_would_fail_again_is_final(code: int, error: WorkerError | None, final: bool) -> None:
     failure = failure_of(WorkerExit(0, 5, 77, code, None, error, 1.5), "node2", returns=True)
     assert failure is not None and failure.final is final
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (FaultCode.LOST_PEER, Kind.LOST_PEER),
+        (FaultCode.SIGNALLED, Kind.KILLED),
+        (FaultCode.NO_RETRY, Kind.NO_RETRY),
+        (FaultCode.RAISED, Kind.RAISED),
+        (FaultCode.EXITED, Kind.RAISED),
+        (FaultCode.RETURNED_EARLY, Kind.RAISED),
+    ],
+)
+def test_the_kind_of_a_failure_for_the_restart_policy(code: FaultCode, kind: Kind) -> None:
+    assert failed(code, 0).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("codes", "values", "expected"),
+    [
+        # ranks that can resume
+        (["RAISED"], {"resumable": True}, False),
+        (["RAISED", "LEFT"], {"resumable": True}, True),
+        (["RAISED"], {"resumable": True, "saving": True}, True),
+        (["NO_RETRY"], {"resumable": True, "saving": True}, True),
+        (["SIGNALLED"], {"resumable": True, "signalled": True}, True),
+        (["SIGNALLED", "NO_RETRY"], {"resumable": True, "signalled": True}, False),
+        (["RAISED"], {"resumable": True, "left_first": True}, False),
+        # ranks that cannot
+        (["LEFT"], {}, True),
+        (["LEFT", "LOST_PEER"], {}, True),
+        (["LEFT", "RAISED"], {}, False),
+        (["SIGNALLED"], {"left_first": True}, True),
+        (["SIGNALLED"], {"saving": True, "signalled": True}, False),
+    ],
+)
+def test_which_ranks_have_exited_to_resume_later(codes: list[str], values: dict[str, bool], expected: bool) -> None:
+    failures = [failed(FaultCode[code], rank) for rank, code in enumerate(codes)]
+    given = {"resumable": False, "left_first": False, "saving": False, "signalled": False, **values}
+    assert exited_to_resume(failures, **given) is expected
+
+
+SCHEDULER = Stop(reason=StopReason.SIGNAL, host="node1", signal="SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("codes", "asked", "killed_after", "stop"),
+    [
+        ([75, 0, 75], None, None, Stop(reason=StopReason.EXIT_75, host="node2", ranks=(4, 6))),
+        ([0], None, None, Stop(reason=StopReason.NOT_IN_TIME, host="node2")),
+        ([75], SCHEDULER, None, Stop(reason=StopReason.SIGNAL, host="node1", signal="SIGTERM", ranks=(4,))),
+        (
+            [-9], SCHEDULER, 30.0,
+            Stop(reason=StopReason.SIGNAL, host="node1", signal="SIGTERM", killed_on="node2", grace=30.0),
+        ),
+    ],
+)  # fmt: skip
+def test_why_ranks_have_exited_to_resume_later(
+    codes: list[int], asked: Stop | None, killed_after: float | None, stop: Stop
+) -> None:
+    exits = [WorkerExit(place, 4 + place, 77, code, None, None, 1.5) for place, code in enumerate(codes)]
+    assert stop_of_exits(exits, asked, "node2", killed_after=killed_after) == stop
+
+
+@pytest.mark.parametrize(
+    ("stopping", "ended_by", "asked", "values"),
+    [
+        (False, None, None, {"code": FaultCode.LEADER_LOST, "error": "reset"}),
+        (True, None, SCHEDULER, {"code": FaultCode.NODE_ENDED, "error": "reset"}),
+        (True, 15, None, {"code": FaultCode.NODE_ENDED, "signal": "SIGTERM"}),
+        (
+            True, 2, SCHEDULER,
+            {"code": FaultCode.NODE_ENDED, "signal": "SIGINT", "then": HostSignal(host="node1", signal="SIGTERM")},
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_loss_of_the_leader_means(
+    stopping: bool, ended_by: int | None, asked: Stop | None, values: dict[str, Any]
+) -> None:
+    fault = fault_of_lost_leader(Member(0, 3, "node0", 2), "reset", stopping=stopping, ended_by=ended_by, asked=asked)
+    assert fault == Fault(host="node0", node=3, accused=(Accused(host="node0"),), **values)
