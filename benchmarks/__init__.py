@@ -1,33 +1,33 @@
-"""Every claim about speed, each as a command that prints a number measured in one run: `python -m benchmarks`.
+"""Benchmarks of every claim about the launcher's speed: `python -m benchmarks`. Each measures a number and its target.
 
-- `__main__`: `python -m benchmarks [--short] [NAME ...]`
-- `suite`: which benchmarks there are, with the values of their short form; runs, table
-- `measure`: what they share: turns, medians, the line of a claim
-- `ranks`: ranks for a benchmark
-- `login_node`: from a command to its job id
-- `sub_commands`: the start of a sub-command
-- `status`: `status` among many runs
-- `logs`: `logs` of a large output
-- `scale`: the job script and ranks for 10,000 nodes
-- `sweep`: submission of a sweep; an array of short points
-- `pilots`: points in pilots
-- `search`: a search that prunes against the whole grid
-- `pbs`: functions on PBS against bare qsub
-- `start_up`: from a command to the first all_reduce
-- `rendezvous`: how long many agents take to meet
-- `preflight`: what a preflight adds to a start
-- `binding`: what binding ranks to cores costs
-- `stop`: what the agreement on stops costs a training
-- `restart`: from a killed rank to the next all_reduce
-- `checkpoint`: saving and loading against torch.save and torch.load
-- `fabric`: `workload=collective` against a loop written by hand
-- `training_input`: images per second of ddp_mnist against a DataLoader
-- `invariant`: the step time of `train.invariant`
-- `bare_hydra`: what login_node is measured against
-- `sweep_hydra`: the same for sweep
-- `sweep_point`: the point of sweep
-- `pilot_hydra`: what pilots is measured against
-- `pilot_point`: the points of pilots
-- `first_all_reduce`: what both sides of start_up run
-- `restart_torchrun`: what torchrun runs in restart
+- `__main__`: the command `python -m benchmarks [--short] [NAME ...]`
+- `suite`: the list of benchmarks with their arguments for --short; runs them, prints the table
+- `measure`: shared by all: timing contestants in turns, medians, results and their targets
+- `ranks`: shared by some: forks ranks with a gloo process group
+- `login_node`: time from a submission's command to its job id, against a minimal Hydra app
+- `sub_commands`: start-up time of a sub-command
+- `status`: time of `status` among many runs
+- `logs`: time and memory of `logs` of a large output
+- `scale`: time to render the job script, and to derive ranks, for 10,000 nodes
+- `sweep`: time to submit a sweep, against hydra-submitit-launcher; an array of short points, against sbatch
+- `pilots`: cost of points in pilots, against a job array and hydra-submitit-launcher
+- `search`: steps and accuracy of a search that prunes, against the whole grid
+- `pbs`: time to submit functions to PBS, against qsub
+- `start_up`: time from a command to the first all_reduce, against torchrun
+- `rendezvous`: time until many agents have a rendezvous, and its cost on the leader
+- `preflight`: time that a preflight adds to a start
+- `binding`: cost of binding ranks to cores
+- `stop`: time that the agreement of ranks on stops adds to a training step
+- `restart`: time from a killed rank to the next all_reduce, against torchrun
+- `checkpoint`: time to save and load, against torch.save and torch.load
+- `fabric`: times measured by `workload=collective`, against a hand-written loop
+- `training_input`: images per second of ddp_mnist, against a DataLoader
+- `invariant`: step time with `train.invariant`, against all_reduce
+- `bare_hydra`: the minimal Hydra app that login_node is compared with
+- `sweep_hydra`: the Hydra app that hydra-submitit-launcher submits in sweep
+- `sweep_point`: the program of each point in sweep
+- `pilot_hydra`: the Hydra app that hydra-submitit-launcher submits in pilots
+- `pilot_point`: the programs of the points in pilots
+- `first_all_reduce`: the program that the launcher and torchrun start in start_up and preflight
+- `restart_torchrun`: the program that torchrun starts in restart
 """

@@ -1,12 +1,12 @@
-"""Every claim about speed, measured now on this machine, as one table.
+"""Measures every claim about the launcher's speed on this machine, and prints one table.
 
     python -m benchmarks [--short] [NAME ...]
 
-Each benchmark runs in a process of its own, one after the other. One that fails is a row of the table with its reason,
-and the others still run. Exit status: 0 if all targets were met, 1 if one was missed or a benchmark failed.
+The benchmarks run one after the other, each in its own process. A benchmark that fails is a row of the table with the
+reason, and the others still run. Exit status: 0 if all targets were met, 1 if one was missed or a benchmark failed.
 
-`--short` shows that the benchmarks work, in about a minute: small sizes and one round, so its numbers say nothing about
-speed and are held to no target.
+`--short` only shows that the benchmarks work, in about a minute. With small sizes and one round its numbers say nothing
+about speed, so they are compared with no target.
 """
 
 from __future__ import annotations

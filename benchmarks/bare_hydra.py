@@ -1,4 +1,4 @@
-"""The least that a Hydra app can be: what the launcher is measured against on the login node."""
+"""A minimal Hydra app: `benchmarks.login_node` compares the launcher's start-up time with it."""
 
 import hydra
 

@@ -1,11 +1,11 @@
-"""What it costs to bind ranks to cores, and that it takes nothing from a training.
+"""Time to bind ranks to cores, and its effect on the speed of a training.
 
     python -m benchmarks.binding
 
-The first two lines are what an agent does more in a start: the look at its node, which it does once, and the masks; the
-second on a node of 256 CPUs, from a tree of files. The others train ddp_mnist with two ranks, bound as they are by
-default, with a core each (launch.bind=core) and not bound, in turns, with the same threads. A run trains for some
-seconds: shorter ones differ by more than binding changes.
+The first two results are the time that binding adds to the start of an agent: it reads the node's hardware, once, and
+computes the masks. The second one is for a node of 256 CPUs, from a copy of its files. The others train ddp_mnist with
+two ranks with the same number of threads, in turns: bound by default, with a core each (launch.bind=core), and not
+bound. Each training takes some seconds: the speeds of shorter ones differ by more than binding changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.binding.wanted import parse
 from launcher.runs.lookup import all_runs
 
 RANKS = 2
-LIMIT = 20.0  # milliseconds
+LIMIT = 20.0  # target of binding, in milliseconds
 LOOKS = 20
 SOCKETS, NUMAS, CORES = 2, 8, 128
 
@@ -47,7 +47,7 @@ def results(repeats: int = 7, warmup: int = 1, steps: int = 1200) -> list[Result
 
 
 def _bind(root: Path, ranks: int) -> float:
-    """Milliseconds."""
+    """Reads the hardware below `root` and binds `ranks` ranks; returns the milliseconds."""
     began = time.perf_counter()
     node = sysfs.read(root, {})
     allowed = {cpu for core in node.cores for cpu in core.cpus}
@@ -56,12 +56,12 @@ def _bind(root: Path, ranks: int) -> float:
 
 
 def _speeds(repeats: int, warmup: int, steps: int) -> dict[str, list[float]]:
-    """Images per second of each run."""
+    """Trains in turns; returns the images per second of each run, by "bound", "unbound" and "a core each"."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(LAUNCHER_RUNS_DIR=folder, OMP_NUM_THREADS="1")
 
         def speed(how: str) -> float:
-            epochs = max(1, steps * 128 // 1437)  # the digits
+            epochs = max(1, steps * 128 // 1437)  # digits has 1437 training images
             python(
                 "-m", "launcher", "workload=ddp_mnist", "workload.dataset=digits", f"workload.epochs={epochs}",
                 f"procs_per_node={RANKS}", f"launch.bind={how}", env=env,
@@ -77,7 +77,7 @@ def _speeds(repeats: int, warmup: int, steps: int) -> dict[str, list[float]]:
 
 
 def _large_node(root: Path) -> None:
-    """The files of a node with two sockets of 64 cores, two threads each."""
+    """Writes the files of a node with two sockets of 64 cores, two threads each."""
     per_socket, per_numa = CORES // SOCKETS, CORES // NUMAS
 
     def write(path: str, text: str) -> None:

@@ -1,17 +1,17 @@
-"""Saving and loading checkpoints, against torch.save and torch.load of the same state.
+"""Time to save and load a checkpoint, against torch.save and torch.load of the same state.
 
     python -m benchmarks.checkpoint
 
-Two ranks on this machine hold the same state. What a training loop does without us: rank 0 calls torch.save, then
-fsync and rename, while the other rank waits. Contestants take turns.
+Two ranks on this machine have the same state. It is compared with a simple training loop: rank 0 calls torch.save,
+fsync and rename, while the other rank waits. The contestants take turns.
 
-- blocked: seconds for which `save` and `staged` right after it keep training waiting; nothing is computed in between,
-  which is the worst case;
-- whole: seconds until it is published (`wait=True`), with manifest, checksums and renames; shown beside it;
-- loading: `Checkpointer.load` into the tensors that are there, checksums compared, against torch.load with
-  weights_only=True of the file that torch.save wrote; both from the page cache, in both ranks at once.
+- blocked: seconds for which `save`, and `staged` directly after it, block training; nothing is computed in between,
+  which is the worst case
+- whole: seconds until the checkpoint is published (`wait=True`), with manifest, checksums and renames; shown only
+- loading: `Checkpointer.load` into existing tensors, with verified checksums, against torch.load with weights_only=True
+  of the file that torch.save wrote; both from the page cache, in both ranks at the same time
 
-TMPDIR says on which file system.
+TMPDIR chooses the file system.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
 
 RANKS = 2
-TENSOR = 12_500_000  # bytes of a tensor of the large state
+TENSOR = 12_500_000  # bytes of each tensor of the large state
 Seconds = dict[str, list[float]]
 
 
 def state_of(size: int, device: torch.device) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights and two moments of an optimizer, `size` bytes together."""
+    """Returns weights and two moments of an optimizer, together `size` bytes."""
     torch.manual_seed(0)  # the same on all ranks, as replicas are
     count = max(1, size // 3 // TENSOR)
     elements = size // 3 // count // 4
@@ -51,7 +51,13 @@ def state_of(size: int, device: torch.device) -> dict[str, dict[str, torch.Tenso
 
 
 class Contest:
-    """One rank's part of the contests over one state."""
+    """Saves and loads one state on one rank. All ranks call its methods in the same order.
+
+    Args:
+        size: bytes of the state.
+        env: this rank.
+        folder: directory of the checkpoints.
+    """
 
     def __init__(self, size: int, env: Env, folder: Path) -> None:
         self.env, self.folder = env, folder
@@ -60,7 +66,7 @@ class Contest:
         self.checkpointer = Checkpointer(folder / "checkpoints", env, identity={}, keep=1)
 
     def save(self, *, wait: bool) -> float:
-        """Seconds that training was kept waiting; then waits for the end."""
+        """Saves a checkpoint; returns the seconds for which training is blocked. `wait`: until it is published."""
         self.step += 1
         dist.barrier()
         blocked = self.checkpointer.save(self.step, self.state, extra={"cursor": self.step}, wait=wait)
@@ -69,7 +75,7 @@ class Contest:
         return blocked
 
     def torch_save(self) -> float:
-        """Rank 0 writes, the others wait for it."""
+        """Saves with torch.save on rank 0, for which the other ranks wait; returns the seconds."""
         dist.barrier()
         started = time.perf_counter()
         if self.env.rank == 0:
@@ -97,7 +103,7 @@ class Contest:
         return taken
 
     def run(self, repeats: int) -> tuple[Seconds, Seconds]:
-        """Seconds of each round: saves, loads."""
+        """Runs all contestants in turns; returns the seconds of the saves and of the loads, by contestant."""
         contestants = {
             "blocked": lambda: self.save(wait=False),
             "whole": lambda: self.save(wait=True),
@@ -125,7 +131,14 @@ def rank_main(rank: int, folder: str, large: int, small: int, repeats: int, devi
 
 
 def measure(folder: Path, large: int, small: int, repeats: int, device: str) -> list[list[tuple[Seconds, Seconds]]]:
-    """What each rank has measured: of the large state and of the small one, saves and loads.
+    """Starts the ranks and returns the measurements of each: for the large and the small state, saves and loads.
+
+    Args:
+        folder: directory of the checkpoints.
+        large: bytes of the large state.
+        small: bytes of the small state.
+        repeats: rounds with the large state; the small one has three times as many.
+        device: cpu or cuda.
 
     Raises:
         RuntimeError: a rank failed.
@@ -149,7 +162,7 @@ def measure(folder: Path, large: int, small: int, repeats: int, device: str) -> 
 
 
 def slowest(measured: list[Seconds]) -> Seconds:
-    """Of each round the time of the slowest rank."""
+    """Returns the time of the slowest rank in each round, by contestant."""
     return {
         name: [max(values) for values in zip(*(each[name] for each in measured), strict=True)] for name in measured[0]
     }

@@ -2,12 +2,11 @@
 
     python -m benchmarks.fabric
 
-Two ranks on this machine, gloo over the loopback. Each round measures both, one after the other in turns, with the same
-buffers: the harness by what it does between its fresh data (`Run.timed`, without the two verified iterations), the
-hand-written one by a loop as in anybody's script: a barrier, the clock, the call, the clock. Both take the slowest
-rank's time of each iteration. What is compared is the tenth percentile of all iterations of all rounds: what one takes
-that nothing else on the machine has disturbed. (By hand twice against itself, on a busy machine: 0.99; the medians
-differed by up to 10 %.)
+Two ranks run on this machine, with gloo over the loopback interface. Each round measures both in turns, with the same
+buffers: the workload's timing loop (`Run.times`), and a loop as in a user's script: a barrier, the clock, the call, the
+clock. For both, the time of an iteration is that of the slowest rank. The 10th percentile over all iterations of all
+rounds is compared: the time of an iteration that nothing else on the machine disturbed. (The hand-written loop compared
+with itself on a busy machine: 0.99; the medians differed by up to 10 %.)
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Seconds = dict[str, list[float]]
 
 
 def by_hand(operation: str, data: torch.Tensor, out: torch.Tensor, count: int) -> list[float]:
-    """Seconds of each iteration on this rank."""
+    """Runs the hand-written loop; returns the seconds of each of `count` iterations on this rank."""
     other = 1 - dist.get_rank()
     times = []
     if operation == "all_reduce":
@@ -57,7 +56,8 @@ def by_hand(operation: str, data: torch.Tensor, out: torch.Tensor, count: int) -
 
 
 def contest(env: Env, operation: str, size: int, count: int, rounds: int) -> Seconds:
-    """Seconds of each iteration, of both."""
+    """Measures both loops in turns; returns the seconds of each iteration on the slowest rank, by "harness" (the
+    workload) and "by hand"."""
     config = Collective("collective", "", seed=0, op=operation, sizes=size, warmup=0)
     sweep = Sweep(Settings.of(config), BY_NAME[operation], make_groups("world", env), env)
     place = sweep.places[0]
@@ -80,12 +80,12 @@ def contest(env: Env, operation: str, size: int, count: int, rounds: int) -> Sec
         return 0.0
 
     interleaved({"harness": harness, "by hand": hand}, rounds // 2)
-    interleaved({"by hand": hand, "harness": harness}, rounds // 2)  # whoever comes second finds warm caches
+    interleaved({"by hand": hand, "harness": harness}, rounds // 2)  # the second one has warm caches
     return seconds
 
 
 def undisturbed(seconds: list[float]) -> float:
-    """The tenth percentile."""
+    """Returns the 10th percentile."""
     return statistics.quantiles(seconds, n=10)[0]
 
 

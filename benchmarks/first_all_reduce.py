@@ -1,4 +1,4 @@
-"""What both contestants of benchmarks/start_up.py run: one all_reduce, and the time at which rank 0 had its result."""
+"""The program that both contestants of `benchmarks.start_up` run: one all_reduce; rank 0 writes the time of its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-STAMP = "BENCHMARK_STAMP"  # the variable with the file that the time goes into
+STAMP = "BENCHMARK_STAMP"  # environment variable with the path of the file for the time
 
 
 def main(config: Any = None, env: Any = None) -> None:
-    """The workload for the launcher, which has made the process group already."""
+    """Does the all_reduce. As the launcher's workload it finds the process group initialized."""
     total = torch.ones(1)
     dist.all_reduce(total)
     now = time.time()

@@ -1,15 +1,15 @@
-"""The step time of train.invariant=true against plain all_reduce, in one run.
+"""Step time with train.invariant=true, against an all_reduce of all gradients.
 
     python -m benchmarks.invariant
 
-The same ranks train the same network by both ways in turns, a few steps each; the line for each number of ranks gives
+The same ranks train the same network in both ways in turns, a few steps each. The result for each number of ranks is
 the median of the ratios of neighbouring turns. The plain way is one forward and backward pass over the rank's share of
-the batch and one all_reduce of all gradients (workload.sync=manual). Invariant are 8 logical micro-batches.
+the batch, and one all_reduce of all gradients (workload.sync=manual). The invariant way has 8 micro-batches.
 
-The network is a CNN of 28x28 images with 0.4 million weights and a batch of 256: compute is most of its step. The
-details tell the ratio where it is not. A network of linear layers has few operations for each of its 1.9 million
-weights, and reads and adds all of them for each micro-batch. The step of ddp_mnist's own network, of 6,000 weights, is
-nearly all overhead of calls, of which there are as many more as there are micro-batches on a rank.
+The network is a CNN for 28x28 images with 0.4 million weights and a batch of 256, whose step is mostly computation. The
+detail has the ratio for two networks whose step is not: one of linear layers, which has few operations for each of its
+1.9 million weights but reads and adds all of them for each micro-batch; and that of ddp_mnist, with 6,000 weights,
+whose step is mostly overhead of calls, which are made once for each micro-batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAVES = 8
 
 
 def cnn() -> nn.Module:
-    """Two convolutions and two linear layers, [n, 1, 28, 28] -> [n, 10]."""
+    """Returns a network of two convolutions and two linear layers, [n, 1, 28, 28] -> [n, 10]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(),
         nn.Linear(64 * 36, 160), nn.ReLU(), nn.Linear(160, 10),
@@ -44,14 +44,14 @@ def cnn() -> nn.Module:
 
 
 def linear() -> nn.Module:
-    """Three linear layers, [n, 1, 28, 28] -> [n, 10]."""
+    """Returns a network of three linear layers, [n, 1, 28, 28] -> [n, 10]."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
     )
 
 
 def tiny() -> nn.Module:
-    """The network of ddp_mnist for digits, on the same images."""
+    """Returns the network of ddp_mnist, [n, 1, 28, 28] -> [n, 10]."""
     return Net(28, 10)
 
 
@@ -59,7 +59,14 @@ NETWORKS = {"cnn": cnn, "linear": linear, "tiny": tiny}
 
 
 class Way:
-    """A way to take a step, with a model of its own."""
+    """A way to compute gradients, with its own model and optimizer.
+
+    Args:
+        env: this rank.
+        kind: name of the network, in NETWORKS.
+        images: the global batch, [n, 1, 28, 28].
+        labels: its labels, [n].
+    """
 
     def __init__(self, env: Env, kind: str, images: Tensor, labels: Tensor) -> None:
         torch.manual_seed(0)
@@ -109,7 +116,8 @@ class Invariant(Way):
 
 
 def compare(env: Env, kind: str, batch_size: int, number: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of a step by each way, one value per turn."""
+    """Trains in both ways in turns of `number` steps; returns the seconds of a step in each turn, by "plain" and
+    "invariant"."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch_size, 1, 28, 28, generator=generator)
     labels = torch.randint(0, 10, (batch_size,), generator=generator)

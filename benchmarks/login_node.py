@@ -1,12 +1,12 @@
-"""From typing a submission to its job id, against a Hydra app that does nothing; and that torch is not loaded for it.
+"""Time from a submission's command to its job id, against a Hydra app that does nothing; torch must not be imported.
 
     python -m benchmarks.login_node
 
-The app composes no config of its own, and imports neither jinja2 nor submitit. Where the target was set, it takes
-0.21 s and a submission 0.34 s; beside two busy loops on two cores the ratio is 1.7.
+The app composes no config, and imports neither jinja2 nor submitit. On the machine on which the target was set, it
+takes 0.21 s and a submission 0.34 s; with two busy processes on its two cores the ratio is 1.7.
 
-Jobs go to the Slurm of this machine where there is one that answers (they are submitted held, and cancelled at once),
-else to stand-ins for its commands, which answer at once as well.
+Jobs are submitted to the Slurm of this machine if there is one (held, and cancelled at once), or else to stand-ins for
+its commands, which return at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAND_INS = {
 
 
 def slurm_answers() -> bool:
-    """Whether this machine can submit to a real Slurm."""
+    """Returns whether this machine has a Slurm to which it can submit."""
     if any(shutil.which(name) is None for name in STAND_INS):
         return False
     try:

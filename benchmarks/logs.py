@@ -1,8 +1,9 @@
-"""`logs` of a run that printed 1 GB: when the first of it is there, and how much memory it takes to show all.
+"""`logs` of a run with 1 GiB of output: time to the first byte, and peak memory to show all of it.
 
     python -m benchmarks.logs
 
-From the start of the process to the first byte that it prints; beside it, what an interpreter takes that does nothing.
+The time is from the start of the process to its first byte of output. The detail also has the time of an interpreter
+that only prints a character.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CALLS = {"logs": (), "logs --tail 100": ("--tail", "100"), "logs --rank 3-5": ("
 
 @contextlib.contextmanager
 def _run(folder: Path, size: int) -> Iterator[str]:
-    """A run of 64 ranks that is done and printed `size` bytes."""
+    """Writes the directory of a finished run of 64 ranks with `size` bytes of output; yields the run's id."""
     from launcher.runs import event_file
     from launcher.runs.directory import Run
     from tests.unit.plans import plan_of
@@ -48,7 +49,7 @@ def _run(folder: Path, size: int) -> Iterator[str]:
 
 
 def _first_byte(arguments: tuple[str, ...], env: Mapping[str, str]) -> float:
-    """Seconds from the start of a process until it has printed something."""
+    """Runs Python with these arguments; returns the seconds until its first byte of output."""
     began = time.perf_counter()
     with subprocess.Popen([sys.executable, *arguments], env=env, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -60,7 +61,7 @@ def _first_byte(arguments: tuple[str, ...], env: Mapping[str, str]) -> float:
 
 
 def _memory(arguments: tuple[str, ...], env: Mapping[str, str]) -> float:
-    """MiB that a process takes at most until it has printed all."""
+    """Runs Python with these arguments to its end; returns its peak memory in MiB."""
     command = [sys.executable, *arguments]
     process = os.posix_spawn(
         sys.executable, command, dict(env), file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)]

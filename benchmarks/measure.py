@@ -1,4 +1,4 @@
-"""What the benchmarks share: contestants timed in turns, medians, and the line that a claim ends with."""
+"""Shared by the benchmarks: contestants timed in turns, medians, and the result of a claim with its target."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one claim.
+    """The measured value of one claim, with its target.
 
     Attributes:
-        claim: what is claimed, in a few words.
-        value: what was measured, a ratio unless `unit` says otherwise.
-        target: what it must be at most, or at least if `at_least`.
-        detail: the medians behind it, and under which circumstances.
+        claim: text about what is measured.
+        value: the measured value, in `unit`.
+        target: largest value that meets the claim; the smallest one if `at_least`.
+        detail: text with the medians and the conditions of the measurement.
+        unit: unit of value and target; "x" for a ratio.
+        at_least: whether a larger value is better.
     """
 
     claim: str
@@ -38,7 +40,7 @@ class Result:
 
     @property
     def shown(self) -> tuple[str, str, str, str]:
-        """Claim, value, target, and whether it was met."""
+        """Claim, value, target, and whether it was met, as texts of a table's row."""
         bound = "at least" if self.at_least else "at most"
         target = f"{bound} {self.target:g} {self.unit}"
         return self.claim, f"{self.value:.2f} {self.unit}", target, "yes" if self.met else "NO"
@@ -52,12 +54,14 @@ class Result:
 def interleaved(
     contestants: Mapping[str, Callable[[], float]], repeats: int, warmup: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds that each contestant took in each round; they take turns, so that a busy moment hits all of them.
+    """Runs the contestants in turns, and returns the seconds of each contestant in each round.
+
+    In turns, a busy moment of the machine slows all contestants down.
 
     Args:
-        contestants: functions that do the work once and return the seconds that count.
-        repeats: rounds that are kept.
-        warmup: rounds before, which fill caches and write bytecode.
+        contestants: by name, a function that does the work once and returns its seconds.
+        repeats: number of rounds.
+        warmup: number of rounds before these, which fill caches and write bytecode and do not count.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(warmup + repeats):
@@ -69,24 +73,33 @@ def interleaved(
 
 
 def median_ratio(seconds: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float:
-    """The median over the rounds of one contestant's time divided by the other's in the same round."""
+    """Returns the median, over all rounds, of the time of contestant `ours` divided by that of `theirs` in the same
+    round."""
     return statistics.median(mine / other for mine, other in zip(seconds[ours], seconds[theirs], strict=True))
 
 
 def medians(seconds: Mapping[str, Sequence[float]]) -> str:
-    """`ours 310 ms, bare Hydra 260 ms, median of 9 rounds`."""
+    """Returns the medians as text: `ours 310 ms, bare Hydra 260 ms; median of 9 rounds`."""
     each = ", ".join(f"{name} {statistics.median(taken) * 1000:.0f} ms" for name, taken in seconds.items())
     return f"{each}; median of {len(next(iter(seconds.values())))} rounds"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment for a contestant: without settings that keep Python from using bytecode, as nobody's are."""
+    """Returns this process's environment with `variables`, for a contestant.
+
+    Without PYTHONDONTWRITEBYTECODE and PYTHONPATH, which would make Python start differently than on a user's machine.
+    """
     ours = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
     return {**ours, **variables}
 
 
 def stand_ins(folder: Path, answers: Mapping[str, str]) -> str:
-    """Writes commands that execute these lines of shell into `folder`, by name; returns a PATH that begins with it."""
+    """Writes shell scripts that stand in for commands; returns a PATH on which they come first.
+
+    Args:
+        folder: directory of the scripts.
+        answers: lines of shell by the command's name.
+    """
     folder.mkdir(exist_ok=True)
     for name, answer in answers.items():
         (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
@@ -95,10 +108,10 @@ def stand_ins(folder: Path, answers: Mapping[str, str]) -> str:
 
 
 def python(*arguments: str | Path, env: Mapping[str, str], cwd: Path = ROOT) -> tuple[float, str, str]:
-    """Seconds from the start of an interpreter to its exit, its output, and its errors.
+    """Runs this Python interpreter; returns the seconds from its start to its exit, its stdout, and its stderr.
 
     Raises:
-        RuntimeError: it failed; the text is what it wrote.
+        RuntimeError: its exit code is not 0; the text has its output.
     """
     started = time.perf_counter()
     done = subprocess.run(

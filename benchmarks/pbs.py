@@ -1,9 +1,9 @@
-"""Submitting functions through PBSExecutor against bare qsub, and how many commands many jobs cost.
+"""Submitting functions through PBSExecutor, against qsub; and the number of qsub and qstat commands for many jobs.
 
     python -m benchmarks.pbs
 
-Jobs go to the PBS of this machine where there is one that answers (they are submitted held, and deleted at once), else
-to the stand-in of the tests, whose qsub takes about 25 ms.
+Jobs are submitted to the PBS of this machine if there is one (held, and deleted at once), or else to the stand-in of
+the tests, whose qsub takes about 25 ms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.pbs.real import RealPbs
 
 
 def results(repeats: int = 5, batch: int = 100, many: int = 1000) -> list[Result]:
-    """Jobs are submitted in batches of `batch`; the array has `many`."""
+    """Runs the benchmark with batches of `batch` jobs, and an array of `many` jobs."""
     with tempfile.TemporaryDirectory() as scratch, _site(Path(scratch) / "site") as against:
         folder = Path(scratch)
         with _counted(folder / "bin") as calls:
@@ -94,7 +94,7 @@ def _bare(script: Path, count: int) -> float:
 
 
 def _delete(job_id: str) -> None:
-    """A job, or the whole array that an element belongs to."""
+    """Deletes a job, or the whole array of an array element."""
     number, _, server = job_id.partition(".")
     server, element, _ = server.partition("_")
     subprocess.run(["qdel", f"{number}{'[]' if element else ''}.{server}"], check=True)
@@ -102,7 +102,7 @@ def _delete(job_id: str) -> None:
 
 @contextlib.contextmanager
 def _site(folder: Path) -> Iterator[str]:
-    """The real PBS or a stand-in; what it is."""
+    """Provides the PBS of this machine or a stand-in; yields text about which of them."""
     if RealPbs.answers():
         yield RealPbs.described()
         return
@@ -118,7 +118,8 @@ def _site(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _counted(folder: Path) -> Iterator[Callable[[str], int]]:
-    """Puts qsub and qstat behind scripts that count their calls; gives what tells how many there were."""
+    """Puts scripts that count calls of qsub and qstat on PATH; yields a function that returns a command's number of
+    calls."""
     folder.mkdir()
     real = Path(detect().path).parent
     for name in ("qsub", "qstat"):

@@ -1,4 +1,4 @@
-"""A Hydra app that does nothing: a point of hydra-submitit-launcher in `benchmarks.pilots`."""
+"""A Hydra app that does nothing: hydra-submitit-launcher submits it in `benchmarks.pilots`."""
 
 import hydra
 

@@ -1,4 +1,4 @@
-"""Points of packed sweeps: one that does nothing, and one that takes a second."""
+"""The programs of points in `benchmarks.pilots`: one that does nothing, and one that takes a second."""
 
 from __future__ import annotations
 

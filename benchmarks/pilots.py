@@ -1,15 +1,15 @@
-"""Points in pilots: what a point costs, how busy slots are, how soon the first one runs, and against a job array.
+"""Sweep points in pilots: time per point, use of slots, time to the first point; and against a job array.
 
     python -m benchmarks.pilots [--points 1000] [--seconds 100] [--listed 10000] [--elements 200]
 
-Two pilots of two simulated nodes on this machine run points that do nothing, then points that take a second. What is
-counted is in the journals of the slot managers: the time from the first point's start to the last one's end, and the
-time in which slots ran points. `status` is measured on a sweep whose claims are there and whose points never ran.
+Two pilots of two simulated nodes on this machine run points that do nothing, then points that take a second. The times
+are from the journals of the slot managers: from the first point's start to the last one's end, and the time in which
+slots ran points. `sweep status` is measured on a sweep whose claims are written by the benchmark.
 
-The array: points that do nothing, as a job array, in two pilots of one node, and by hydra-submitit-launcher, on a real
-Slurm with four nodes on this machine, from the command to the moment when squeue shows no job any more. Pilots need
-some seconds to start, so the ratio grows with the number of points. hydra-submitit-launcher is installed from PyPI for
-the measurement. A point of it is a job that loads Hydra and submitit, and not torch.
+The job array: points that do nothing run as a job array, in two pilots of one node, and by hydra-submitit-launcher, on
+a real Slurm with four nodes on this machine, timed from the command until squeue shows no job. Pilots need some seconds
+to start, so the ratio grows with the number of points. hydra-submitit-launcher is installed from PyPI for the
+measurement. Its points are jobs that load Hydra and submitit, but not torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ PILOTS, NODES = 2, 2
 def results(
     points: int = 1000, seconds: int = 100, listed: int = 10_000, elements: int = 200, repeats: int = 5
 ) -> list[Result]:
-    """Numbers of points that do nothing, that take a second, that are listed, and that run in an array; 0: none."""
+    """Runs the benchmark. An argument of 0 leaves out that part.
+
+    Args:
+        points: number of points that do nothing.
+        seconds: number of points that take a second.
+        listed: number of points of the sweep that `sweep status` shows.
+        elements: number of points that are compared with a job array.
+        repeats: number of times that `sweep status` is timed.
+    """
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         if points:
@@ -88,7 +96,7 @@ def busy(folder: Path, points: int) -> Result:
 
 
 def status(folder: Path, points: int, repeats: int) -> Result:
-    """Seconds of `sweep status` on a sweep of many points, of which 9 of 10 are done."""
+    """Times `sweep status` on a sweep of which 9 of 10 points are done."""
     sweep = Sweep.create(folder / "runs" / "listed")
     overrides = tuple((f"seed={number}",) for number in range(points))
     packing = Packing(pilots=1, nodes=1, slots=4, gpus=0, gpus_per_point=0, cpus_per_point=1, retries=2, lease=90.0)
@@ -113,7 +121,8 @@ def status(folder: Path, points: int, repeats: int) -> Result:
 
 
 def against_jobs(elements: int) -> list[Result]:
-    """Points in pilots, against a job array and against hydra-submitit-launcher."""
+    """Times points that do nothing in pilots, in a job array, and by hydra-submitit-launcher. Without a Slurm on this
+    machine, it returns no results."""
     if reason := SlurmCluster.missing():
         print(f"note: no array was run: {reason}", file=sys.stderr)
         return []
@@ -139,7 +148,8 @@ def against_jobs(elements: int) -> list[Result]:
 
 
 def _theirs(cluster: SlurmCluster, folder: Path, elements: int, env: Mapping[str, str]) -> float | None:
-    """Seconds from hydra-submitit-launcher's command to the end of its jobs; None if it cannot be installed."""
+    """Returns the seconds from hydra-submitit-launcher's command to the end of its jobs; None: it cannot be
+    installed."""
     if not install_theirs(folder / "theirs"):
         return None
     command = [
@@ -154,7 +164,7 @@ def _theirs(cluster: SlurmCluster, folder: Path, elements: int, env: Mapping[str
             stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        # The command itself looks for results every few seconds, so it ends later.
+        # The command itself polls for results every few seconds, so it exits later.
         while sum(1 for _ in folder.glob("multirun/.submitit/*/*_result.pkl")) < elements:
             if process.poll() or time.perf_counter() - begun > PATIENCE:
                 raise RuntimeError(f"{THEIRS} did not end:\n{(folder / 'theirs.log').read_text()[-2000:]}")
@@ -170,7 +180,7 @@ def _theirs(cluster: SlurmCluster, folder: Path, elements: int, env: Mapping[str
 
 
 def _run(folder: Path, function: str, points: int) -> Sweep:
-    """A packed sweep on this machine, from its command to its end."""
+    """Runs a packed sweep on this machine to its end; `function` is the name of one in `pilot_point`."""
     _launcher(
         [
             "-m", "workload=function", "workload.init=false", "workload.target=time:sleep",
@@ -195,7 +205,7 @@ def _launcher(arguments: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def _journals(sweep: Sweep, pilot: int | None = None) -> list[list[Event]]:
-    """The events of each slot manager (of one pilot) that ran points."""
+    """Returns the events of each slot manager that ran points. `pilot`: only those of this pilot."""
     claims = Claims(sweep.path, 0)
     found = [
         list(known(read(claims.journal(each)))) for each in claims.managers() if pilot is None or each.pilot == pilot
@@ -208,7 +218,7 @@ def _times(journals: Iterable[Sequence[Event]], kind: type[Event]) -> list[float
 
 
 def _lives(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """When each point began and ended."""
+    """Returns start and end of each point of one slot manager, in Unix seconds."""
     begun = {event.point: event.time for event in events if isinstance(event, PointBegan)}
     return [(begun[event.point], event.time) for event in events if isinstance(event, PointEnded)]
 

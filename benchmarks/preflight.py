@@ -1,10 +1,10 @@
-"""What `preflight=true` adds to the start of a run on four simulated nodes of this machine.
+"""Time that `preflight=true` adds to the start of a run on four simulated nodes of this machine.
 
     python -m benchmarks.preflight
 
-The first line is the preflight itself, by the clock of the agent that decides: from the rendezvous of all agents to the
-verdict, which includes making a process group. The second is the whole start, from typing the command to the first
-all_reduce, with it and without, in turns.
+The first result is the time of the preflight on the leader, from the rendezvous of all agents to its decision, with the
+creation of a process group. The second one compares the time from the command to the first all_reduce with a preflight
+and without, in turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.measure import Result, environment, interleaved, median_ratio, m
 from launcher.runs.lookup import all_runs
 
 NODES = 4
-LIMIT = 3.0  # seconds
+LIMIT = 3.0  # target of the preflight, in seconds
 LAUNCHER = (
     "-m", "launcher", "workload=collective", "workload.entry=benchmarks.first_all_reduce:main", f"nodes={NODES}",
 )  # fmt: skip

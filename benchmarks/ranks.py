@@ -1,6 +1,6 @@
-"""Ranks for a benchmark: forked from this process, which has loaded torch, with gloo over the loopback.
+"""Runs a function in several ranks: forked from this process, with a gloo process group over the loopback interface.
 
-On GPUs ranks share what there is, and the benchmark's own process must not have used one.
+Ranks share the GPUs of this machine. The process itself must not have used a GPU before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launcher import Env
 
 
 def in_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, device: str = "cpu") -> Any:
-    """What `function(env, *arguments)` gives on rank 0, called on so many ranks with one thread each."""
+    """Calls `function(env, *arguments)` on `world_size` ranks with one thread each; returns rank 0's result."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(
             _rank, (function, world_size, folder, arguments, device), world_size, join=False, start_method="fork"
@@ -30,7 +30,8 @@ def in_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, dev
 
 
 def device_of(rank: int, kind: str) -> torch.device:
-    """The device of a rank, which becomes the current one; ranks share GPUs when there are fewer."""
+    """Returns a rank's device of this kind, and makes it the current one. If there are too few GPUs, ranks share
+    them."""
     if kind == "cpu":
         return torch.device(kind)
     device = torch.device(kind, rank % torch.cuda.device_count())
@@ -57,7 +58,7 @@ def _rank(
 
 
 def slowest(function: Callable[[], object]) -> float:
-    """Seconds that a call takes on the rank where it takes longest. All ranks must call it."""
+    """Calls a function on all ranks; returns the seconds on the slowest rank. All ranks must call it."""
     dist.barrier()
     began = time.perf_counter()
     function()

@@ -1,10 +1,10 @@
-"""How long simulated agents take to meet, and what that and their heartbeats cost the one that leads, in one run.
+"""Time until many simulated agents have a rendezvous, and the cost of that and of heartbeats on the leader.
 
     python -m benchmarks.rendezvous [--agents 1024]
 
-All agents are on this machine: the leader in this process, the others as threads of two more. The ratio is to plain
-clients of torch's TCPStore that connect and read one key, fewer of them, because they stall where name servers do not
-answer: the line compares the seconds that one agent, or one client, takes.
+All agents run on this machine: the leader in this process, the others as threads of two more processes. They are
+compared with clients of torch's TCPStore that connect and read one key, by the seconds per agent and per client. There
+are fewer clients than agents, because clients stall if name servers do not respond.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from launcher.runs.events import Place
 from launcher.worker.hangs import Blamed
 
 AGENTS, CLIENTS, PROCESSES = 1024, 64, 2
-HEARTBEAT = 30.0
-SECONDS = 5.0  # in which all have met
-AT_REST = 0.2  # of a core
+HEARTBEAT = 30.0  # timeout of heartbeats, in seconds
+SECONDS = 5.0  # target of the rendezvous
+AT_REST = 0.2  # target of the leader's CPU use after the rendezvous, as a share of a core
 _context = multiprocessing.get_context("fork")
 
 
@@ -48,7 +48,8 @@ def agent(index: int, size: int, folder: Path) -> Control:
 
 
 def _others(indices: range, size: int, folder: Path, pipe: Connection) -> None:
-    """Agents as threads of one process: they meet, and send a heartbeat now and then until the end."""
+    """Runs agents as threads of this process: they join the rendezvous, then send heartbeats until `pipe` has a
+    message."""
     threading.stack_size(1 << 18)
     ended = threading.Event()
 
@@ -65,7 +66,12 @@ def _others(indices: range, size: int, folder: Path, pipe: Connection) -> None:
 
 
 def _meet(size: int, rest: float) -> tuple[float, float, int, float]:
-    """Seconds until all have met, the leader's CPU seconds for it, messages to it, and its share of a core at rest."""
+    """Runs `size` agents.
+
+    Returns:
+        Seconds until all have a rendezvous, the leader's CPU seconds and received messages until then, and its share of
+        a core during the next `rest` seconds.
+    """
     messages = 0
     real = Hub.poll
 
@@ -90,7 +96,7 @@ def _meet(size: int, rest: float) -> tuple[float, float, int, float]:
             seconds, cpu, met = time.monotonic() - began, time.process_time() - cpu, messages
             assert rendezvous.listener is not None
             rendezvous.listener.close()
-            settled = time.monotonic() + 3.0  # the answers are on their way
+            settled = time.monotonic() + 3.0  # replies are still in transit
             while time.monotonic() < settled:
                 leader.poll(0.1)
             start, used = time.monotonic(), time.process_time()
@@ -106,7 +112,11 @@ def _meet(size: int, rest: float) -> tuple[float, float, int, float]:
 
 
 def _clients(count: int, limit: float) -> tuple[float, int]:
-    """Seconds in which clients of a TCPStore have connected and read a key, and how many have by then."""
+    """Runs `count` clients of a TCPStore that connect and read a key, for at most `limit` seconds.
+
+    Returns:
+        The seconds that it took, and the number of clients (at least 1) that have read the key.
+    """
     from torch.distributed import TCPStore
 
     def serve(pipe: Connection) -> None:

@@ -1,9 +1,10 @@
-"""From kill -9 of one of four ranks to the next completed all_reduce, beside torchrun with the same script.
+"""Time from kill -9 of one of four ranks to the next completed all_reduce, against torchrun.
 
     python -m benchmarks.restart
 
-The launcher's ranks are killed one after the other in one run; rank 0 writes the time of each all_reduce that it has
-done. torchrun restarts with `--max-restarts`, a few times, each with a limit: it does not always come back.
+Ranks of one run of the launcher are killed one after the other, and rank 0 writes the time of each completed
+all_reduce. torchrun runs with `--max-restarts` a few times, and one of its ranks is killed each time. It has a timeout,
+since it does not always restart.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from launcher.runs.lookup import all_runs
 
 RANKS = 4
 SHAPES = {"1 node": ("procs_per_node=4",), "2 nodes": ("nodes=2", "procs_per_node=2")}
-PATIENCE = 20.0  # seconds after which a restart has failed
-TORCHRUN_PATIENCE = 40.0
-SAVE_EVERY = 5  # steps
+PATIENCE = 20.0  # timeout of a restart, in seconds
+TORCHRUN_PATIENCE = 40.0  # timeout of a restart by torchrun, in seconds
+SAVE_EVERY = 5  # steps between two checkpoints
 
 
 def results(kills: int = 100, trials: int = 3) -> list[Result]:
@@ -59,12 +60,20 @@ def results(kills: int = 100, trials: int = 3) -> list[Result]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that at least so many percent of the values do not exceed. Pure."""
+    """Returns the smallest of the values that at least `percent` percent of them do not exceed. Pure."""
     return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 def launcher(shape: Sequence[str], kills: int) -> tuple[list[float], list[int]]:
-    """Seconds of each restart (PATIENCE where there was none), and steps that were done again."""
+    """Kills ranks of a run of the launcher.
+
+    Args:
+        shape: overrides for the numbers of nodes and ranks.
+        kills: number of kills.
+
+    Returns:
+        For each kill, the seconds to the next all_reduce (PATIENCE: there was none), and the number of repeated steps.
+    """
     with tempfile.TemporaryDirectory() as folder:
         env = environment(
             LAUNCHER_RUNS_DIR=folder, OMP_NUM_THREADS="1", COUNTING_STEPS="1000000", COUNTING_STEP_TIME="0.005",
@@ -89,7 +98,7 @@ def _kills(chaos: Path, kills: int) -> tuple[list[float], list[int]]:
         os.kill(rank["pid"], signal.SIGKILL)
         if not _until(lambda known=before["round"]: _now(chaos).get("round", 0) > known, PATIENCE):
             return [*seconds, *[PATIENCE] * (kills - number)], [*lost, 0]
-        # The first step of the round may be overwritten before it is seen: the round's own record has it.
+        # `now` may have a later step already, so the first step of the round is in a file of its own.
         first = json.loads((chaos / f"first-{before['round'] + 1}").read_text())
         seconds.append(first["time"] - killed)
         lost.append(max(before["step"] - first["step"] + 1, 0))
@@ -97,7 +106,7 @@ def _kills(chaos: Path, kills: int) -> tuple[list[float], list[int]]:
 
 
 def torchrun() -> float | None:
-    """Seconds from kill -9 of a rank to the next all_reduce; None if there was none in time."""
+    """Kills a rank of torchrun; returns the seconds to the next all_reduce; None: there was none in time."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(OMP_NUM_THREADS="1", RESTART_FOLDER=folder)
         command = [
@@ -137,7 +146,7 @@ def _until(condition: Callable[[], object], patience: float) -> bool:
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], env: dict[str, str]) -> Iterator[None]:
-    """A command and all that it starts, until the end of the block."""
+    """Runs a command in the background; at the end of the block, stops it and all its processes."""
     process = subprocess.Popen(
         command, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

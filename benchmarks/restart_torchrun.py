@@ -1,4 +1,4 @@
-"""What torchrun runs in benchmarks/restart.py: all_reduce for ever; rank 0 writes when each is done."""
+"""The program that torchrun starts in `benchmarks.restart`: endless all_reduces; rank 0 writes the time of each one."""
 
 from __future__ import annotations
 

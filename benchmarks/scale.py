@@ -1,8 +1,8 @@
-"""Rank derivation and the job script for 10,000 nodes with 8 ranks each, the first time in a fresh process.
+"""Time to derive ranks, and to render the job script, for 10,000 nodes with 8 ranks each, first in a new process.
 
     python -m benchmarks.scale
 
-The time to import jinja2, which a submission pays once whatever its size, is told apart.
+The time to import jinja2 does not depend on the number of nodes, so it is shown separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ LIMIT = 50  # milliseconds
 
 
 def once() -> dict[str, float]:
-    """Milliseconds of each part in this process, which has done none of them before."""
+    """Does each part once in this process; returns the milliseconds: "derive", "import" (with jinja2), "jinja2" and
+    "render"."""
     from launcher.config.schema import Cluster, Collective, Config, Launch
     from launcher.schedulers import topology
     from launcher.schedulers.planning import make_plan

@@ -1,8 +1,8 @@
-"""A search that prunes, against the same grid run in full: the best accuracy, and the steps of all points together.
+"""A search that prunes (ASHA), against the whole grid: the best accuracy, and the training steps of all points.
 
     python -m benchmarks.search [--values 3] [--epochs 300]
 
-Both run ddp_mnist in one pilot of two slots on this machine, with three keys of `values` values each: 27 points.
+Both run ddp_mnist in one pilot of two slots on this machine, with three values for each of three keys: 27 points.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEYS = {
 
 
 def results(values: int = 3, epochs: int = 300) -> list[Result]:
-    """The part of the grid's steps that the search does, and what it finds less than the grid."""
+    """Runs the benchmark; returns the ratios of steps and of the best accuracy, search to grid."""
     with tempfile.TemporaryDirectory() as scratch:
         (full, all_steps), (found, steps) = (_run(Path(scratch), each, values, epochs) for each in ("grid", "asha"))
     detail = f"{values ** len(KEYS)} points, {epochs} epochs: {steps} of {all_steps} steps"
@@ -38,7 +38,7 @@ def results(values: int = 3, epochs: int = 300) -> list[Result]:
 
 
 def _run(folder: Path, search: str, values: int, epochs: int) -> tuple[float, int]:
-    """A search from its command to its end; the best accuracy, and the steps of all points."""
+    """Runs a search to its end; returns the best accuracy, and the number of steps of all points."""
     _launcher(
         [
             "-m", "workload=ddp_mnist", "workload.dataset=digits", f"workload.epochs={epochs}", "workload.threads=1",

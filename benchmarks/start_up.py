@@ -1,8 +1,8 @@
-"""From typing a command to the first all_reduce of four ranks on this machine, against torchrun with the same script.
+"""Time from a command to the first all_reduce of four ranks on this machine, against torchrun with the same script.
 
     python -m benchmarks.start_up
 
-The clock starts before the interpreter does, and rank 0 stops it when it has the result.
+It is measured from the start of the Python interpreter until rank 0 has the result of the all_reduce.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TORCHRUN = (
 def results(repeats: int = 7, warmup: int = 1) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         stamp = Path(folder) / "stamp"
-        # One thread for each rank: torchrun's default, said for both.
+        # One thread for each rank, which is torchrun's default, for both.
         env = environment(LAUNCHER_RUNS_DIR=folder, OMP_NUM_THREADS="1", **{STAMP: str(stamp)})
 
         def until_stamp(*command: str | Path) -> float:

@@ -1,11 +1,11 @@
-"""`status` among 1000 live runs and 10,000 finished ones: a whole process, without its question to the scheduler.
+"""Time of `status` with 1000 live runs and 10,000 finished ones: the whole process without its scheduler query.
 
     python -m benchmarks.status [--live 1000] [--finished 10000]
 
-One run is really submitted, to a stand-in for Slurm; the others are copies of its record, written through
-launcher.runs.directory with the events of trainings that have been going for a while, and with checkpoints. Finished
-ones are what `status` has seen over before; what the first look costs, which no index shortens, is told in the detail.
-The stand-in for squeue prints a line for each live run. Its time, measured alone in the same round, is subtracted.
+One run is submitted to a stand-in for Slurm. The others are copies of its record, written through
+launcher.runs.directory, with events and checkpoints of a training. An earlier `status` has put the finished runs into
+its index; the time of that first call is in the detail. The stand-in for squeue prints a line for each live run. Its
+time, measured alone in the same round, is subtracted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.spec.plan import from_dict
 
-STEPS = 4690
+STEPS = 4690  # steps of each training
 STAND_INS = {
     "sbatch": "echo 1",
     "sinfo": "echo 'batch*|infinite|infinite|1000|64|256000|gpu:8'",
@@ -69,7 +69,7 @@ def results(live: int = 1000, finished: int = 10000, repeats: int = 5) -> list[R
 
 
 def _stand_ins(folder: Path) -> dict[str, str]:
-    """The environment in which all commands of Slurm are stand-ins."""
+    """Returns an environment in which all Slurm commands are stand-ins."""
     (folder / "jobs").touch()
     return environment(
         PATH=stand_ins(folder / "bin", STAND_INS), JOBS=f"{folder}/jobs", ASKED=f"{folder}/asked",
@@ -79,7 +79,7 @@ def _stand_ins(folder: Path) -> dict[str, str]:
 
 
 def _record(folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """The record of a run that is submitted as any other, and removed."""
+    """Submits a run, and returns the content of its record.json. `status` does not list this run."""
     command = ["-m", "launcher", "workload=ddp_mnist", "cluster=slurm", "run_id=model", f"runs_dir={folder}/model"]
     python(*command, env=env)
     values: dict[str, Any] = json.loads((folder / "model" / "model" / "record.json").read_text())
@@ -89,7 +89,7 @@ def _record(folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: bool) -> None:
-    """A run that is in the middle of its training, or has finished it."""
+    """Writes the directory of a run that has finished its training (`over`), or has done a third of it."""
     run = Run.create(runs / name)
     plan = from_dict(record["plan"])
     plan = dataclasses.replace(
@@ -119,7 +119,7 @@ def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: b
 
 @cache
 def _told(step: int) -> dict[str, str]:
-    """What the agent and rank 0 of a training have told after so many steps, by writer."""
+    """Returns the event files of a training after `step` steps, by the name of the writer."""
     began = time.time() - 1800
     told: dict[str, list[dict[str, Any]]] = {
         "node-0": [{"time": began + 5, "event": "met", "ranks": 4, "members": 2}],
@@ -137,7 +137,7 @@ def _told(step: int) -> dict[str, str]:
 
 
 def _status(env: Mapping[str, str], *options: str) -> tuple[float, str]:
-    """Seconds of the whole command, with nobody's answer to share; and its output."""
+    """Runs `status` without cached scheduler queries; returns its seconds and its output."""
     for file in Path(env["LAUNCHER_CACHE_DIR"]).rglob("*.json"):
         file.unlink()
     seconds, output, _ = python("-m", "launcher", "status", *options, env=env)

@@ -1,11 +1,11 @@
-"""What it costs a training of short steps that all ranks agree on stops and saves, in one run.
+"""Time that the agreement of all ranks on stops and saves adds to a short training step.
 
     python -m benchmarks.stop
 
-8 ranks take steps of 10 ms: a wait, as for a GPU, and an all_reduce of 64 KiB. They do so with and without
-`Resumable.boundary` after each step, in turns; the line gives the median of the ratios of neighbouring turns. So they
-do with the marks alone by which a slow rank is found (`launcher.worker.step_timing`). A process looks at the ranks'
-memory as their agent does.
+8 ranks take steps of 10 ms: an all_reduce of 64 KiB, and a wait, as for a GPU. They do so without `Resumable.boundary`
+after each step, with it, and with only the time marks by which slow ranks are found (`launcher.worker.step_timing`), in
+turns. The results are medians of the ratios of neighbouring turns. Another process polls the memory that the ranks
+share with it, as their agent does.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from launcher.worker.stop_agreement import AgentSide, LeaderSide
 from workloads.resumable import Resumable
 
 TARGET = 1.01
-STEP = 0.010  # seconds
+STEP = 0.010  # seconds of a step
 
 
 def watch(shared: heartbeat.Pulse) -> None:
-    """What the agent of all ranks does for stops, until it is ended."""
+    """Agrees with the ranks on stops, as their agent does, until this process is killed."""
     agent, leader = AgentSide(0), LeaderSide([0])
     while True:
         for message in agent.look(shared.stops()):
@@ -47,7 +47,7 @@ def watch(shared: heartbeat.Pulse) -> None:
 
 
 def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of a step without and with boundaries, one value per turn."""
+    """Runs steps in turns; returns the seconds of a step in each turn, by "without", "with" `boundary`, and "marks"."""
     heartbeat.take(shared.slot(env.rank))
     resumable = Resumable(
         env, state=dict, position=dict, identity={}, run=Settings(replace(CHECKPOINT, dir=f"{folder}/it", every=10**9))

@@ -1,9 +1,9 @@
-"""Start of a sub-command that needs no Hydra, against an interpreter that does nothing.
+"""Start-up time of sub-commands that need no Hydra, against a Python interpreter that does nothing.
 
     python -m benchmarks.sub_commands
 
-Once to show the launcher's help, once its own, and once to look into an empty folder of runs. No scheduler is on PATH:
-how fast one answers is not the launcher's.
+The launcher's --help, `status --help`, and `status` with an empty runs directory. No scheduler is on PATH, since its
+response time is not the launcher's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which benchmarks there are, each run in a process of its own, and the table of what came of them."""
+"""The list of all benchmarks; runs each in its own process, and makes the table of their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.measure import Result
 
-# Each has a function `results()`; these are its arguments in the short form.
+# Each module benchmarks.NAME has a function `results()`; these are its arguments with --short.
 BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "login_node": {"repeats": 1},
     "sub_commands": {"repeats": 1},
@@ -38,29 +38,34 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "logs": {"repeats": 1, "size": 1 << 22},
     "status": {"live": 3, "finished": 3, "repeats": 1},
 }
-LIMIT = 3600.0  # seconds after which a benchmark has failed
-CLEANS_UP = 60.0  # seconds it then has for ending what it started
+LIMIT = 3600.0  # timeout of a benchmark, in seconds
+CLEANS_UP = 60.0  # seconds in which a benchmark must stop its processes after that
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A benchmark that gave no numbers, and why, in one line."""
+    """A benchmark without results.
+
+    Attributes:
+        name: name of the benchmark.
+        reason: why it failed, in one line.
+    """
 
     name: str
     reason: str
 
 
 def results(name: str, short: bool) -> list[Result]:
-    """What one benchmark measures, in this process."""
+    """Runs a benchmark in this process and returns its results. `short`: with the arguments for --short."""
     found: list[Result] = importlib.import_module(f"benchmarks.{name}").results(**BENCHMARKS[name] if short else {})
     return found
 
 
 def checked(found: list[Result]) -> list[Result]:
-    """The results, if they are some.
+    """Returns the results of a benchmark if they are complete.
 
     Raises:
-        RuntimeError: there are none, or one is no number.
+        RuntimeError: there are no results, or a value is infinite or NaN.
     """
     if not found:
         raise RuntimeError("it gives no results")
@@ -70,12 +75,12 @@ def checked(found: list[Result]) -> list[Result]:
 
 
 def measure(name: str, call: Callable[[], list[Result]], limit: float = LIMIT) -> list[Result] | Failed:
-    """What a benchmark gives in a process of its own, whatever becomes of that; its traceback goes to stderr.
+    """Runs a benchmark in its own process; returns its results, or why it failed. It prints a traceback to stderr.
 
     Args:
-        name: of the benchmark.
-        call: gives its results; a function of a module, for it is pickled.
-        limit: seconds until it is interrupted, and has failed.
+        name: name of the benchmark.
+        call: returns the results; it is pickled, so it must be a function of a module.
+        limit: seconds after which the process is interrupted and the benchmark has failed.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -106,7 +111,7 @@ def _send(name: str, call: Callable[[], list[Result]], pipe: Connection) -> None
 
 
 def _end(process: BaseProcess) -> None:
-    """Interrupts a process, so that it ends what it started, and kills it if it goes on."""
+    """Interrupts a process, so that it stops its own processes; kills it after CLEANS_UP seconds."""
     if process.pid is not None and process.is_alive():
         os.kill(process.pid, signal.SIGINT)
         process.join(CLEANS_UP)
@@ -115,13 +120,14 @@ def _end(process: BaseProcess) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """The type of an error, and the first and the last line of its text, which may hold another's traceback. Pure."""
+    """Returns the type of an error, and the first and the last line of its text, which may contain a traceback.
+    Pure."""
     first, *more = str(error).strip().splitlines() or [""]
     return " ".join([f"{type(error).__name__}: {first}", *more[-1:]])
 
 
 def table(outcomes: Sequence[Result | Failed], short: bool) -> str:
-    """claim | ratio | target | met, or the reason why there is no ratio."""
+    """Returns the table with the columns claim, ratio, target, met. A failed benchmark has its reason in the last."""
     rows = [("claim", "ratio", "target", "met")]
     for outcome in outcomes:
         if isinstance(outcome, Failed):
@@ -135,5 +141,5 @@ def table(outcomes: Sequence[Result | Failed], short: bool) -> str:
 
 
 def exit_status(outcomes: Sequence[Result | Failed], short: bool) -> int:
-    """1 if a benchmark failed, or if a target that counts was missed. Pure."""
+    """Returns 1 if a benchmark failed, or if it missed its target and `short` is False; else 0. Pure."""
     return int(any(isinstance(outcome, Failed) or not (short or outcome.met) for outcome in outcomes))

@@ -1,17 +1,17 @@
-"""Submitting the 1000 points of a sweep, against hydra-submitit-launcher 1.2.0; and an array of short points on Slurm.
+"""Submitting a sweep of 1000 points, against hydra-submitit-launcher 1.2.0; and an array of short points on Slurm.
 
     python -m benchmarks.sweep [--points 1000] [--elements 200]
 
-Submitting: both get the same command line with the same configs and a stand-in for sbatch that answers at once. Ours is
-measured from the start of the process to its exit, the median of three times. Theirs waits for its jobs, so it is
-measured from the start of the process to its one call of sbatch, once; what it does afterwards is left out. It is
-installed from PyPI for the measurement, if it is not there.
+Submitting: both launchers get the same command line with the same configs, and a stand-in for sbatch that returns at
+once. Ours is measured from the start of the process to its exit, the median of three times. Theirs waits for its jobs,
+so it is measured once, from the start of the process to its only call of sbatch. It is installed from PyPI for the
+measurement.
 
 The array: 200 points, each of which loads torch and sleeps for a second, on a real Slurm with four nodes on this
-machine. A bare `sbatch --array` starts the same file with srun, as a user's script would; ours starts it as the entry
-point of a workload: agent, rank, record and result included. Both load torch once for each point, ask for the same
-resources, and count from the first command to the moment when squeue shows no job any more. Short points are the worst
-case: what a launcher adds to a point does not grow with the point.
+machine. `sbatch --array` starts the program with srun, as a user's script would. Ours starts it as the entry point of a
+workload, with agent, rank, record and result. Both load torch once per point, request the same resources, and are timed
+from the command until squeue shows no job. Short points are the worst case: the time that a launcher adds to a point
+does not grow with the point.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from benchmarks.measure import ROOT, Result, environment, report, stand_ins
 from tests.cluster.slurm_cluster import SlurmCluster
 
 THEIRS = "hydra-submitit-launcher==1.2.0"
-SEEDS = 25  # of each learning rate
-PATIENCE = 1800.0  # seconds
+SEEDS = 25  # number of seeds for each learning rate
+PATIENCE = 1800.0  # timeout until all jobs have ended, in seconds
 STAND_INS = {
     "sbatch": 'date +%s.%N >"$STAMP"\ncase "$*" in *--parsable*) echo 1 ;; *) echo Submitted batch job 1 ;; esac',
     "sinfo": "echo 'batch*|infinite|infinite|1000|64|256000|gpu:8'",
@@ -43,9 +43,10 @@ STAND_INS = {
     "squeue": "true",
     "sacct": "true",
     "scancel": "true",
-    "srun": "true",  # by which submitit knows a Slurm
+    "srun": "true",  # submitit takes a machine with srun for a Slurm cluster
 }
-# Runs a command and prints its seconds, its peak memory in KiB (a big parent would hand its own on), and CPU seconds.
+# A program that runs a command and prints its seconds, peak memory in KiB and CPU seconds. Small, since a child's peak
+# memory is at least that of the process which forked it.
 MEASURE = (
     "import resource, subprocess, sys, time\n"
     "begun = time.perf_counter()\n"
@@ -57,7 +58,7 @@ MEASURE = (
 
 
 def results(points: int = 1000, elements: int = 200, repeats: int = 3) -> list[Result]:
-    """Sizes of the sweep that is only submitted, and of the array that runs; 0 leaves it out."""
+    """Runs the benchmark. `points` are submitted only, `elements` run as an array; 0 leaves out that part."""
     return [*(submitting(points, repeats) if points else ()), *(running(elements) if elements else ())]
 
 
@@ -89,13 +90,14 @@ def submitting(points: int, repeats: int) -> list[Result]:
 
 
 def _stand_ins(folder: Path) -> dict[str, str]:
-    """The environment in which all commands of Slurm are stand-ins."""
+    """Returns an environment in which all Slurm commands are stand-ins."""
     path = stand_ins(folder / "bin", STAND_INS)
     return environment(PATH=path, STAMP=f"{folder}/stamp", LAUNCHER_CONFIG_DIR=f"{folder}/config")
 
 
 def _ours(runs: Path, sweep: Sequence[str], env: Mapping[str, str]) -> tuple[float, float, float]:
-    """Seconds of the whole command, its peak memory in KiB, and its seconds of computing."""
+    """Submits the sweep with the launcher; returns the seconds of the command, its peak memory in KiB, and its CPU
+    seconds."""
     command = [sys.executable, "-c", MEASURE, sys.executable, "-m", "launcher", *sweep]
     done = subprocess.run(
         command, env={**env, "LAUNCHER_RUNS_DIR": str(runs)}, cwd=ROOT, capture_output=True, text=True, check=False
@@ -107,7 +109,10 @@ def _ours(runs: Path, sweep: Sequence[str], env: Mapping[str, str]) -> tuple[flo
 
 
 def _theirs(folder: Path, sweep: Sequence[str], env: Mapping[str, str]) -> tuple[float, float] | None:
-    """Seconds from the start of the process to its call of sbatch, and of computing; None if it cannot be installed."""
+    """Submits the sweep with hydra-submitit-launcher; returns the seconds until it calls sbatch, and its CPU seconds.
+
+    None: it cannot be installed.
+    """
     if not install_theirs(folder / "theirs"):
         return None
     stamp = folder / "stamp"
@@ -138,7 +143,7 @@ def _theirs(folder: Path, sweep: Sequence[str], env: Mapping[str, str]) -> tuple
 
 
 def install_theirs(folder: Path) -> bool:
-    """Installs hydra-submitit-launcher into a folder of its own; whether that was possible."""
+    """Installs hydra-submitit-launcher into a directory; returns whether that succeeded."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}", THEIRS]
     installed = subprocess.run(pip, capture_output=True, text=True, check=False)
     if installed.returncode:
@@ -176,7 +181,7 @@ def running(elements: int) -> list[Result]:
 
 
 def to_the_end(cluster: SlurmCluster, command: Sequence[str], env: Mapping[str, str]) -> float:
-    """Seconds from the command that submits to the moment when no job is left."""
+    """Submits jobs with a command; returns the seconds from its start until no job is left."""
     begun = time.perf_counter()
     subprocess.run(command, env=env, cwd=ROOT, check=True, capture_output=True)
     wait_until_idle(cluster, begun)
@@ -184,11 +189,14 @@ def to_the_end(cluster: SlurmCluster, command: Sequence[str], env: Mapping[str, 
 
 
 def wait_until_idle(cluster: SlurmCluster, begun: float) -> None:
-    """Waits until no job is left.
+    """Waits until squeue shows no job.
 
     Args:
-        cluster: of the jobs.
-        begun: time.perf_counter() from which on PATIENCE counts.
+        cluster: the Slurm cluster.
+        begun: time.perf_counter() at the start of the timeout PATIENCE.
+
+    Raises:
+        RuntimeError: jobs are left after the timeout.
     """
     while cluster.run("squeue", "--noheader").strip():
         if time.perf_counter() - begun > PATIENCE:

@@ -1,4 +1,4 @@
-"""An app with the launcher's configs that does nothing: what hydra-submitit-launcher submits in `benchmarks.sweep`."""
+"""A Hydra app with the launcher's configs that does nothing: hydra-submitit-launcher submits it in benchmarks.sweep."""
 
 import hydra
 

@@ -1,4 +1,5 @@
-"""A job of one second that loads torch, as a user's script of its own and as the entry point of a workload."""
+"""The program of a point in `benchmarks.sweep`, as a script and as the entry point of a workload: loads torch, and
+sleeps for a second."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:
-    """One second; `config` and `env` are what every workload gets, and not used."""
+    """Sleeps for a second. `config` and `env` are the arguments of every workload, and are not used."""
     time.sleep(1)
     return {"threads": torch.get_num_threads()}
 

@@ -1,11 +1,11 @@
-"""Images per second of ddp_mnist's training loop against the same model fed by a plain DataLoader, in one run.
+"""Images per second of ddp_mnist's training loop, against the same model with a DataLoader.
 
     python -m benchmarks.training_input
 
-Both loops run in this one process with the same network, optimizer, batch size and threads, one after the other,
-again and again; the line for each set gives the median of each and of their ratio. The plain loop is a
-`torch.utils.data.DataLoader` (no workers, default collate) over a Dataset that returns one image as a normalised float
-tensor and its label as an int. A real MNIST or Fashion-MNIST is used when there is one, else random bytes of that size.
+Both loops run in this process in turns, with the same network, optimizer, batch size and number of threads. The result
+for each data set is the median of the ratios. The plain loop has a `torch.utils.data.DataLoader` (no workers, default
+collate) over a Dataset that returns one image as a normalised float tensor, and its label as an int. The data sets are
+digits, and MNIST or Fashion-MNIST if it is on this machine, or else random images of that size.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from workloads import datasets
 from workloads.data import Data, Split, load
 from workloads.ddp import Net, Trainer
 
-TARGET = 2.5  # times the images per second
-LEAST = 10_000  # images in one timed stretch
+TARGET = 2.5  # least ratio of images per second
+LEAST = 10_000  # least number of images in one turn
 
 
 class SingleImages(Dataset[tuple[Tensor, int]]):
-    """One image at a time, as torchvision's MNIST returns it but without the detour through PIL: float, normalised."""
+    """Returns one image at a time as torchvision's MNIST does, as a normalised float tensor, but without using PIL."""
 
     def __init__(self, data: Data) -> None:
         self.images, self.labels = data.train.images, data.train.labels
@@ -63,7 +63,7 @@ def memory_epoch(trainer: Trainer, epoch: int) -> None:
 
 
 def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> Result:
-    """The median ratio for one data set."""
+    """Trains in both ways in turns on one data set; returns the median ratio of images per second."""
 
     class Prepared(Trainer):
         def load(self) -> tuple[datasets.Found, Data]:
@@ -75,7 +75,7 @@ def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> Result:
         model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )
     images = trainer.sampler.steps_per_epoch * config.batch_size
-    passes = -(-LEAST // images)  # a small set is over too soon to be timed
+    passes = -(-LEAST // images)  # one epoch of a small data set is too short to be timed
     epochs = itertools.count()
 
     def ours() -> None:
@@ -107,7 +107,7 @@ def timed(function: Callable[[], None]) -> float:
 
 
 def large_set(count: int) -> Data:
-    """`count` training images of a real 28x28 set if one is here, else of random bytes."""
+    """Returns `count` training images of MNIST or Fashion-MNIST, or random images if neither is on this machine."""
     try:
         found = datasets.find("auto")
         data = load(found)
