@@ -1,7 +1,7 @@
-"""Runs the commands of PBS, each with a timeout. No call passes more than one job id to qstat.
+"""Runs PBS's job commands (qsub, qstat, qselect, qalter, qdel), each with a timeout, and parses their output.
 
-All jobs of the user are queried with `qstat -u`, which the server filters. The JSON of all jobs would be large, and
-invalid if the name of any job is `inf`.
+No call passes more than one job id to qstat. All jobs of the user are queried with `qstat -u`, which the server
+filters. The JSON of all jobs would be large, and invalid if any job has the name `inf`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryEr
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time
 
-# qstat(1B), job states.
+# Job states of qstat(1B).
 LETTERS = {
     "Q": JobState.PENDING,
     "H": JobState.PENDING,
     "W": JobState.PENDING,
-    "T": JobState.PENDING,  # on its way to another queue
+    "T": JobState.PENDING,  # PBS is moving it to another queue
     "R": JobState.RUNNING,
     "E": JobState.RUNNING,
     "S": JobState.SUSPENDED,
-    "U": JobState.SUSPENDED,  # for the workstation's owner is back
-    "B": JobState.RUNNING,  # an array that has begun
+    "U": JobState.SUSPENDED,  # because the workstation's owner is active again
+    "B": JobState.RUNNING,  # an array that has started
     "X": JobState.GONE,
     "F": JobState.GONE,
 }
-# How the comment of a job that is over ends, and what that means. Whoever deletes a job is named behind `terminated`.
+# Patterns of the comments of ended jobs, each with the state and its name. `terminated by` names the deleting user.
 ENDS = (
     (r" and terminated( by \S+)?$", JobState.CANCELLED, "CANCELLED"),
     (r"exceeded resource walltime$", JobState.FAILED, "TIMEOUT"),
@@ -49,18 +49,18 @@ ENDS = (
 )
 # Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15035 of a job in the history, 15139 history.
 UNKNOWN_JOB, FINISHED, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 170, 159
-DELETED = "91"  # substate
-TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job that it is found by
-# Words of PBS's commands when the server was not reached,
+DELETED = "91"  # substate of a deleted job
+TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job by which `find` finds it
+# Error messages of PBS's commands if the server was not reached.
 _UNREACHED = r"cannot connect|Connection refused|Unknown Host|No route to host|Server shutting down"
 UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
-# and when that is so or its answer was lost.
+# Error messages if the server was not reached or its reply was lost, so that the job may exist.
 NO_ANSWER = re.compile(
     rf"{_UNREACHED}|Communication failure|End of File|Premature|timed out|Protocol|try again", re.IGNORECASE
 )
-# What it says when the user has as many jobs as are allowed; it accepts more when some have ended.
+# Error messages if the user has reached a limit on the number of jobs.
 JOB_LIMIT = re.compile(r"max_queued|Maximum number of jobs|would exceed|exceeds .*limit on", re.IGNORECASE)
-# What to look at when qsub says no, by its exit code.
+# Hints for the user after a refusal, by qsub's exit code.
 HINTS = {
     159: "`qstat -Qf` shows whom the queues are for (acl_users, acl_groups, acl_hosts)",
     166: "a resource or the place statement has a value that PBS does not know",
@@ -69,16 +69,16 @@ HINTS = {
     187: "`pbsnodes -av` shows what the nodes have",
     188: "`qstat -Qf` shows the limits of the queues",
 }
-FEW = 3  # jobs that are over and are asked for one by one
-NEWEST = 100  # jobs of one name that are looked through for a token
+FEW = 3  # up to this number of ended jobs, each is queried by itself; more with one list
+NEWEST = 100  # maximum number of jobs with the same name in which a token is looked for, the newest first
 
 
 @dataclass(frozen=True)
 class PBS:
-    """The commands of one PBS server.
+    """PBS's queries and commands for jobs; see `queries.Queries`.
 
     Attributes:
-        timeout: seconds that one command may take.
+        timeout: timeout of each command in seconds.
     """
 
     timeout: float = 60
@@ -87,34 +87,35 @@ class PBS:
         """Runs a command, and returns its standard output.
 
         Raises:
-            QueryError: it is not on PATH, fails, or exceeds the timeout.
+            QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
         """
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """Returns this user's jobs that are not over, and the subjobs of their arrays, by short id."""
+        """Returns this user's jobs that have not ended, and the subjobs of their arrays, by `short` id."""
         return self._listed()
 
     def history(self) -> dict[str, SchedulerJob]:
-        """Returns this user's jobs in PBS's history, over or not; {} if the site has no history (the default)."""
+        """Returns this user's live and ended jobs by `short` id; {} if the site keeps no job history (the default)."""
         return self._listed("-x")
 
     def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
         return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def count_jobs(self) -> Counter[str]:
-        """Returns how many jobs of this user wait or run, by queue; "": of all. An array counts by its subjobs."""
+        """Returns the number of this user's pending and running jobs and subjobs by queue; "" is the total."""
         return parse_counts(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the record of one job; None: PBS has none (job history is off by default)."""
+        """Returns the record of one job, or None if PBS has none (job history is off by default)."""
         record = self.record(job_id)
         return None if record is None else parse_record(pbs_id(job_id), record)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns these jobs: up to FEW from their full records, more from the list of the history.
+        """Returns the records of these jobs by `short` id. Jobs without a record are omitted.
 
-        qstat opens a connection for each id that it gets, so there is one command for each job, or one for all.
+        Up to FEW jobs are queried one by one, for their full records; more jobs with one list of the history. qstat
+        would open a connection for each id.
         """
         if len(job_ids) > FEW:
             history = self.history()
@@ -123,21 +124,21 @@ class PBS:
         return {key: job for key, job in found if job is not None}
 
     def family(self, job_id: str) -> str:
-        """Returns the same group for all jobs: one command lists the history of the user."""
+        """Returns the same group for all jobs, because one command lists the whole history of the user."""
         return ""
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """See `history`."""
+        """Returns all jobs of the user in PBS's history; see `history`."""
         return self.history()
 
     def key(self, job_id: str) -> str:
-        """Returns the key of the job in `jobs`."""
+        """Returns the job's key in `jobs`, which is its `short` id."""
         return short(job_id)
 
     def record(self, job_id: str) -> dict[str, Any] | None:
-        """Returns all attributes of one job as texts and dictionaries of texts; None: the job is unknown."""
+        """Returns all attributes of one job as texts and dictionaries of texts, or None if the job is unknown."""
         wanted = short(job_id)
-        for also_over in (["-x"], []):  # without history, -x finds nothing, not even what runs
+        for also_over in (["-x"], []):  # without job history, -x finds nothing, not even running jobs
             command = ["qstat", *also_over, "-f", "-F", "json", pbs_id(job_id)]
             answer = self.run(*command, good=(0, UNKNOWN_JOB, FINISHED))
             for name, record in (section(answer, "Jobs") if answer.strip() else {}).items():
@@ -146,9 +147,9 @@ class PBS:
         return None
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns output file and token of jobs and arrays with these numbers, with one or two commands for each.
+        """Returns the token of jobs and arrays, and the path of a file in their script's folder, by job number.
 
-        The output file is in the same folder as the script.
+        Runs one or two commands for each number.
         """
         found = {}
         for number in numbers:
@@ -160,15 +161,15 @@ class PBS:
         return found
 
     def holds(self, job_id: str) -> bool:
-        """Whether PBS has the job, and it did not end without having run."""
+        """Returns whether PBS knows the job, unless the job ended without having run."""
         record = self.record(job_id)
         return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the job with this name and token, over or not; None: there is none.
+        """Returns the id of the live or ended job with this name and token, or None.
 
         Raises:
-            QueryError: PBS did not answer, so it is unknown whether there is one.
+            QueryError: PBS did not answer, so it is unknown whether such a job exists.
         """
         ids: set[str] = set()
         for also_over in ([], ["-x"]):
@@ -179,18 +180,20 @@ class PBS:
         return None
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a script with qsub, and returns the id of its job.
+        """Submits a script with qsub, and returns the job's id.
+
+        Without -f, qsub leaves a background process through which later qsubs submit. This is faster, but a submission
+        can then succeed after its qsub has exceeded the timeout.
 
         Args:
-            script: its path; with `text` it is `-`.
-            environment: of qsub.
-            arguments: more of them. With -f qsub does all itself; without, later calls go through a process that the
-                first one leaves behind, which is faster, and submits even when it is not waited for any more.
-            text: the script itself.
+            script: path of the script; `-` with `text`.
+            environment: environment of qsub.
+            arguments: further qsub options.
+            text: text of the script, which is sent to qsub's stdin.
 
         Raises:
-            Refused: PBS refused the job; with its message and a hint.
-            NoAnswer: it is unknown whether PBS accepted the job.
+            Refused: PBS refused the job; the text has its message and a hint.
+            NoAnswer: the reply was lost, so the job may or may not exist.
         """
         kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
         done = run_submission(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
@@ -203,16 +206,16 @@ class PBS:
         hint = self._hint(done.returncode, words)
         raise Refused(
             f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
-            definite=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
+            definite=words.startswith("qsub: "),  # else a site's wrapper script may have failed after PBS accepted it
             job_limit=JOB_LIMIT.search(words) is not None,
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job with this token that starts when all these jobs have ended, with any outcome."""
+        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `queries.Queries`."""
         return self.submit(script, environment, "-f", "-v", f"{TOKEN}={token}", *dependency(jobs))
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Replaces the dependencies of a job that has not started.
+        """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
 
         Raises:
             QueryError: PBS does not answer, or refuses.
@@ -220,7 +223,7 @@ class PBS:
         self.run("qalter", *dependency(jobs), job_id)
 
     def _hint(self, code: int, words: str) -> str | None:
-        """Returns what to do about a refusal; None: no hint."""
+        """Returns a hint for the user about a refusal by qsub's exit code and message, or None."""
         if code == UNAUTHORIZED:
             with contextlib.suppress(QueryError):
                 if others := [queue.name for queue in self.queues() if queue.open]:
@@ -232,7 +235,7 @@ class PBS:
         return HINTS.get(code)
 
     def cancel(self, job_id: str) -> None:
-        """Cancels a job; it is no error if the job has ended already.
+        """Cancels a job. A job that has ended already is no error.
 
         Raises:
             AnswerLost: PBS may have received the request.
@@ -257,7 +260,7 @@ class PBS:
         self.run("qalter", "-W", f"max_run_subjobs={most}", array)
 
     def queues(self) -> list[Queue]:
-        """Returns all queues."""
+        """Returns all queues with their limits."""
         server = self._server()
         found = section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
         try:
@@ -269,7 +272,11 @@ class PBS:
         return self.max_subjobs(settings_of(plan, PBSSettings).queue)
 
     def max_subjobs(self, queue: str | None) -> int | None:
-        """Returns the maximum number of subjobs of an array in a queue (None: the default one); None: no limit."""
+        """Returns the maximum number of subjobs of an array in a queue, or None without a limit.
+
+        Args:
+            queue: name of the queue; None: the default queue.
+        """
         server = self._server()
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
         if queue:
@@ -285,9 +292,12 @@ class PBS:
 
 
 def short(job_id: str) -> str:
-    """Returns the id without its server, with an element in brackets: `150[5]` for 150[5].pbs-srv and 150.pbs-srv_5.
+    """Returns a job id without the server, and with the subjob in brackets.
 
-    qstat cuts long ids, but never in their number.
+    150[5].pbs-srv and submitit's 150.pbs-srv_5 both become 150[5]. qstat truncates long ids, but never their number.
+
+    Raises:
+        ValueError: this is not the id of a PBS job.
     """
     match = re.match(r"(\d+)(\[\d*\])?", job_id)
     if match is None:
@@ -297,19 +307,19 @@ def short(job_id: str) -> str:
 
 
 def pbs_id(job_id: str) -> str:
-    """Returns the id in PBS's syntax: `150[5].pbs-srv` for the fifth element as submitit counts them, 150.pbs-srv_5."""
+    """Converts submitit's id of an array element to PBS's: `150[5].pbs-srv` for 150.pbs-srv_5; keeps any other id."""
     if match := re.fullmatch(r"(\d+)(\..*)?_(\d+)", job_id):
         return f"{match[1]}[{match[3]}]{match[2] or ''}"
     return job_id
 
 
 def array_of(job_id: str) -> str:
-    """Returns the id of the array of an element (`150[].pbs-srv` for 150.pbs-srv_5), or that of a plain job itself."""
+    """Returns the array id of a subjob (`150[].pbs-srv` for 150.pbs-srv_5); the id of a plain job is unchanged."""
     return re.sub(r"\[\d+\]", "[]", pbs_id(job_id))
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns the arguments of qsub for a job that starts when all these have ended, with any outcome. Pure."""
+    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome. Pure."""
     return ["-W", f"depend=afterany:{':'.join(map(pbs_id, jobs))}"] if jobs else []
 
 
@@ -321,7 +331,10 @@ def _number(job_id: str) -> int:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of `qstat -w -s -u USER`: eleven columns per job, and its comment indented below."""
+    """Parses the output of `qstat -w -s -u USER`; returns jobs by `short` id.
+
+    A job has a line of eleven columns, followed by its indented comment.
+    """
     jobs: dict[str, SchedulerJob] = {}
     last = None
     for line in text.splitlines():
@@ -335,7 +348,7 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Parses the output of `qstat -t -w -s -u USER`, whose third column is the queue. Ended jobs do not count."""
+    """Counts the live jobs in the output of `qstat -t -w -s -u USER` by queue, its third column; "" is the total."""
     rows = [columns for line in text.splitlines() if len(columns := line.split()) == 11]
     live = [columns for columns in rows if LETTERS.get(columns[9]) is not JobState.GONE]
     queues = [columns[2] for columns in live if re.match(r"\d+(\[\d+\])?[.*]", columns[0])]
@@ -343,9 +356,12 @@ def parse_counts(text: str) -> Counter[str]:
 
 
 def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
-    """The server ends the comment of a job that is over with what became of it, unless it is too long for qstat."""
+    """Returns the job with its comment, and with the outcome that the comment of an ended job states at its end.
+
+    qstat truncates long comments, so the outcome may be missing.
+    """
     state, word = job.state, job.raw_state
-    if state is not JobState.GONE and comment == "Subjob finished":  # told of queued siblings of a deleted one as well
+    if state is not JobState.GONE and comment == "Subjob finished":  # PBS writes it to queued siblings too
         return job
     if state is JobState.GONE:
         for pattern, ended, said in ENDS:
@@ -356,19 +372,21 @@ def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
 
 
 def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
-    """Returns the job of a full record. Raw states of jobs that are over are Slurm's, which submitit knows.
+    """Determines a job's state and outcome from its full record.
 
-    | state | run_count | Exit_status, substate, comment | the job is |
+    The raw state of an ended job is one of Slurm's names, which submitit knows.
+
+    | state | run_count | Exit_status, substate, comment | JobState |
     |---|---|---|---|
-    | not F or X | any | not looked at: it may be left from before a requeue | as the letter says |
-    | F, X | none | comment `Subjob finished`, or any Exit_status | gone: that status is its array's |
-    | | none | no Exit_status, substate 91 | cancelled: deleted before it ran |
-    | | none | no Exit_status, other substates | failed: what it depends on did not come about |
-    | | there | substate 91 | cancelled, whatever its Exit_status |
-    | | there | no Exit_status | gone |
-    | | there | -29, or a comment that says `exceeded resource walltime` | failed: out of time |
-    | | there | 0 | done |
-    | | there | anything else | failed |
+    | not F or X | any | any: they may be left from before a requeue | by the state letter |
+    | F, X | missing | comment `Subjob finished`, or any Exit_status | GONE: the status is the array's |
+    | | missing | no Exit_status, substate 91 | CANCELLED: deleted before it ran |
+    | | missing | no Exit_status, other substates | FAILED: a dependency was not met |
+    | | present | substate 91, any Exit_status | CANCELLED |
+    | | present | no Exit_status | GONE |
+    | | present | -29, or a comment with `exceeded resource walltime` | FAILED: timeout |
+    | | present | 0 | DONE |
+    | | present | anything else | FAILED |
     """
     letter, comment = str(record.get("job_state", "")), str(record.get("comment", ""))
     state = LETTERS.get(letter, JobState.UNKNOWN)
@@ -395,18 +413,27 @@ def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
 
 
 def _signal(status: str) -> int | None:
-    """The signal that an Exit_status stands for; None: for none. Above 256 are signals, below 0 PBS's own numbers
-    (pbs_job_purge, JOB_EXEC_*)."""
+    """Returns the signal number in an Exit_status (256 + signal), or None for any other status.
+
+    Negative values are PBS's own codes (pbs_job_purge, JOB_EXEC_*).
+    """
     number = int(status) - 256 if status.isdecimal() else 0
     return number if number in signal.valid_signals() else None
 
 
 def section(text: str, name: str) -> dict[str, Any]:
-    """Returns a section of `qstat -F json`, in which every value is a text.
+    """Returns a section of the output of `qstat -F json`, with all values as texts.
 
-    qstat need not print valid JSON: anything that looks like a number has no quotes (`inf`, `+5`, `5.`), and quotes,
-    backslashes and line breaks inside a text are not always escaped. But one value begins on each line, and it ends
-    where the next one begins or the section is closed. So the values are cut out and written anew.
+    qstat's JSON may be invalid: anything like a number has no quotes (`inf`, `+5`, `5.`), and quotes, backslashes and
+    line breaks in a text are not always escaped. But each value starts on a new line, and ends where the next one
+    starts or the section is closed. So each value is cut out and quoted again before the text is parsed.
+
+    Args:
+        text: output of qstat.
+        name: name of the section, such as `Jobs`; {} if the output does not have it.
+
+    Raises:
+        QueryError: the output cannot be parsed.
     """
     try:
         section = json.loads(VALUE.sub(_requoted, text)).get(name, {})

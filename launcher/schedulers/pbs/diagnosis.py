@@ -1,6 +1,6 @@
-"""Pending reasons, job history, notices and checks of PBS.
+"""PBS's diagnosis capabilities: pending reasons, job history, notices, doctor checks and site survey.
 
-The modules are imported on use: a submission needs none, and why and site take 15 ms each.
+Imports the modules that implement them on use: a submission needs none, and `pending` and `site` take 15 ms each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite):
-    """PBS."""
+    """The diagnosis capabilities of PBS."""
 
     command = "qsub"
 
@@ -40,7 +40,7 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
         return history(PBS(timeout), job_id)
 
     def memory(self, plan: JobPlan) -> int | None:
-        return plan.mem and plan.mem * plan.nodes  # PBS reports the sum of all nodes
+        return plan.mem and plan.mem * plan.nodes  # resources_used.mem, which `history` reads, is the sum of all nodes
 
     def notices(self) -> tuple[Form, ...]:
         # Lazily: queries of job states do not need it

@@ -1,4 +1,4 @@
-"""Makes the #PBS lines of a plan, or of an executor's parameters. Pure. Options are those of qsub(1B) of OpenPBS."""
+"""Makes the #PBS lines of a plan, or of a function executor's parameters. Pure. Options are those of qsub(1B)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from launcher.spec.plan import JobPlan, settings_of
 
 LONGEST_NAME = 230
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
-# Names and values of resources of a chunk: no separators of a select statement, no quotes.
+# Names and values of a chunk's resources: without quotes and the separators of a select statement.
 RESOURCE = re.compile(r"[A-Za-z][\w-]*")
 VALUE = re.compile(r"""[^\s:+='",\\]+""")
 # qsub(1B): -l place=[arrangement][:sharing][:grouping], in any order.
 PLACE = re.compile(r"(^|:)(free|pack|scatter|vscatter|excl|shared|exclhost|group=[A-Za-z][\w-]*)(?=:|$)", re.ASCII)
-SELECT = re.compile(r"""[^\s'",\\]+""")  # a comma would begin another resource of the job
+SELECT = re.compile(r"""[^\s'",\\]+""")  # a comma would start another resource of the job
 
 VARIABLE = re.compile(r"""[A-Za-z_]\w*=[^\s,'"\\]*""", re.ASCII)
 
@@ -42,7 +42,7 @@ TAKEN = {
 }
 
 
-# Parts of the values of options that can occur several times, which cannot be set either.
+# Parts of the values of repeatable options that cluster.directives cannot set either.
 TAKEN_WITHIN = {
     "l": {"select": "use nodes and cluster.chunk", "place": "use cluster.place", "walltime": "use time"},
     "W": {
@@ -54,20 +54,23 @@ TAKEN_WITHIN = {
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a job, for qsub.
+    """The request of a job, from which `options` makes qsub's options.
 
     Attributes:
-        name: the job's name.
-        select: the select statement; None: `resources` has the amounts of all nodes together.
+        name: job name.
+        select: select statement; None: `resources` has the amounts of all nodes together.
         output: folder of the job's output file `JOBID.OU`; may contain `^array_index^`.
-        token: by which the job is found later.
-        place: the place statement.
-        walltime: seconds; None leaves it to the site.
-        resources: more resources of the whole job (`-l`), such as filesystems.
-        array: indices and throttle (`0-14%4`).
-        rerunnable: PBS may start the job again after it was preempted or lost its node.
-        shrinks: the job continues when it loses a node other than the first.
-        directives: more options by their letter; a list gives one line for each of its values, True none.
+        token: unique text by which a later query finds the job; the value of its variable TOKEN.
+        place: place statement; None: none.
+        walltime: wall time in seconds; None: the site's default.
+        queue: qsub -q.
+        project: qsub -P.
+        account: qsub -A.
+        resources: further resources of the whole job (`-l`) by name, such as filesystems.
+        array: indices and throttle of an array (`0-14%4`); None: a plain job.
+        rerunnable: whether PBS may requeue the job after a preemption or the loss of its node.
+        shrinks: whether the job continues when it loses a node other than the first.
+        directives: further options by letter. A list adds the option once per value; True adds it without a value.
     """
 
     name: str
@@ -87,10 +90,10 @@ class Request:
 
 
 def options(request: Request) -> list[tuple[str, str | None]]:
-    """Returns the options in the order of the script, each with its value.
+    """Returns qsub's options in the order of the script, each as its letter and its value.
 
     Raises:
-        ConfigError: PBS does not accept a value, or would read it as several; or an extra option collides with ours.
+        ConfigError: PBS would refuse a value or read it as several, or `directives` has an option of TAKEN.
     """
     if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
         raise ConfigError(
@@ -115,7 +118,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         *(("l", f"{name}={value}") for name, value in request.resources.items() if value is not None),
         ("J", request.array),
         ("r", "y" if request.rerunnable else "n"),
-        # One output file, in the run directory, private.
+        # One output file for stdout and stderr, in the run directory, with mode 0600.
         ("o", request.output),
         ("j", "oe"),
         ("k", "oed"),
@@ -141,7 +144,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
                 f"{name}={value!r} cannot be a resource of a job: names are letters, digits, _ and -; values have no "
                 "blanks, quotes, commas or backslashes"
             )
-    # Options that can occur several times are added to ours, others replace ours.
+    # Repeatable options are added to those of the request; others replace them.
     replaced = set(request.directives) - {"l", "W", "v"}
     extra: list[tuple[str, str | None]] = []
     for option, value in request.directives.items():
@@ -155,10 +158,10 @@ def options(request: Request) -> list[tuple[str, str | None]]:
 
 
 def _variables(directives: Mapping[str, Any]) -> list[str]:
-    """Returns variables for -v, which programs of the site read from the job (`USE_SSH=1`).
+    """Returns the variables that the directives set with -v, which a site's hooks read from the job (`USE_SSH=1`).
 
     Raises:
-        ConfigError: qsub would change one.
+        ConfigError: qsub would change a value, or the variable is TOKEN.
     """
     given = [str(each) for each in _values(directives.get("v")) if each is not None]
     for each in given:
@@ -177,26 +180,26 @@ def _values(value: Any) -> Sequence[Any]:
 
 
 def check_folder(path: str) -> None:
-    """Checks that a folder can be the one of a job's output.
+    """Checks that qsub accepts a folder for a job's output.
 
     Raises:
-        ConfigError: qsub does not accept it.
+        ConfigError: the path is not ASCII.
     """
     if not path.isascii():
         raise ConfigError(f"{path}: qsub takes only ASCII characters in this path; use another folder")
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """Returns the options of a run.
+    """Returns the request of a run's job.
 
     Args:
-        plan: the run.
-        token: by which the job is found later.
-        array: indices and throttle of an array.
-        folder: of the output; None: the run directory.
+        plan: the run's plan.
+        token: unique text by which a later query finds the job.
+        array: indices and throttle of an array (`0-14%4`); None: a plain job.
+        folder: directory of the job's output; None: the run directory.
 
     Raises:
-        ConfigError: a resource cannot be written into a select statement.
+        ConfigError: a resource cannot be written into a select statement, or cluster.totals contradicts cluster.chunk.
     """
     settings = settings_of(plan, PBSSettings)
     ours = chunk(
@@ -224,20 +227,20 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the options of a run for #PBS lines; see `of_plan`."""
+    """Returns the #PBS lines of a run without this prefix; for arguments and errors see `of_plan` and `options`."""
     return [line(letter, value) for letter, value in options(of_plan(plan, token, array, folder))]
 
 
 def line(letter: str, value: Any) -> str:
-    """Returns an option for a #PBS line, which qsub parses like a shell (make_argv in OpenPBS's qsub.c)."""
+    """Returns an option quoted for a #PBS line, which qsub parses like a shell (make_argv in OpenPBS's qsub.c)."""
     return f"-{letter} {quote(value)}" if value != "" else f"-{letter}"
 
 
 def letters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks and returns the extra options of a profile by their letters; a list gives an option several times.
+    """Validates cluster.directives, and returns the values by option letter; a list repeats the option.
 
     Raises:
-        ConfigError: one cannot be an option, or its value is neither text nor a number.
+        ConfigError: a name is not the letter of an option, or its value is neither text nor a number.
     """
     for option, value in values.items():
         if not re.fullmatch(r"[A-Za-z]", option):
@@ -251,7 +254,15 @@ def letters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
-    """The resources of one node; memory in bytes."""
+    """Returns the resources of one node's chunk by name, as the select statement takes them.
+
+    Args:
+        ncpus: number of CPUs.
+        mpiprocs: number of tasks.
+        ompthreads: number of threads of each task.
+        ngpus: number of GPUs; 0 is left out.
+        mem: memory in bytes; None: not requested.
+    """
     return {
         "ncpus": ncpus,
         "mpiprocs": mpiprocs,
@@ -262,22 +273,25 @@ def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | 
 
 
 def totals(nodes: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns CPUs, GPUs and memory of all nodes together, from the chunk of one node."""
+    """Returns the CPUs, GPUs and memory of all nodes together by resource name, from one node's `chunk`."""
     numbers = {name: nodes * chunk[name] for name in ("ncpus", "ngpus") if chunk[name]}
     mem = chunk["mem"]
     return numbers if mem is None else {**numbers, "mem": f"{nodes * int(mem.removesuffix('kb'))}kb"}
 
 
 def place(nodes: int) -> str | None:
-    """Returns the default place statement: scatter, without which PBS may put several chunks on one node."""
+    """Returns the default place statement; None for one node.
+
+    It is `scatter`, without which PBS may place several chunks on one node.
+    """
     return "scatter" if nodes > 1 else None
 
 
 def select(nodes: int, chunk: Mapping[str, Any]) -> str:
-    """Returns the select statement of equal chunks; resources with None are left out.
+    """Returns the select statement for equal chunks, one per node. Resources with the value None are left out.
 
     Raises:
-        ConfigError: a name or a value has characters that a select statement cannot have.
+        ConfigError: a name or a value has characters that are not allowed in a select statement.
     """
     words = [str(nodes)]
     for name, value in chunk.items():
@@ -297,7 +311,7 @@ def chunks(statement: str) -> int:
     """Returns the number of chunks of a select statement (`2:ncpus=4+ncpus=1` -> 3).
 
     Raises:
-        ConfigError: it is no select statement.
+        ConfigError: the text is not a select statement.
     """
     counts = [re.match(r"(\d+)(?::|$)|[A-Za-z]", part) for part in statement.split("+")]
     if not all(counts):
@@ -306,5 +320,5 @@ def chunks(statement: str) -> int:
 
 
 def size(octets: int) -> str:
-    """Returns a size in KiB, rounded up, as PBS reads it."""
+    """Returns a size in bytes as PBS's text in KiB, rounded up: `1024kb`."""
     return f"{-(-octets // 1024)}kb"

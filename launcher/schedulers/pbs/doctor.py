@@ -1,4 +1,4 @@
-"""Checks of a PBS, and of a profile against its queues."""
+"""The checks of `doctor` for PBS, and for a profile against its queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.schedulers.queries import QueryError
 
 
 def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:
-    """Checks the PBS of a profile, and the profile against it."""
+    """Yields findings about PBS (reachable, queues, job history), and about the profile's queue and limits."""
     answer = timed(lambda: pbs.run("qstat", "-B", "-f", "-F", "json"))
     yield from reachable("PBS", version, answer, "PBS_SERVER")
     if answer.error:
@@ -36,13 +36,13 @@ def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:
 
 
 def wanted(cluster: Cluster, found: Sequence[Queue]) -> str | None:
-    """Returns the queue that a profile uses; None: rules of the server choose one. Pure."""
+    """Returns the name of the queue that a profile uses, or None if the server's rules choose one. Pure."""
     queue = own_settings(cluster, PBSSettings).queue
     return (queue or "").partition("@")[0] or next((each.name for each in found if each.default), None)
 
 
 def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
-    """Returns a line for each queue with its limits; that of the profile is marked. Pure."""
+    """Returns a line for each queue with its limits. Marks the default, and the profile's own (`own`). Pure."""
     rows = []
     for each in found:
         marks = (
@@ -55,7 +55,7 @@ def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
-    """Compares a profile with the queue that it uses. Pure."""
+    """Yields findings on whether a profile's queue exists and takes jobs, and its limits fit the queue. Pure."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     if own is None:
         yield ok("profile", "cluster.queue is not set and the server has no default: its own rules choose")
@@ -84,7 +84,11 @@ def _limits(each: Queue) -> str:
 
 
 def history(value: str) -> Finding:
-    """Checks whether PBS keeps a history of ended jobs (job_history_enable)."""
+    """Returns a finding on whether PBS keeps a history of ended jobs.
+
+    Args:
+        value: the server's attribute job_history_enable.
+    """
     if value == "True":
         return ok("history", "PBS remembers jobs that are over (job_history_enable)")
     return ok("history", "PBS forgets jobs when they are over (job_history_enable), which the launcher does without")

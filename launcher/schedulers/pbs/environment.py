@@ -1,4 +1,4 @@
-"""The environment for a job of PBS, and what its script finds there. Pure."""
+"""The environment that a PBS job inherits, and the variables with its job id and array index. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SET_ANEW = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
 
 
 def pbs_environment(environ: Mapping[str, str]) -> Scrubbed:
-    """Returns the environment for a job, without the variables that PBS sets itself."""
-    # In a job PBS has set it to the CPUs of that job; elsewhere it is the user's.
+    """Returns the environment that a new job inherits from `environ`, without the variables that PBS itself sets."""
+    # Within a job, PBS has set it to the job's CPUs; elsewhere the user has set it.
     threads = {"OMP_NUM_THREADS"} if "PBS_JOBID" in environ else set()
     return scrubbed(environ, own=SET_ANEW | threads)

@@ -1,4 +1,4 @@
-"""Submits runs to PBS."""
+"""Submits runs to PBS through submitit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.spec.plan import JobPlan
 
 
 class PBSRunExecutor(RunExecutor):
-    """Submits one plan with qsub."""
+    """Submits the jobs of one plan with qsub."""
 
     job_class = PBSJob
 
@@ -26,12 +26,12 @@ class PBSRunExecutor(RunExecutor):
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
-            # qsub -v damages some values, and makes all of them public.
+            # Not qsub -v, which changes some values, and shows all of them to other users.
             own = environment_file.write(run, self._handed or [run], self.plan, exports)
             options = commands.dependency(self._blocking_jobs())
             self._submitting()
             job = self._pbs.submit(str(script), own, "-f", *options)
-            # PBS deletes a job at once if it depends on a job that PBS no longer knows.
+            # PBS deletes a job at once if it depends on a job that PBS has forgotten.
             if options and not self._pbs.holds(job) and not self._blocking_jobs():
                 return self._pbs.submit(str(script), own, "-f")
             return job

@@ -1,4 +1,4 @@
-"""What submitit's functions need of PBS."""
+"""The interface of schedulers/functions/ for PBS, with which submitit functions are submitted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.schedulers.pbs.task import exports
 
 
 class PBSFunctions(FunctionScheduler):
-    """PBS."""
+    """PBS as a scheduler of submitit functions."""
 
     kind = Kind.PBS
     parameters = Parameters

@@ -1,4 +1,4 @@
-"""The job history of PBS: who deleted a job, and the memory that it used."""
+"""Reads from PBS's job history who deleted a job, and the memory that it used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.units import parse_size
 
 
 def history(pbs: PBS, job_id: str) -> list[JobExecution]:
-    """Returns the record of a job, with the memory of all its nodes together; empty if PBS has no history of it."""
+    """Returns the last execution of a job, with the memory of all its nodes together; [] without a record."""
     try:
         record = pbs.record(job_id)
     except QueryError:
@@ -22,7 +22,7 @@ def history(pbs: PBS, job_id: str) -> list[JobExecution]:
 
 
 def parse(record: Mapping[str, Any]) -> JobExecution:
-    """Parses the record of a job. Pure."""
+    """Parses the record of a job: the user who deleted it, and its memory. Pure."""
     by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
     used = record.get("resources_used")
     text = str(used.get("mem", "")) if isinstance(used, dict) else ""

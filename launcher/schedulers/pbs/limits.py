@@ -15,14 +15,25 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Queue:
-    """A live queue, with the limits of one job on all nodes together (None: no limit; seconds, bytes).
+    """A live queue. Its limits are those of one job on all nodes together.
 
     Attributes:
-        least_time, least_nodes, least_gpus: the least that a job must request.
-        routes: a routing queue, which moves jobs to its `destinations`, whose limits apply.
-        inner: it accepts jobs from routing queues only.
-        started: jobs in it can start.
-        only: its access lists (`users`, `groups`, `hosts`): others cannot submit to it.
+        name: name of the queue.
+        default: whether it is the server's default queue.
+        accepts: whether it accepts jobs now.
+        routes: whether it is a routing queue, which moves jobs to its destinations, where their limits apply.
+        time: maximum wall time in seconds; None: no limit.
+        nodes: maximum number of nodes; None: no limit.
+        cpus: maximum number of CPUs; None: no limit.
+        gpus: maximum number of GPUs; None: no limit.
+        mem: maximum memory in bytes; None: no limit.
+        least_time: minimum wall time in seconds.
+        least_nodes: minimum number of nodes.
+        least_gpus: minimum number of GPUs.
+        destinations: names of a routing queue's destinations.
+        inner: whether it accepts jobs from routing queues only.
+        started: whether jobs in it can start.
+        only: kinds of its access lists (`users`, `groups`, `hosts`); empty: any user can submit to it.
     """
 
     name: str
@@ -44,18 +55,18 @@ class Queue:
 
     @property
     def open(self) -> bool:
-        """Whether any user can submit to it, and jobs can start there."""
+        """Whether any user can submit to the queue, and its jobs can start."""
         return self.accepts and self.started and not self.routes and not self.inner and not self.only
 
 
 def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
-    """Checks a plan against its live queue (default: that of the server).
+    """Checks that a plan's queue (default: the server's default queue) exists and would accept the job.
 
     Returns:
-        The queue in which the job will run; None: unknown, because the server or a routing queue chooses it.
+        The name of the queue in which the job will run, or None if the server or a routing queue chooses it.
 
     Raises:
-        ConfigError: the queue is unknown, or does not accept such a job.
+        ConfigError: the queue does not exist, or would refuse the job.
     """
     known = {queue.name: queue for queue in queues}
     asked = settings_of(plan, PBSSettings).queue or ""
@@ -66,7 +77,7 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
             f"cluster.queue={asked}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
         )
     if queue is None:
-        return None  # rules of the server choose a queue
+        return None  # the server's rules choose a queue
     if queue.inner:
         routes = [each.name for each in queues if queue.name in each.destinations]
         raise ConfigError(
@@ -81,17 +92,20 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
 
 
 def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
-    """Checks a plan against the live nodes that a job of its queue may use.
+    """Checks that a plan's job could start on the nodes that its queue may use.
 
     Raises:
-        ConfigError: it could never start there. PBS would accept the job, and leave it pending for ever.
+        ConfigError: the job could never start. PBS would accept it, and leave it pending for ever.
     """
     if problem := never(plan, groups):
         raise ConfigError(problem)
 
 
 def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
-    """Returns why a plan could never start on these nodes, with the fix; None: it could, or none are known. Pure."""
+    """Returns why a plan could never start on these nodes, with the fix, or None if it could. Pure.
+
+    Returns None without any nodes, too, because then the site's nodes are not known.
+    """
     settings = settings_of(plan, PBSSettings)
     where = f"queue {settings.queue}" if settings.queue else "this PBS"
     total = sum(group.nodes for group in groups)
@@ -107,10 +121,10 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
 
 
 def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> str | None:
-    """Returns why no destination of a routing queue accepts the plan; None: one does, or not all of them are known.
+    """Returns why no destination of a routing queue would accept the plan, or None if one would.
 
-    The reason is that of the destination with the fewest problems. Destinations that accept no jobs now do not
-    count: PBS keeps the job until they do.
+    The reason is that of the destination with the fewest problems. Also returns None if not all destinations are known
+    and accept jobs now: PBS keeps the job in the routing queue until a destination accepts it.
     """
     queues = [known[name] for name in queue.destinations if name in known and known[name].accepts]
     if not queues or len(queues) < len(queue.destinations):
@@ -120,12 +134,12 @@ def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> 
 
 
 def _refusal(plan: JobPlan, queue: Queue) -> str | None:
-    """Returns why the queue would refuse the plan, with the fix; None: it would accept it."""
+    """Returns the first reason why the queue would refuse the plan, with the fix, or None if it would accept it."""
     return next(iter(_refusals(plan, queue, f"queue {queue.name}")), None)
 
 
 def _refusals(plan: JobPlan, queue: Queue, where: str) -> list[str]:
-    """Returns all reasons why the queue would refuse the plan, each with the fix."""
+    """Returns all reasons why the queue would refuse the plan, each with the fix; `where` names the queue in them."""
     found = []
     if not queue.accepts:
         found.append(f"cluster.queue={queue.name}: {where} takes no jobs now: choose another")

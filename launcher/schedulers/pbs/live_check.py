@@ -1,4 +1,4 @@
-"""Compares a plan with the queues and nodes that PBS has now."""
+"""Checks a plan against PBS's live queues and nodes before a submission."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
     """Checks a plan against the live queues and nodes, and returns notes for the user.
 
     Raises:
-        ConfigError: the job could never start, or the nodes cannot see its directory.
+        ConfigError: PBS would refuse the job or could never start it, or the nodes cannot see its run directory.
     """
     try:
         queues = PBS(plan.cluster.submit_timeout).queues()
@@ -34,10 +34,12 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
 
 
 def _seen_by(nodes: Sequence[resource_queries.Node], folder: Path) -> tuple[str, ...]:
-    """A note if the nodes may not see the folder of runs: PBS tries twenty times to start such a job, and holds it.
+    """Returns a note if the nodes may not see the runs folder, else ().
+
+    PBS tries twenty times to start a job that cannot open its output, and then holds it.
 
     Raises:
-        ConfigError: they cannot see it.
+        ConfigError: the nodes cannot see the folder.
     """
     here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     note = shared_folder.check(

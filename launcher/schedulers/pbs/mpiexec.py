@@ -1,4 +1,4 @@
-"""Runs a command on the nodes of the current job with the site's mpiexec, which sets the rank of every task.
+"""Starts tasks on the nodes of the current job with the site's mpiexec, which sets the rank of every task.
 
 Not every mpiexec passes the environment to the tasks, so they read it from a file.
 """
@@ -26,10 +26,10 @@ exec {command}
 
 
 def run(request: task_group.TaskRequest) -> int:
-    """Runs `MPIEXEC bash SCRIPT`, where MPIEXEC is the command with its arguments, and waits for its end.
+    """Runs `MPIEXEC bash SCRIPT`, where MPIEXEC is `request.mpiexec`, and waits until it exits.
 
     Returns:
-        The exit status of mpiexec.
+        The exit status of mpiexec (128 + N after signal N), or NO_RETRY if it cannot be started.
     """
     folder, words = request.folder, request.mpiexec
     os.umask(0o077)

@@ -1,4 +1,7 @@
-"""The notices that PBS's MoM writes into the output of a job that it ends (mom_main.c, its cgroups hook)."""
+"""The patterns of the notices that PBS's MoM writes into the output of a job that it kills.
+
+mom_main.c and the cgroups hook of OpenPBS print them.
+"""
 
 from __future__ import annotations
 

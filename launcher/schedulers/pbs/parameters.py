@@ -1,4 +1,4 @@
-"""What a function may ask PBS for. Pure."""
+"""The resources and options of a submitit function's job on PBS, and its #PBS lines. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from launcher.schedulers.pbs.environment import SHELL
 
 @dataclass(frozen=True)
 class Parameters(parameters.Parameters):
-    """Parameters of `PBSExecutor.update_parameters`.
+    """Parameters of `PBSExecutor.update_parameters`, in addition to those of all schedulers.
 
     Attributes:
-        select: a complete select statement; default: made from nodes, tasks, CPUs, GPUs, memory and chunk.
-        place: a place statement; default: scatter for several nodes.
-        chunk: resources added to each node's chunk, or replacing a default there; None removes that default.
+        select: complete select statement; None: made from nodes, tasks, CPUs, GPUs, memory and chunk.
+        place: place statement; None: scatter for several nodes.
+        chunk: resources to add to each node's chunk or to replace in it; the value None removes a default.
         filesystems: value of PBS's resource `filesystems`, which some sites require.
-        mpiexec: command that starts the tasks instead of pbsdsh; {nodes}, {tasks}, {tasks_per_node} are filled in.
+        mpiexec: argv of a command that starts the tasks instead of pbsdsh, with the placeholders {nodes}, {tasks} and
+            {tasks_per_node}.
     """
 
     cpus_per_task: int = 1

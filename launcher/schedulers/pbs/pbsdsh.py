@@ -1,6 +1,6 @@
-"""Runs a command on the nodes of the current PBS job: one task per node or per rank, each started by a pbsdsh.
+"""Starts tasks on the nodes of the current PBS job, each with its own pbsdsh (see `task`).
 
-Tasks outlive a pbsdsh that is killed, so a guard process kills them when this process ends.
+Tasks survive their pbsdsh, so a guard process kills them if this process is killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from launcher.schedulers.pbs import task as pbs_task
 
 @contextlib.contextmanager
 def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.TaskEnvironment) -> Iterator[None]:
-    """Starts a process that kills the tasks and removes files if this process is killed (a second Ctrl-C kills it)."""
+    """A context with a guard process, which kills the tasks and removes their environment if this process is killed.
+
+    The environment's files are removed at the end of the context, too.
+    """
     reading, writing = os.pipe()
     guard = os.fork()
     if guard == 0:
@@ -43,7 +46,10 @@ def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.TaskEnviro
 
 
 def find(command: str = "pbsdsh") -> str | None:
-    """Returns the path of a PBS command: on PATH, else in PBS_EXEC of pbs.conf (PATH of a job may lack it)."""
+    """Returns the path of a PBS command on PATH, else in PBS_EXEC of pbs.conf, because a job's PATH may lack it.
+
+    Returns None if it is in neither.
+    """
     folders = [os.environ.get("PATH", os.defpath)]
     with contextlib.suppress(OSError):
         text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
@@ -52,10 +58,10 @@ def find(command: str = "pbsdsh") -> str | None:
 
 
 def run(request: task_group.TaskRequest) -> int:
-    """Runs the command on the first hosts of the job, and waits until it has ended on all of them (see `task`).
+    """Starts the tasks on the first hosts of the job, and waits until all of them have ended.
 
     Returns:
-        The exit status of the task that failed first, else 0.
+        The exit status of the first failed task, else 0; NO_RETRY if pbsdsh is missing or the job has too few hosts.
     """
     folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
     os.umask(0o077)

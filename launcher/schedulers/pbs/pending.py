@@ -1,4 +1,4 @@
-"""Why a job of PBS waits, with at most five commands."""
+"""Explains why a PBS job is pending, with at most five queries."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan, settings_of
 
-RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)
+RETRY = "-3"  # Exit_status of a job that MoM failed to start, and that PBS will start again (job.h, JOB_EXEC_RETRY)
 
 
 def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
-    """Why a job waits that PBS calls queued, held or waiting.
+    """Explains why a pending job does not start, and suggests sizes with which it would fit on the free nodes.
 
     Raises:
-        QueryError: not even the job could be asked for.
+        QueryError: the query of the job itself failed. Failures of other queries become notes.
     """
     plan, job_id = waiting.plan, waiting.job
     record = resources.pbs.record(job_id) or {}
     text = str(record.get("comment", ""))
     comment, now, notes = explain_state(record, text), time.time(), []
-    if not text and (array_id := array_of(job_id)) != pbs_id(job_id):  # a subjob that waits has none of its own
+    if not text and (array_id := array_of(job_id)) != pbs_id(job_id):  # a pending subjob has no comment of its own
         array = resources.pbs.record(array_id) or {}
         text = str(array.get("comment", ""))
         comment = explain_array(array, text)
@@ -74,15 +74,19 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 
 
 def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
-    """Explains why a job is pending, from its record. Pure.
+    """Explains why a job is pending. Pure.
 
-    | state | reason |
+    | job_state | explained |
     |---|---|
     | H, with dependencies | the dependency |
     | H | the kind of the hold |
-    | W | its start time |
-    | T | it moves to another queue |
+    | W | the requested start time |
+    | T | PBS moves the job to another queue |
     | any other | the scheduler's comment |
+
+    Args:
+        record: the job's record.
+        comment: the scheduler's comment.
     """
     letter = str(record.get("job_state", ""))
     if letter == "H":
@@ -100,7 +104,7 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
 
 
 def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
-    """Explains why all attempts of PBS to start a job fail: MoM cannot open its output. None: they do not. Pure."""
+    """Explains that PBS's attempts to start a job fail, since MoM cannot open its output; None if they do not. Pure."""
     if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
         return None
     return Comment(
@@ -112,8 +116,10 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
 
 
 def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
-    """Returns the comment, with the reason if the job can never start. PBS itself reports this only if the nodes of the
-    whole system have too little. Pure."""
+    """Returns the reason if the job can never start on its queue's nodes, else the given comment. Pure.
+
+    PBS itself reports this only if all nodes of the site together have too little.
+    """
     problem = limits.never(plan, resource_queries.hosts_of(nodes, plan, queue))
     if problem is None:
         return comment
@@ -121,13 +127,17 @@ def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str)
 
 
 def explain_array(array: Mapping[str, Any], comment: str) -> Comment:
-    """Explains why an element is pending, from the record of its array. Pure.
+    """Explains why a subjob is pending. Pure.
 
-    | the array | reason |
+    | the array | explained |
     |---|---|
-    | has started, and the limit of concurrent elements (max_run_subjobs) is reached | the limit |
+    | has started, and runs max_run_subjobs subjobs | this limit |
     | has started | too little is free |
-    | any other | the reason of the array |
+    | has not started | why the array is pending |
+
+    Args:
+        array: record of the array.
+        comment: the scheduler's comment on the array.
     """
     if array.get("job_state") != "B":
         return explain_state(array, comment)
@@ -148,7 +158,7 @@ def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
 
 
 def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
-    """Returns the limits that may keep the job pending, with values and where they are set. Pure."""
+    """Returns a line for each limit that may keep the job pending, with its value and where it is set. Pure."""
     found = []
     if queue is not None and not queue.started:
         found.append(f"queue {queue.name}: started = False")
@@ -161,7 +171,7 @@ def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | N
 
 
 def node_lines(nodes: Sequence[Node], plan: JobPlan) -> tuple[str, ...]:
-    """Returns the line `4 nodes: 1 has room for it now, 1 is down`, and one for each node that takes no jobs. Pure."""
+    """Returns the line `4 nodes: 1 has room for a chunk of it now, 1 takes no jobs`, then one per broken node. Pure."""
     if not nodes:
         return ()
     broken = [node for node in nodes if node.broken]

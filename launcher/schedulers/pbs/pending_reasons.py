@@ -1,7 +1,7 @@
 """Explains PBS's comments on pending jobs. Pure.
 
-The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds); older PBS Pro has
-the same or fewer. They follow `Not Running: ` or `Can Never Run: `.
+The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds). Older PBS Pro has
+the same comments or fewer. Comments have the prefix `Not Running: ` or `Can Never Run: `.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """The kind of a reason. It decides what else is queried, and whether a change of the run could help."""
+    """The kind of a pending reason. It decides what else is shown, and whether changes of the run are suggested."""
 
     ROOM = "room"  # too little is free
-    LIMIT = "limit"  # of the queue or of the server
-    WAITS = "waits"
-    THROTTLED = "throttled"  # the limit of concurrent elements of its array is reached
-    HELD = "held"
+    LIMIT = "limit"  # a limit of the queue or of the server
+    WAITS = "waits"  # it waits for something that does not depend on its size, such as a dependency
+    THROTTLED = "throttled"  # its array already runs as many subjobs as max_run_subjobs allows
+    HELD = "held"  # it waits until somebody releases it
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Comment:
-    """An explained comment.
+    """An explained comment of PBS's scheduler.
 
     Attributes:
-        kind: of the reason.
-        words: the meaning, as text.
+        kind: kind of the pending reason.
+        words: meaning of the comment, as text.
         do: what the user can do; `{job}` stands for the job's id.
-        until: the event after which the job starts (`others end`).
-        never: it can never start as it is.
+        until: event after which the job starts (`others end`); empty: none.
+        never: whether the unchanged job can never start.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ class Comment:
 
 
 CHANGE = "cancel it, and resume it with less"
-# Patterns of whole comments without the prefix, from the special to the general. Their groups are put into the text.
+# Patterns that match a whole comment without its prefix; the first match applies. Their groups fill the text's fields.
 TABLE: tuple[tuple[str, Comment], ...] = (
     (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Comment(Kind.LIMIT,
      "too little of {what} is left of what the {of} may give{more}", until="enough is given back")),
@@ -122,7 +122,7 @@ HOLDS = {
 
 
 def in_words(text: str) -> Comment:
-    """Explains a comment of the scheduler; an unknown one is quoted."""
+    """Explains a comment of PBS's scheduler; an unknown one is quoted."""
     plain = " ".join(text.split())
     never = plain.startswith("Can Never Run")
     reason = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
@@ -144,12 +144,12 @@ def in_words(text: str) -> Comment:
 
 
 def _amounts(text: str) -> str:
-    """Explains the amounts of a comment, `(R: 500 A: 16 T: 16)`: requested, available, total. Other text is kept."""
+    """Explains a comment's amounts (requested, available, total), `(R: 500 A: 16 T: 16)`; other text is kept."""
     if match := re.fullmatch(r"\(R: (\S+) A: (\S+) T: (\S+)\)", text):
         return f" (it asks for {match[1]}, {match[2]} is free, {match[3]} is there)"
     return f" {text}" if text else ""
 
 
 def held(types: str) -> tuple[str, str] | None:
-    """Explains the letters of Hold_Types: the meaning, and what to do. None: the job is not held."""
+    """Explains the letters of Hold_Types; returns the meaning and what to do, or None if the job is not held."""
     return next((words for letter, words in HOLDS.items() if letter in types), None)

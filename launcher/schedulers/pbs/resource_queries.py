@@ -1,4 +1,4 @@
-"""Queries about a pending job of PBS and the nodes that it could use: one command each, and pure parsers."""
+"""Queries PBS's nodes, and the queue and server attributes that keep jobs pending: one command each; pure parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.spec.limits import NodeGroup
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size
 
-# States in which a node takes no jobs (pbs_node_attributes(7B)); the others are free, job-busy, job-exclusive ...
+# Words in the state of a node that takes no jobs (pbs_node_attributes(7B)); other states are free, job-busy ...
 BROKEN = ("down", "offline", "stale", "unknown", "unresolvable", "maintenance", "provisioning", "sleep")
 LIMITS = (
     "max_run", "max_run_soft", "max_run_res", "max_queued", "max_queued_res", "max_user_run", "max_group_run",
@@ -28,10 +28,12 @@ class Node:
     """A vnode.
 
     Attributes:
-        name, state, comment: as PBS prints them; the comment may say why it takes no jobs.
-        has: all amounts of its resources; memory in bytes.
-        free: the amounts that are not assigned.
-        queue: the queue to which it belongs; empty: any.
+        name: name as PBS prints it.
+        state: state as PBS prints it.
+        has: total amount of each countable resource; memory in bytes.
+        free: unassigned amount of each countable resource.
+        comment: comment as PBS prints it, which may say why the node takes no jobs.
+        queue: name of the only queue that may use it; empty: all queues.
         others: resources with texts as values, which a chunk may require (`gpu_model=a100`).
     """
 
@@ -50,17 +52,24 @@ class Node:
 
 @dataclass(frozen=True)
 class QueueFacts:
-    """Attributes of a queue or the server that can keep jobs pending, as PBS prints them."""
+    """Attributes of a queue or the server that can keep jobs pending.
+
+    Attributes:
+        name: name of the queue or server.
+        started: whether its jobs can start.
+        limits: values of its attributes in LIMITS, as PBS prints them.
+        most: values of resources_max, as PBS prints them.
+    """
 
     name: str
     started: bool
     limits: Mapping[str, str]
-    most: Mapping[str, str]  # resources_max
+    most: Mapping[str, str]
 
 
 @dataclass
 class ResourceQueries:
-    """Queries PBS. Methods raise QueryError if it does not answer."""
+    """Queries of PBS for one pending job. Each method runs one command and raises QueryError if it fails."""
 
     pbs: PBS
 
@@ -68,7 +77,7 @@ class ResourceQueries:
         return parse_nodes(self.pbs.run("pbsnodes", "-a"))
 
     def queue(self, name: str) -> QueueFacts | None:
-        """Returns the queue; None: there is no such queue."""
+        """Returns the queue with this name, or None if it does not exist."""
         text = self.pbs.run("qstat", "-Q", "-f", "-F", "json", name, good=(0, UNKNOWN_QUEUE))
         found = section(text, "Queue")
         return next((queue_facts(each, values) for each, values in found.items()), None)
@@ -80,9 +89,9 @@ class ResourceQueries:
 
 
 def queue_facts(name: str, values: Mapping[str, Any]) -> QueueFacts:
-    """Parses a queue or server of `qstat -Qf` or `qstat -Bf`. A limit of several parts becomes one text."""
+    """Parses the attributes of a queue or server in `qstat -Qf` or `qstat -Bf`. Nested limits become one text."""
     limits = {key: _flat(values[key]) for key in LIMITS if key in values}
-    for key, value in values.items():  # max_run_res.ncpus as a key of its own in some versions
+    for key, value in values.items():  # some versions print max_run_res.ncpus as a separate key
         if key.partition(".")[0] in LIMITS and key not in limits:
             limits[key] = _flat(value)
     most = values.get("resources_max") or {}
@@ -101,7 +110,7 @@ def _flat(value: Any) -> str:
 
 
 def parse_nodes(text: str) -> list[Node]:
-    """Parses `pbsnodes -a`: each name is followed by its attributes, which are indented."""
+    """Parses the output of `pbsnodes -a`: each node's name is followed by its indented attributes."""
     found: list[tuple[str, dict[str, str]]] = []
     for line in text.splitlines():
         if line and not line[0].isspace():
@@ -130,20 +139,20 @@ def _node(name: str, values: Mapping[str, str]) -> Node:
 
 
 def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
-    """Returns the total resources of each host that a job may use, whatever runs there now. Pure.
+    """Returns the total resources of each host that a job may use, free or not. Pure.
 
-    | a resource | amount of the host |
+    | resource | amount of the host |
     |---|---|
-    | the plan sets it in `cluster.chunk` | unlimited: the plan's own key does not apply |
-    | vnodes of the host report amounts | their sum: a chunk may use several vnodes of a host |
-    | vnodes report a text (`@host`: shared with another vnode) | unlimited: texts cannot be added |
-    | vnodes report no resource at all (the host was never up) | unlimited: not known yet |
-    | vnodes do not report it | 0 |
+    | set in `cluster.chunk` | unlimited, because the value in the chunk replaces the plan's |
+    | reported by vnodes as amounts | their sum: a chunk may use several vnodes of a host |
+    | reported by a vnode as a text (`@host`: shared with another vnode) | unlimited: texts cannot be added |
+    | any, if the vnodes report no resource (the host was never up) | unlimited: not known yet |
+    | not reported | 0 |
 
     Args:
-        nodes: of the site.
-        plan: the run.
-        queue: of the job; None: unknown, or a routing queue. Nodes of other queues are left out.
+        nodes: vnodes of the site.
+        plan: the run's plan.
+        queue: name of the job's queue, whose nodes are returned; None: unknown, all nodes are returned.
     """
     settings = settings_of(plan, PBSSettings)
     hosts: dict[str, list[Node]] = {}
@@ -165,7 +174,7 @@ def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[No
 
 
 def amount(resource: str, value: str) -> int | None:
-    """Parses the value of a resource: a count, or a size in bytes; None: it is a text."""
+    """Parses the value of a resource to a count, or a size in bytes; None if it is a text."""
     if value.isdecimal():
         return int(value)
     if re.fullmatch(r"0+[kmgtp]?[bw]?", value):
@@ -176,9 +185,9 @@ def amount(resource: str, value: str) -> int | None:
 
 
 def estimate(record: Mapping[str, Any]) -> float | None:
-    """Returns `estimated.start_time` of a job in seconds since the epoch; None: the scheduler makes no estimates.
+    """Returns a job's estimated start in seconds since the epoch, or None if PBS has not estimated it.
 
-    qstat prints it as a number in JSON, and as `Sat Nov 21 22:00:00 2026` elsewhere.
+    qstat prints `estimated.start_time` as a number in JSON, or as `Sat Nov 21 22:00:00 2026`.
     """
     estimated = record.get("estimated")
     text = str(estimated.get("start_time", "") if isinstance(estimated, Mapping) else "")

@@ -1,4 +1,4 @@
-"""PBS as a scheduler."""
+"""The PBS scheduler: its capabilities, each implemented by another module of this folder."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
 
-# Which server the commands ask.
+# Variables that select the server for the commands.
 SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
 
 
 class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
-    """PBS: OpenPBS or PBS Professional."""
+    """PBS (OpenPBS or PBS Professional) with its capabilities."""
 
     name = "pbs"
     title = "PBS"
@@ -73,7 +73,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
         return PBS(timeout)
 
     def here(self) -> bool:
-        return detect().kind is Kind.PBS  # others have a qstat too
+        return detect().kind is Kind.PBS  # other schedulers have a qstat too
 
     def server(self) -> tuple[str | None, ...]:
         return (shutil.which("qstat"), *map(os.environ.get, SERVER))

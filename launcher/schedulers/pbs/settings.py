@@ -11,15 +11,15 @@ from launcher.config.schema import Flat, SchedulerSettings
 
 
 class GpuDirective(Enum):
-    """How a site wants GPUs to be asked for."""
+    """The resource with which jobs request GPUs."""
 
     ngpus = "ngpus"  # ngpus=N in the chunk of a node
-    none = "none"  # not at all, or by a resource of the site's in chunk
+    none = "none"  # none, or a resource of the site that the profile names in chunk
 
 
 @dataclass
 class PBSSettings(SchedulerSettings):
-    """What PBS's profiles have on top."""
+    """The additional keys of a profile of PBS."""
 
     POOLS = ("queue",)
     INSTEAD: ClassVar[Mapping[str, str]] = {

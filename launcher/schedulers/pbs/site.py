@@ -1,4 +1,4 @@
-"""What a PBS tells an ordinary user of its site, and a profile made from that or compared with it."""
+"""`site init` and `site check` for PBS: queries a site's facts, and writes or compares a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, me
 
 @dataclass(frozen=True)
 class PBSSite(Site):
-    """A PBS: its server, queues, nodes, attributes of the server (`settings`), and what could not be found out."""
+    """The facts of a PBS site.
+
+    Attributes:
+        server: name of the server.
+        version: version of PBS.
+        queues: all queues.
+        nodes: all vnodes.
+        settings: attributes of the server.
+        problems: one text per failed query, with the reason.
+    """
 
     pool = "queue"
 
@@ -87,7 +96,7 @@ def survey(pbs: PBS, version: str) -> PBSSite:
     """Collects the facts of a site, with four commands.
 
     Raises:
-        QueryError: qstat does not answer. Facts of other failed queries are left out.
+        QueryError: the query of the queues failed. Facts of other failed queries are left out.
     """
     ask = ErrorCollector()
     queues = tuple(pbs.queues())
@@ -101,7 +110,9 @@ def survey(pbs: PBS, version: str) -> PBSSite:
 
 
 def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | None, str]:
-    """Chooses the queue of a profile, and returns it with the reason.
+    """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
+
+    It is the wanted queue, else the default one, else the only one that all users can use.
 
     Raises:
         ConfigError: the wanted queue does not exist.
@@ -116,7 +127,7 @@ def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | N
 
 
 def _resources(nodes: Sequence[Node]) -> list[tuple[str, str]]:
-    """Resources in words that tell nodes apart."""
+    """Returns the (name, value) pairs of the nodes' text resources, by which a chunk can select nodes; each once."""
     found: dict[tuple[str, str], None] = {}
     for node in nodes:
         found.update(((key, value), None) for key, value in node.others.items() if key not in ("host", "vnode", "arch"))

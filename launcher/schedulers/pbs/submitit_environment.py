@@ -1,4 +1,4 @@
-"""submitit's environment of a task of a `PBSExecutor` job."""
+"""submitit's environment of a task of a function on PBS."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from launcher.schedulers.pbs.functions import PBSFunctions
 
 
 class PBSJobEnvironment(FunctionEnvironment):
-    """The rank and the nodes of this process, as submitit reads them."""
+    """The rank and the nodes of this process in a PBS job, with the attributes that submitit reads."""
 
     scheduler = PBSFunctions()

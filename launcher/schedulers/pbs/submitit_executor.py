@@ -1,4 +1,7 @@
-"""PBS for submitit: `submitit.AutoExecutor(folder, cluster="pbs")`; see `launcher.schedulers.functions.executor`."""
+"""submitit's executor and job classes for PBS: `submitit.AutoExecutor(folder, cluster="pbs")`.
+
+See `launcher.schedulers.functions.executor`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class PBSJob(FunctionJob):
 
 
 class PBSExecutor(FunctionExecutor):
-    """Submits functions with qsub; see `Parameters` for what can be asked for."""
+    """Submits functions with PBS's qsub; `parameters.Parameters` documents the parameters."""
 
     job_class = PBSJob
     environment = PBSJobEnvironment

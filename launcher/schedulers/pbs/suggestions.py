@@ -1,6 +1,7 @@
-"""Smaller sizes at which a pending run would fit on the nodes that are free now. Pure. PBS has no `sbatch --test-only`.
+"""`why`: smaller sizes with which a pending run would fit on PBS's free nodes now. Pure.
 
-This is the state of this moment: other jobs may start first, or the scheduler may reserve the nodes for them.
+PBS has no `sbatch --test-only`, so this is only a snapshot: other jobs may start first, or PBS may reserve the nodes
+for them.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one node must have free: amounts (memory in bytes), and resources with texts as values."""
+    """The resources that a run needs on each node.
+
+    Attributes:
+        amounts: amount of each countable resource; memory in bytes.
+        others: required value of each resource with texts as values.
+    """
 
     amounts: Mapping[str, int]
     others: Mapping[str, str]
 
 
 def chunk_of(plan: JobPlan) -> Chunk:
-    """Returns what a plan requests on each of its nodes."""
+    """Returns the resources that a plan requests on each of its nodes."""
     amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
     settings = settings_of(plan, PBSSettings)
     if plan.gpus_per_node and settings.gpu_directive is GpuDirective.ngpus:
@@ -36,7 +42,7 @@ def chunk_of(plan: JobPlan) -> Chunk:
         number = amount(key, str(value))
         if value is None:
             amounts.pop(key, None)
-        elif key in ("mpiprocs", "ompthreads"):  # no resources of a node
+        elif key in ("mpiprocs", "ompthreads"):  # not a resource of a node
             continue
         elif number is not None:
             amounts[key] = number
@@ -46,7 +52,7 @@ def chunk_of(plan: JobPlan) -> Chunk:
 
 
 def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
-    """Returns the nodes on which the chunk is free. A resource that a node does not report counts as 0."""
+    """Returns the working nodes that have the chunk free. A resource that a node does not report counts as 0."""
     return [
         node for node in nodes
         if not node.broken
@@ -56,26 +62,29 @@ def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
 
 
 def most_on_each(nodes: Sequence[Node], chunk: Chunk, wanted: int, resource: str) -> int:
-    """Returns the largest amount of a resource that `wanted` nodes have free together with the rest of the chunk."""
+    """Returns the largest amount of a resource that each of `wanted` nodes has free, with the chunk's other resources.
+
+    Returns 0 if fewer nodes have the other resources free.
+    """
     rest = Chunk({key: value for key, value in chunk.amounts.items() if key != resource}, chunk.others)
     free = sorted((node.free.get(resource, 0) for node in fitting(nodes, rest)), reverse=True)
     return free[wanted - 1] if len(free) >= wanted else 0
 
 
 def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bool = False) -> tuple[Option, ...]:
-    """Returns the run as it is, and smaller ones that would fit now, the smallest change first.
+    """Returns an option for the unchanged run, followed by smaller requests that would fit now.
 
-    | the run | suggested |
+    | the run | smaller requests |
     |---|---|
-    | fits now | nothing: it is pending for another reason |
-    | fits on fewer nodes | as many nodes, if min_nodes and the workload allow it |
-    | fits with fewer CPUs, GPUs or less memory on each node | the most that is free |
+    | fits now | none: it is pending for another reason |
+    | fits with less memory, fewer CPUs or GPUs on each node | the largest amount that is free |
+    | fits on fewer nodes | that number of nodes, if min_nodes and the workload allow it |
 
     Args:
         plan: the run's plan.
-        nodes: of the site.
-        now: seconds since the epoch, which is when an option that fits would start.
-        fixed_nodes: the user has set min_nodes, so fewer are not offered.
+        nodes: vnodes of the site.
+        now: current time in seconds since the epoch, the estimated start of all options that fit.
+        fixed_nodes: whether the user has set min_nodes, so that fewer nodes are not suggested.
     """
     chunk = chunk_of(plan)
     free = len(fitting(nodes, chunk))
@@ -87,7 +96,7 @@ def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bo
         most = most_on_each(nodes, chunk, plan.nodes, resource)
         if (
             0 < most < chunk.amounts.get(resource, 0) and resource not in settings_of(plan, PBSSettings).chunk
-        ):  # which counts more than the key
+        ):  # a resource in cluster.chunk overrides the config key
             found += _less(plan, resource, most, now)
     if may_offer_fewer_nodes(plan, free, fixed=fixed_nodes):
         note = f"{plural(free * plan.procs_per_node, 'rank')} instead of {plan.world_size}"
@@ -96,7 +105,14 @@ def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bo
 
 
 def _less(plan: JobPlan, resource: str, most: int, now: float) -> list[Option]:
-    """The key and value that make a node's chunk as small as that."""
+    """Returns the option whose overrides reduce a resource of each node's chunk to `most`; [] if none can.
+
+    Args:
+        plan: the run's plan.
+        resource: `mem`, `ncpus` or `ngpus`.
+        most: the amount; memory in bytes.
+        now: current time in seconds since the epoch.
+    """
     if resource == "mem":
         mem = most // 1024**2 * 1024**2
         return [Option((f"mem={format_size(mem)}",), now, "less memory on each node")] if mem else []

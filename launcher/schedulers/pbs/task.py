@@ -1,14 +1,16 @@
-"""One task on a node of the current PBS job, started by pbsdsh.
+"""One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it.
 
-Files in the folder `tasks/` of the attempt replace what pbsdsh does not do:
+pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do. N is the
+number of the task:
 
-- A task gets no exported variables, only those of PBS: it reads the environment from `environment.sh`.
-- pbsdsh exits with 0, whatever the task did: the task writes its exit status to `N.exit`.
-- The output of a task goes to the terminal or the job's file, even if stdout of pbsdsh is a pipe: the task writes to
-  `N.out`, which is copied to stdout here. Each file has one writer: appending to a shared one loses lines on NFS.
-- pbsdsh forwards SIGTERM, but exits at once and no longer sees the task: it runs in its own session, without signals.
-- PBS sends signals to the first node of a job only, and starts no task in a job that it deletes: all tasks poll the
-  file `signal`, and send the signal that it names to themselves.
+- A task inherits only PBS's variables, so it reads the environment from `environment.sh`.
+- pbsdsh exits with 0 whatever the task did, so the task writes its exit status to `N.exit`.
+- A task's output would go to the terminal or the job's file even if stdout of pbsdsh is a pipe, so the task writes to
+  `N.out`, which is copied to stdout here. Each file has one writer, because appending to a shared file loses lines on
+  NFS.
+- On SIGTERM, pbsdsh exits at once and no longer reports the task's end, so it runs in its own session, without signals.
+- PBS sends signals only to the first node of a job, and starts no task in a job that it is deleting. So all tasks poll
+  the file `signal`, and send the signal that it names to themselves.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
 from launcher.schedulers.exports import exports as all_exports
 
-SETTLE_TIME = 5.0  # longest time in seconds between the end of pbsdsh and the exit status of its task
-LOOK = 1.0  # seconds between two reads of the file `signal` by a task
-SIGNAL, NO_SIGNAL = "signal", "NONE"  # names have the same length: one overwrites another even on a full disk
-UNREACHABLE = 10.0  # seconds after SIGKILL after which a task counts as ended: its node does not answer
+SETTLE_TIME = 5.0  # maximum seconds between the end of pbsdsh and the appearance of its task's exit status
+LOOK = 1.0  # seconds between two polls of the file `signal` by a task
+SIGNAL, NO_SIGNAL = "signal", "NONE"  # as long as TERM and KILL, so that overwriting works on a full disk
+UNREACHABLE = 10.0  # seconds after SIGKILL after which a task counts as ended, because its node does not answer
 
-# Variables of PBS that each task has with values of its own.
+# Variables that PBS sets for each task with different values.
 OF_PBS = re.compile(r"PBS_(?!(CONF_FILE|EXEC|SERVER|DEFAULT)$)\w+")
 
 SCRIPT = """\
@@ -94,18 +96,18 @@ kill -KILL "$launcher_watch"
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Returns shell text that sets this environment in a task, but for the variables of PBS and of the node. Pure."""
+    """Returns shell text that sets an environment in a task, except PBS's variables and those of the node. Pure."""
     return all_exports({name: value for name, value in environ.items() if not OF_PBS.fullmatch(name)})
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskEnvironment:
-    """The files from which tasks read their environment; they are removed afterwards.
+    """The files from which tasks read their environment. The starter removes them after the tasks.
 
     Attributes:
-        shell: shell text that reads them.
-        shared: the file in the run directory.
-        private: the file with the secrets, in a private folder; None: there is none.
+        shell: shell text that sources the files.
+        shared: path of the file in the tasks' folder.
+        private: path of the file with the secrets, in a private folder; None: there are no secrets.
     """
 
     shell: str
@@ -121,7 +123,11 @@ class TaskEnvironment:
 def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironment:
     """Writes the environment of tasks into their folder, and its secrets into a private folder of the user.
 
-    If this node cannot write to the private folder, tasks get the secrets of the submission only.
+    If this node cannot write to the private folder, the tasks source the submission's file of secrets instead.
+
+    Args:
+        folder: directory of the tasks' files.
+        environ: environment of the tasks.
     """
     patterns = os.environ.get(secrets.PATTERNS, ",".join(SECRETS)).split(",")
     hidden = redaction.secrets_in(environ, patterns)
@@ -145,10 +151,10 @@ def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: 
     """Writes the script that all tasks of a folder run, and the file `signal`.
 
     Args:
-        folder: of the files of the tasks.
-        environment: the environment of the tasks.
-        cwd: the working folder of the command.
-        command: what each task runs.
+        folder: directory of the tasks' files.
+        environment: files with the tasks' environment.
+        cwd: working directory of the command.
+        command: argv of each task.
     """
     (folder / SIGNAL).write_text(f"{NO_SIGNAL}\n")
     (folder / "task.sh").write_text(
@@ -160,7 +166,10 @@ def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: 
 
 
 class PbsTask:
-    """One task. Its files are opened again for each read: only then does NFS show their newest content."""
+    """A task as the starter on the first node sees it, by its files.
+
+    Each read opens a file again, because only then does NFS show its newest content.
+    """
 
     def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
         self._start = [pbsdsh, "-n", str(line), "--", "/bin/bash"]
@@ -180,7 +189,7 @@ class PbsTask:
             "pid",
             "out",
             "exit",
-        ):  # NFS may not show a new file for half a minute if it was missing at the first look
+        ):  # NFS may hide a new file for half a minute from a process that has found it missing
             self._file(suffix).touch()
         with open(self._file("pbsdsh"), "wb") as output:
             self._process = subprocess.Popen(
@@ -198,12 +207,12 @@ class PbsTask:
             else:
                 self._code = self._judge(_line(found), gone)
             if self._code is not None:
-                self._process.kill()  # it may wait for a lost node
+                self._process.kill()  # pbsdsh may wait for a lost node
                 self._process.wait()
         return self._code
 
     def terminate(self) -> None:
-        """Sends SIGTERM to all tasks of the folder; those that are not started yet will not start."""
+        """Sends SIGTERM to all tasks of the folder; tasks that have not started yet will not start."""
         self._wanted = self._wanted or signal.SIGTERM
         self._signal()
 
@@ -215,7 +224,7 @@ class PbsTask:
             self._process.kill()
 
     def _unread(self, found: Unavailable) -> int | None:
-        """Returns the exit status of a task whose own one cannot be read: RESUME after a while, and None before."""
+        """Returns RESUME if the task's exit status has been unreadable for IN_A_JOB seconds, else None."""
         self._unread_since = self._unread_since or time.monotonic()
         self._half_over = None  # the exit status may exist, so its absence is no evidence
         if time.monotonic() < self._unread_since + IN_A_JOB:
@@ -224,7 +233,12 @@ class PbsTask:
         return errors.RESUME
 
     def _judge(self, written: str, gone: bool) -> int | None:
-        """Returns the exit status of the task; None: it is not known yet."""
+        """Returns the task's exit status, or None if the task runs or its exit status may still appear.
+
+        Args:
+            written: exit status that the task has written; empty: none yet.
+            gone: whether pbsdsh has exited.
+        """
         self._unread_since = None
         if not (written or gone):
             if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
@@ -253,7 +267,10 @@ class PbsTask:
         return errors.FAILED
 
     def _pbs_status(self) -> int:
-        """Returns the exit status that pbsdsh prints for a failed task; 0: none. SCRIPT fails only if it is killed."""
+        """Returns the exit status that pbsdsh printed for its task, or 0 if none.
+
+        SCRIPT records the command's exit status itself, so SCRIPT fails only if it is killed.
+        """
         match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
         return int(match[1]) if match else 0
 
@@ -267,7 +284,7 @@ class PbsTask:
             event_file.append(attempt.events_file("pbsdsh"), fault)
 
     def _signal(self) -> None:
-        """Writes the signal into the file `signal`, once."""
+        """Writes the requested signal's name to the file `signal`, unless it has been written."""
         if self._wanted is None or self._wanted is self._sent:
             return
         with (
@@ -287,10 +304,13 @@ class PbsTask:
             sys.stdout.buffer.flush()
 
     def _read(self, suffix: str, *, whole: bool = True) -> str:
-        """Returns the first line of a file of the task if it is complete (whole=False: all), else an empty text."""
+        """Returns the first line of a file of the task, or an empty text if the line has no end yet.
+
+        With whole=False, returns all text of the file. A file that cannot be read counts as empty until the next poll.
+        """
         try:
             text = self._file(suffix).read_text(errors="replace")
-        except OSError:  # it does not exist yet, or the file server does not answer: it is read again at the next poll
+        except OSError:
             return ""
         if not whole:
             return text
@@ -301,6 +321,6 @@ class PbsTask:
 
 
 def _line(found: Outcome[str | None]) -> str:
-    """Returns the first line of a text if it is complete, else an empty text."""
+    """Returns the first line of a text, or an empty text if the line has no end yet or the text was not read."""
     line, end, _ = ((found.value if isinstance(found, Ok) else None) or "").partition("\n")
     return line if end else ""
