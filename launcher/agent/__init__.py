@@ -8,6 +8,7 @@ ranks of the node, but by none of the modules in which ranks are started, watche
 - `attempt`: an agent's part of an attempt, from start to exit code: rendezvous, preflight, one round after another
 - `settings`: the leader's limits, the places of all members and the network interface, derived from the plan
 - `supervisor`: the event loop of a round: watches this agent's ranks, passes on stop requests, reports failures
+- `preload`: imports the modules that ranks share with the agent, before they are forked
 - `workers`: starts ranks as processes, signals, kills and reaps them
 - `child`: a rank's process between the fork and `worker.main`: signals, CPUs, output files
 - `forks`: whether a fork is safe; garbage collection and large pages around forks

@@ -7,11 +7,8 @@ With launch=tasks the scheduler starts one agent per rank instead of one per nod
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +19,7 @@ from typing import Any
 import torch
 
 from launcher import errors
+from launcher.agent import preload
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.failures import failed_by, fault_of_end, fault_of_start, preflight_fault, stopped_early
@@ -47,7 +45,7 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Accused, Fault, Finished, Met, Place, Resized
 from launcher.schedulers import topology
 from launcher.spec.plan import JobPlan
-from launcher.worker import debug_console, debugger, devices, hangs, preload
+from launcher.worker import debug_console, debugger, devices, hangs
 from launcher.worker.flight_recorder import Recorders
 from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run_rank
@@ -184,7 +182,8 @@ class _Agent:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> dict[str, Any]:
-        self._preload()  # before the rendezvous: an agent sends no heartbeats during imports
+        # Before the rendezvous, since an agent sends no heartbeats during imports.
+        preload.load(self._plan.workload.entry, self._plan.launch.rendezvous_timeout)
         history, rendezvous = self._control.first()
         set_network(self._plan, rendezvous, self.own.host)
         if self._plan.preflight and history.round == 0:
@@ -406,26 +405,6 @@ class _Agent:
                 return self._control.join()
             if rendezvous.place_of(self.own.index) == 0:
                 self._report_changes(number, before, rendezvous)
-
-    def _preload(self) -> None:
-        """Imports modules of the launcher and of its workloads that all ranks need, to share them by fork.
-
-        Errors are ignored, and a hang ends at launch.rendezvous_timeout: the ranks repeat the import, so that the user
-        sees their traceback, or which rank is missing.
-        """
-
-        def too_long(*_: object) -> None:
-            raise TimeoutError
-
-        previous = signal.signal(signal.SIGALRM, too_long)
-        signal.alarm(self._plan.launch.rendezvous_timeout)
-        try:
-            with contextlib.suppress(Exception):
-                for name in preload.modules(self._plan.workload.entry):
-                    importlib.import_module(name)
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, previous)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
         """Writes the event `resized` if agents were lost or came back between two rounds. `number`: the new round."""

@@ -11,7 +11,6 @@ slot manager takes them over.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher import errors
+from launcher.agent import preload
 from launcher.agent.program_stop import StopChecker
 from launcher.agent.signals import Signals
 from launcher.errors import LauncherError, UnavailableError
@@ -44,7 +44,6 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import GroupBroken, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Progress, Stop
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Manifest, Packing, Sweep
-from launcher.worker import preload
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -149,10 +148,10 @@ def stops_of(sweep: Sweep, mine: Manager) -> Path:
 
 
 def _preload(sweep: Sweep) -> None:
-    """Imports the launcher's modules that points need, to share them by fork. Errors are left to the points."""
+    """Imports the modules that points share with this process by fork. Errors are left to the points."""
     with contextlib.suppress(Exception):
-        for name in preload.modules(sweep.run(0).plan().workload.entry):
-            importlib.import_module(name)
+        plan = sweep.run(0).plan()
+        preload.load(plan.workload.entry, plan.launch.rendezvous_timeout)
 
 
 class SlotManager:

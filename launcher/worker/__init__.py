@@ -12,7 +12,6 @@ interpreter a program needs, so it imports the standard library only.
 - `joining`: compares the ranks before they start: versions of torch and NCCL, types of device, backends
 - `program`: executes the user's own program as a rank: its command line and environment
 - `script`: runs a script as `python` would, and reports how it failed; standard library only
-- `preload`: which modules an agent imports before it forks ranks (`agent.attempt` imports them)
 - `rank_report`: between a rank and its agent: the gate before it joins, and the report of its metrics or error
 - `heartbeat`: heartbeats, in memory that a rank shares with its agent
 - `hangs`: detects hangs from steps, output and CPU time; finds the rank to blame from the ranks' stacks

@@ -184,11 +184,10 @@ STARTS = """
 import importlib, sys
 from pathlib import Path
 import torch
+from launcher.agent import preload
 from launcher.agent.workers import Placement, WorkerGroup
-from launcher.worker import preload
 
-for module in preload.modules("mine:main"):
-    importlib.import_module(module)
+preload.load("mine:main", 60)
 
 def run(me):
     mine = importlib.import_module("mine")
