@@ -234,9 +234,10 @@ class FailureDetector:
         return self.lost(silent, FaultCode.NODE_SILENT, seconds=float(limit)) if silent else None
 
     def left(self, now: float) -> RoundFailure | None:
-        """Returns the failure of a round whose agents end their ranks because of a stop request; None: not, or not yet.
+        """Returns the failure if agents are ending their ranks because of a stop request; None: they are not.
 
-        It waits up to LEAVE_TIMEOUT for all other agents to report the same; agents that do not may be dead.
+        None as well for up to LEAVE_TIMEOUT, until all other agents have reported the same. Those that do not are
+        named in the failure.
         """
         if self._leave is None:
             return None

@@ -66,9 +66,9 @@ def host_kills(root: Path = ROOT) -> int:
 
 
 def group(root: Path = ROOT) -> _Group:
-    """Returns the values of the nearest cgroup with a memory limit, upwards from this process's own.
+    """Returns limit and peak of the nearest cgroup with a memory limit, upwards from this process's own cgroup.
 
-    It reads versions 2 and 1 (man 7 cgroups). `kills` is always that of the process's own cgroup.
+    `kills` is always read from the process's own cgroup. Supports versions 2 and 1 (man 7 cgroups).
     """
     lines = _text(root / "proc/self/cgroup").splitlines()
     for line in lines:

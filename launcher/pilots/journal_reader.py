@@ -21,7 +21,7 @@ class JournalReader:
     def __init__(self, folder: Claims, manager: Manager, silence: float) -> None:
         """
         Args:
-            folder: the sweep's claims, with the journals.
+            folder: the sweep's claims, and the journals of its slot managers.
             manager: the slot manager to follow.
             silence: seconds without a heartbeat after which it is gone.
         """

@@ -26,7 +26,7 @@ class JournalWriter:
     def __init__(self, folder: Claims, mine: Manager, lease: float, signals: Signals) -> None:
         """
         Args:
-            folder: the sweep's claims, with the journals.
+            folder: the sweep's claims, and the journals of its slot managers.
             mine: the slot manager.
             lease: seconds without a heartbeat after which other slot managers take it for dead.
             signals: the signals of this process.

@@ -92,7 +92,7 @@ class Running:
 
 
 def main(config: Function, env: Env | None) -> dict[str, Any]:
-    """Runs points until none is left, as the rank of a pilot. Returns how many ended here, and how many succeeded.
+    """Runs points until none is left, as a pilot's rank. Returns how many ended here (`points`) and succeeded (`done`).
 
     Args:
         config: `kwargs` has the sweep's directory (`sweep`) and the pilot's number (`pilot`).
@@ -194,7 +194,7 @@ class SlotManager:
         self._free: list[Slot] = []
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        """Runs points in these slots until none is left. Returns the metrics, and raises SystemExit, as `main` does."""
+        """Runs points in these slots until none is left. Returns and raises what `main` does."""
         self._journal.begin(self._group.host, len(slots))
         self._free = [*slots][::-1]
         try:

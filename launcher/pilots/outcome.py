@@ -12,18 +12,16 @@ def outcome(
 ) -> Kind:  # fmt: skip
     """Returns the entry for a point's log after its attempt has ended. The first row that applies decides.
 
-    | exit code | and | entry |
+    | exit code | condition | entry |
     |---|---|---|
-    | 0 | | done |
-    | any other | the point, or the sweep, was cancelled | cancelled |
-    | | it was pruned | pruned |
-    | 93 | | fatal: a retry would fail too |
+    | 0 | any | done |
+    | any but 0 | the point, or the sweep, was cancelled | cancelled |
+    | any but 0 | it was pruned | pruned |
+    | 93 | any | fatal: a retry would fail too |
     | 75 | RUN/stop exists | stopped |
-    | | it has had `resume.max_attempts` attempts | fatal |
-    | | otherwise | released |
-    | any other, or a signal | its manager stopped it, `resume.max_attempts` reached | fatal |
-    | | its manager stopped it: it could not save, and is retried | released |
-    | | otherwise | failed |
+    | 75, or any if its slot manager has stopped it | it has had `resume.max_attempts` attempts | fatal |
+    | 75, or any if its slot manager has stopped it | otherwise | released: it will be retried |
+    | any other, or a signal | any | failed |
 
     Args:
         code: exit code of the attempt; negative: the signal that killed it.

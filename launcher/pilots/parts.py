@@ -24,7 +24,7 @@ class Parts:
     def __init__(self, folder: Claims, group: Group, silence: float) -> None:
         """
         Args:
-            folder: the sweep's claims, with the journals.
+            folder: the sweep's claims, and the journals of its slot managers.
             group: the group of which this node is the first.
             silence: seconds without a heartbeat after which a node is lost.
         """

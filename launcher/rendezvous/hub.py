@@ -155,7 +155,7 @@ class Hub:
 
     def _serve(self, channel: Channel, mask: int) -> list[Event]:
         if channel not in self._indices and channel not in self._pending:
-            return []  # closed since it was found ready: its member has connected anew
+            return []  # closed while an earlier event was handled: the member has reconnected
         try:
             if mask & selectors.EVENT_WRITE:
                 channel.flush()

@@ -98,7 +98,7 @@ def join_rendezvous(
         while not arrivals.decided(time.monotonic()):
             for index, message in hub.poll(max(0.0, arrivals.deadline - time.monotonic())):
                 if message is None:
-                    arrivals.arrived.pop(index, None)  # it may connect once more
+                    arrivals.arrived.pop(index, None)  # it may reconnect
                 elif message.get("type") == "hello":
                     arrivals.arrived[index] = Member.of(message["member"])
         problem, members = arrivals.problem(), arrivals.members()
