@@ -26,7 +26,7 @@ def once() -> dict[str, float]:
     from launcher.config.schema import Cluster, Collective, Config, Launch
     from launcher.schedulers import topology
     from launcher.schedulers.planning import make_plan
-    from launcher.spec.plan import Site
+    from launcher.spec.build import Site
 
     srun = {
         "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": NODE_LIST,

@@ -9,7 +9,7 @@ from launcher.cli import submit
 from launcher.cli.options import RUN_USAGE
 from launcher.config.hydra_text import key_of, quoted
 from launcher.errors import ConfigError
-from launcher.spec.plan import LONGEST_NAME
+from launcher.spec.build import LONGEST_NAME
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -24,7 +24,8 @@ from launcher.files.os_errors import NOT_ON_PATH
 from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import PACKAGE
 from launcher.runs.directory import Run
-from launcher.spec.plan import JobPlan, Site
+from launcher.spec.build import Site
+from launcher.spec.plan import JobPlan
 from launcher.spec.sections import Code
 from launcher.units import parse_size
 

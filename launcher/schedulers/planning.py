@@ -7,8 +7,8 @@ from launcher.config.schema import Cluster, Config, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import Queue, Requeues, Scheduler
-from launcher.spec import plan
-from launcher.spec.plan import JobPlan, Site
+from launcher.spec.build import Site, build
+from launcher.spec.plan import JobPlan
 
 
 def make_plan(config: Config, site: Site) -> JobPlan:
@@ -19,7 +19,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     """
     scheduler = scheduler_of(config.cluster)
     _check_resume(scheduler, config.resume.how)
-    return plan.build(config, site, scheduler)
+    return build(config, site, scheduler)
 
 
 def scheduler_of(cluster: Cluster) -> Scheduler:

@@ -2,8 +2,9 @@
 
 All but `workload_hook` and `data_sets` is pure. It may import config.schema, errors, paths and units.
 
-- `plan`: the JobPlan, and its computation from a config where a value depends on several keys
-- `sections`: the sections of the plan (a new key needs a field here), and the conversion of single values
+- `plan`: the JobPlan: what a run's plan contains besides its sections; its JSON form, and the check of JSON read back
+- `build`: makes the plan from a config: values that depend on several keys, checks of values
+- `sections`: the sections of the plan (a key that the job needs is a field there); conversion of single values
 - `limits`: checks a plan against the limits in the profile (cluster.limits)
 - `pools`: merges the settings of a partition, queue or QOS (cluster.pools) into the cluster's
 - `cost`: node-hours, GPU-hours and core-hours of a submission, and the lines that show them

@@ -1,7 +1,7 @@
 """The sections of a plan, and the conversion of config values to plan values. Pure.
 
 Sections and fields have the same names as in the config. Values are converted by the types in the schema: times to
-seconds, sizes to bytes, lists to tuples, enums to strings. Values that depend on several keys are computed in plan.py.
+seconds, sizes to bytes, lists to tuples, enums to strings. Values that depend on several keys are computed in build.py.
 """
 
 from __future__ import annotations

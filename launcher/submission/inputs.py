@@ -20,7 +20,8 @@ from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from launcher.environment.snapshot import Tree
-    from launcher.spec.plan import JobPlan, Site
+    from launcher.spec.build import Site
+    from launcher.spec.plan import JobPlan
     from launcher.spec.sections import Archive
 
 

@@ -29,7 +29,8 @@ from launcher.schedulers.queries import QueryError
 from launcher.schedulers.scheduler import CountsJobs
 from launcher.script import lost_parts
 from launcher.spec import limits, pools
-from launcher.spec.plan import JobPlan, Site, check_name, keys_of
+from launcher.spec.build import Site, check_name
+from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission.inputs import Inputs
 
 

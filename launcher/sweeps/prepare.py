@@ -20,7 +20,8 @@ from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import job_script
 from launcher.spec import limits
-from launcher.spec.plan import JobPlan, check_name
+from launcher.spec.build import check_name
+from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from launcher.submission.prepare import check_capacity, held_allocation, planned, secrets_of, site_of
 from launcher.sweeps import grouping, pilots

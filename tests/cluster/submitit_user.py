@@ -11,7 +11,8 @@ from pathlib import Path
 from launcher.runs.directory import Run
 from launcher.schedulers.planning import make_plan
 from launcher.schedulers.slurm.executor import SlurmExecutor
-from launcher.spec.plan import JobPlan, Site
+from launcher.spec.build import Site
+from launcher.spec.plan import JobPlan
 from launcher.submission import configs
 
 

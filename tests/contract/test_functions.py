@@ -22,7 +22,7 @@ from launcher.schedulers.local.executor import LocalExecutor
 from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.sge.executor import SGERunExecutor
 from launcher.schedulers.slurm.executor import SlurmExecutor
-from launcher.spec.plan import Site
+from launcher.spec.build import Site
 from tests.contract import functions
 from tests.launch import ROOT, until
 from tests.unit.plans import plan_of

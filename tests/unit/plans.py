@@ -12,7 +12,8 @@ from launcher.config.schema import Cluster, Config, Launch, Workload
 from launcher.paths import resource
 from launcher.schedulers import registry
 from launcher.schedulers.planning import make_plan
-from launcher.spec.plan import JobPlan, Site
+from launcher.spec.build import Site
+from launcher.spec.plan import JobPlan
 from launcher.worker.settings import CHECKPOINT, RESUME, TRAIN, Settings
 
 SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")

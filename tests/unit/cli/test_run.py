@@ -9,7 +9,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.cli import submit
 from launcher.cli.run import name_of, overrides
-from launcher.spec.plan import check_name
+from launcher.spec.build import check_name
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.schedulers import job_script
 from launcher.spec import pools
-from launcher.spec.plan import Site
+from launcher.spec.build import Site
 from launcher.submission import configs
 from launcher.submission.inputs import Inputs
 from launcher.submission.prepare import planned

@@ -17,7 +17,8 @@ from launcher.environment import snapshot
 from launcher.errors import ConfigError, RunError
 from launcher.runs.directory import Run
 from launcher.schedulers.planning import make_plan
-from launcher.spec.plan import JobPlan, Site
+from launcher.spec.build import Site
+from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox

@@ -1,0 +1,333 @@
+"""Makes the plan of a run from its config. Pure.
+
+Values that depend on a single key are converted in sections.py. Here are those that depend on several keys, and the
+checks that need no scheduler and no profile's limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from launcher import redaction
+from launcher.binding import node_types
+from launcher.binding import wanted as binding
+from launcher.config import schema
+from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow
+from launcher.errors import ConfigError, near
+from launcher.formatting import plural
+from launcher.spec import containers, tracking
+from launcher.spec.plan import CONTROL, NIC, JobPlan, keys_of
+from launcher.spec.sections import (
+    Archive,
+    Checkpoint,
+    Cluster,
+    Code,
+    Debug,
+    Env,
+    Launch,
+    Resume,
+    Tracking,
+    Train,
+    Workload,
+    resolved,
+    resolved_value,
+)
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+LONGEST_NAME = 64
+EXPECTED = ("net", "plugin", "provider")  # keys of cluster.expects, compared with what NCCL reports
+LONGEST_CHAIN = 50  # most jobs that one command submits with resume.how=chain
+
+
+class SchedulerRules(Protocol):
+    """What `build` needs of a scheduler to check and complete a config. All methods may raise ConfigError."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether jobs wait in a queue; otherwise they start at once on this machine."""
+
+    def starter(self, cluster: schema.Cluster) -> str | None:
+        """Returns the command that starts tasks on the job's nodes; None: tasks are processes of this machine."""
+
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Checks cluster.directives, and returns them in the form that the plan has."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a plan contains besides the config: facts about the run and the submitting machine.
+
+    Attributes:
+        run_id: id of the run.
+        run_dir: run directory, an absolute path.
+        python: interpreter of the launcher in the job, an absolute path.
+        code_root: folder with the launcher's packages, to put on PYTHONPATH; None: the launcher is installed.
+        workdir: folder in which the job starts.
+        umask: umask for files that the user's own code writes.
+        starter: command that starts tasks in the held allocation (srun, pbsdsh); None: the run uses no allocation.
+        after: dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py.
+        code: snapshot of the code; see launcher/environment/snapshot.py.
+        archive: facts about env.archive; see launcher/environment/archives.py.
+        secrets_dir: folder with the files of secrets, for schedulers that need one (PBS); see
+            launcher/environment/secrets.py.
+    """
+
+    run_id: str
+    run_dir: str
+    python: str
+    code_root: str | None
+    workdir: str
+    umask: int = 0o022
+    starter: str | None = None
+    after: tuple[str, ...] = ()
+    code: Code = field(default_factory=Code)
+    archive: Archive = field(default_factory=Archive)
+    secrets_dir: str | None = None
+
+
+def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
+    """Makes the plan of a config. Limits of the cluster are checked elsewhere (launcher/spec/limits.py).
+
+    Args:
+        config: config of the run.
+        site: facts about the run and the submitting machine.
+        rules: checks of the run's scheduler.
+
+    Raises:
+        ConfigError: a value cannot be used on any cluster; the text names the key, the value and the fix.
+    """
+    cluster, launch, workload = config.cluster, config.launch, config.workload
+    nodes = resolved_value(config, "nodes")
+    min_nodes = resolved_value(config, "min_nodes") or nodes
+    if min_nodes > nodes:
+        raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
+    fewest = -(-workload.min_ranks // nodes)  # ranks per node that the workload needs
+    procs = resolved_value(config, "procs_per_node") or config.gpus_per_node or fewest
+    environment = _environment(cluster.environment)
+    secret_names = redaction.all_patterns(config.env.secrets)
+    secrets = redaction.secrets_in(environment, secret_names)
+    starter = site.starter or rules.starter(cluster)
+    containers.check(config.env, starter)
+    plan = resolved(
+        JobPlan,
+        config,
+        **{each.name: getattr(site, each.name) for each in dataclasses.fields(site)} | {"starter": starter},
+        name=check_name("name", config.name),
+        min_nodes=min_nodes,
+        procs_per_node=procs,
+        track=tracking.trackers(config.track),
+        workload=resolved(
+            Workload,
+            workload,
+            "workload.",
+            entry=_entry(workload.entry),
+            kind=type(workload).__name__,
+            params={each.name: _plain(getattr(workload, each.name)) for each in dataclasses.fields(workload)},
+        ),
+        cluster=resolved(
+            Cluster,
+            cluster,
+            "cluster.",
+            settings=_settings(cluster),
+            directives=rules.options(cluster.directives),
+            environment={name: value for name, value in environment.items() if name not in secrets},
+            rank_environment=_rank_environment(cluster),
+            expects=_expects(cluster.expects),
+        ),
+        launch=resolved(Launch, launch, "launch.", bind=_bind(launch.bind, procs)),
+        env=resolved(Env, config.env, "env.", secrets=secret_names),
+        checkpoint=_checkpoint(config, site.run_dir),
+        resume=_resume(config),
+        train=resolved(Train, config.train, "train."),
+        debug=resolved(Debug, config.debug, "debug.", ranks=_debug_ranks(config.debug, nodes * procs)),
+        tracking=resolved(Tracking, config.tracking, "tracking.", experiment=tracking.experiment(config, site.run_id)),
+        queued=rules.queued,
+        secret_variables=tuple(secrets),
+    )
+    if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
+        raise ConfigError("workload.backend=mpi: with MPI the scheduler must start every rank: add launch=tasks")
+    _require(cluster)
+    _refuse_negative("", config)
+    _refuse_control_characters("", keys_of(plan))
+    if cluster.node_type is not None:
+        node_types.require(cluster.node_type, "cluster.node_type")
+    if plan.world_size < workload.min_ranks:
+        raise ConfigError(
+            f"workload={plan.workload.name} needs {workload.min_ranks} ranks and would get {plan.world_size}: "
+            f"add procs_per_node={workload.min_ranks} or nodes={workload.min_ranks}"
+        )
+    return plan
+
+
+def _settings(cluster: schema.Cluster) -> dict[str, Any]:
+    """Returns the keys that only the scheduler of this profile has, as plain values."""
+    common = {each.name for each in dataclasses.fields(schema.Cluster)}
+    own = [each.name for each in dataclasses.fields(cluster) if each.name not in common]
+    for name in own:
+        resolved_value(cluster, name, "cluster.")  # refuses a value that is not of its form
+    return {name: _plain(getattr(cluster, name)) for name in own}
+
+
+def _rank_environment(cluster: schema.Cluster) -> dict[str, str]:
+    values = _environment(cluster.rank_environment, "rank_environment")
+    for name, value in values.items():
+        if value is None:
+            raise ConfigError(f"cluster.rank_environment.{name} is empty: give it a value")
+        if NIC in value and not cluster.nics:
+            raise ConfigError(f"cluster.rank_environment.{name}={value}: {NIC} needs cluster.nics, which is empty")
+    return {name: str(value) for name, value in values.items()}
+
+
+def _expects(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    found = {}
+    for name, value in values.items():
+        if name not in EXPECTED:
+            raise ConfigError(f"cluster.expects.{name}: known are {', '.join(EXPECTED)}.{near(name, EXPECTED)}")
+        each = value if isinstance(value, list) else [value]
+        if not each or not all(isinstance(text, str) and text for text in each):
+            raise ConfigError(f"cluster.expects.{name}={value!r} is neither a text nor a list of texts")
+        found[name] = each
+    return found
+
+
+def _bind(text: str, procs: int) -> str:
+    wanted = binding.parse(text)
+    if wanted.lists and len(wanted.lists) < procs:
+        lists = plural(len(wanted.lists), "rank")
+        raise ConfigError(f"launch.bind={text!r} has lists for {lists}, and procs_per_node={procs}")
+    return text
+
+
+def _checkpoint(config: Config, run_dir: str) -> Checkpoint:
+    checkpoint = config.checkpoint
+    if checkpoint.every is not None and checkpoint.every_steps is not None:
+        raise ConfigError("checkpoint.every and checkpoint.every_steps exclude each other: leave one of them out")
+    return resolved(Checkpoint, checkpoint, "checkpoint.", dir=checkpoint.dir or f"{run_dir}/checkpoints")
+
+
+def _resume(config: Config) -> Resume:
+    resume, seconds = config.resume, resolved_value(config, "time")
+    lead = resolved_value(resume, "lead", "resume.") or min(max(seconds // 20, 10), 120)
+    if lead >= seconds:
+        given = f"resume.lead={resume.lead} is" if resume.lead else "attempts stop 10 s before their limit, which is"
+        raise ConfigError(
+            f"{given} not less than time={config.time}: ranks would have no time to run; raise time, or set resume.lead"
+        )
+    if resume.how is ResumeHow.chain and resume.max_attempts > LONGEST_CHAIN:
+        raise ConfigError(
+            f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: set resume.max_attempts "
+            f"to the number that the run may need (at most {LONGEST_CHAIN})"
+        )
+    return resolved(Resume, resume, "resume.", lead=lead)
+
+
+def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
+    """Returns the ranks that stop for a debugger: those of debug.rank, or all if only debug.post_mortem is set.
+
+    Raises:
+        ConfigError: the run has no such rank.
+    """
+    wanted = debug.rank
+    if (wanted is None and debug.post_mortem) or wanted == "all":
+        return tuple(range(world_size))
+    ranks = [] if wanted is None else wanted if isinstance(wanted, list) else [wanted]
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
+            raise ConfigError(
+                f"debug.rank={rank}: it must be a rank from 0 to {world_size - 1}, a list of them ([0,1]), or all"
+            )
+    return tuple(sorted(set(ranks)))
+
+
+def _refuse_negative(prefix: str, section: Any) -> None:
+    """Refuses negative numbers (and nan) in a section of the config and in the sections within it."""
+    for each in dataclasses.fields(section):
+        key, value = f"{prefix}{each.name}", getattr(section, each.name)
+        if dataclasses.is_dataclass(value):
+            _refuse_negative(f"{key}.", value)
+        elif isinstance(value, (int, float)) and not value >= 0:  # nan is refused too
+            raise ConfigError(f"{key}={value:g}: it must be 0 or more")
+
+
+def check_name(key: str, value: str) -> str:
+    """Checks that a value can name a job, a folder and a file on every system, and returns it.
+
+    Args:
+        key: config key with the value (name, run_id, sweep.id), for the error.
+        value: value of the key.
+
+    Raises:
+        ConfigError: the value cannot be a name.
+    """
+    if key == "run_id" and value == "latest":
+        raise ConfigError("run_id=latest: `latest` means the newest run: choose another id")
+    if key in ("run_id", "sweep.id") and value.isdecimal():
+        raise ConfigError(f"{key}={value}: numbers are the ids of points of a sweep: begin it with a letter")
+    if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:
+        raise ConfigError(
+            f"{key}={value!r} cannot be a job's name: use up to {LONGEST_NAME} letters, digits and _ - + . "
+            "(it may not begin with - + .)"
+        )
+    return value
+
+
+def _entry(value: str) -> str:
+    module, colon, function = value.partition(":")
+    if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ConfigError(f"workload.entry={value!r} is not module:function")
+    return value
+
+
+def _require(cluster: schema.Cluster) -> None:
+    """Refuses a config that lacks a key of cluster.required, which each user of the site must set (`account`)."""
+    known = {field.name for field in dataclasses.fields(cluster)}
+    for required in cluster.required:
+        key, _, example = required.partition("=")
+        name, *parts = key.split(".")
+        if name not in known:
+            raise ConfigError(f"cluster.required: there is no key cluster.{name}.{near(name, known)}")
+        value = getattr(cluster, name)
+        for part in parts:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not value:
+            override = f"cluster.{key}={example or '...'}"
+            raise ConfigError(
+                f"cluster.{key} is not set, and cluster={cluster.name} wants it: add {shlex.quote(override)}, or "
+                "set it for good in ~/.config/launcher/user.yaml"
+            )
+
+
+def _environment(values: Mapping[str, Any], key: str = "environment") -> dict[str, str | None]:
+    for variable in values:
+        if not VARIABLE.fullmatch(variable):
+            raise ConfigError(f"cluster.{key}: {variable!r} cannot be a variable's name")
+    return {variable: None if value is None else str(value) for variable, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _refuse_control_characters(path: str, value: Any) -> None:
+    """Refuses control characters: a line break would end a directive or a command. Only set-up lines may have one."""
+    if isinstance(value, str):
+        text = value.replace("\n", "") if path in ("cluster.setup", "env.setup") else value
+        if match := CONTROL.search(text):
+            raise ConfigError(f"{path}={value!r} contains the control character {match[0]!r}: remove it")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_control_characters(f"{path}.{key}" if path else str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_control_characters(path, item)
