@@ -1,10 +1,10 @@
-"""The current state of runs and sweeps: from their own records first, then from one query to each scheduler.
+"""The current state of runs and sweeps: from their own files first, then from one query to each scheduler.
 
 It may import schedulers, runs and what is below them.
 
-- `run_status`: asks each scheduler once for all jobs, combines that with the runs' records; `cancel`
-- `state`: the rules: record and job -> queued, running, done, lost, ...
-- `progress`: steps, times and checkpoints of a run, from its events
-- `sweep`: states of a sweep's points; summary
-- `packed`: states of the points of a packed sweep, from the claims of slot managers
+- `run_status`: states of runs: queries each scheduler for all jobs at once, how often, and why it failed; cancels runs
+- `state`: the rules that decide a run's state (queued, running, done, lost, ...) from its files and its job's state
+- `progress`: progress of a run: steps, rate, time left and checkpoints, from its events
+- `sweep`: states of a sweep's points, and their counts
+- `packed`: states of the points of a packed sweep, from the claims of slot managers; throughput of its pilots
 """

@@ -1,11 +1,11 @@
-"""The points of packed sweeps: their states from the claims of slot managers, which are their scheduler.
+"""States of the points of packed sweeps, from the claims of slot managers instead of a scheduler.
 
-| the log of a point | its slot manager | the point is |
+| state of the point's log (claims.State) | its slot manager | state of the point |
 |---|---|---|
-| held | alive | running |
-| held | dead | waiting: another one takes it over |
-| free | | waiting |
-| done, failed, stopped, pruned, cancelled | | that |
+| HELD | alive | running |
+| HELD | dead | waiting: another manager takes it over |
+| FREE | any | waiting |
+| DONE, FAILED, STOPPED, PRUNED, CANCELLED | any | the state of that name |
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEn
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.queries import JobState
 
-SETTLED = 2.0  # seconds after which a change would have given a folder another time, whatever its file system counts in
-RECENT = 1 << 18  # bytes at the end of a slot manager's journal, from which rates are computed
+SETTLED = 2.0  # seconds after which a further change of a folder certainly changes its mtime, however coarse that is
+RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, for rates
 
 
 @dataclass(frozen=True)
 class Board:
-    """The logs of a sweep's points, and which slot managers are alive."""
+    """The present state of a packed sweep.
+
+    Attributes:
+        logs: log of each point that has one, by the point's number.
+        alive: slot managers that are alive.
+    """
 
     logs: Mapping[int, PointLog]
     alive: frozenset[Manager]
@@ -39,20 +44,20 @@ class Board:
         return self.logs.get(point, PointLog())
 
     def runs(self, point: int) -> bool:
-        """Whether a slot manager runs the point now."""
+        """Returns whether a slot manager that is alive runs the point."""
         log = self.log(point)
         return log.state is State.HELD and log.owner in self.alive
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """The logs of a sweep as they were listed.
+    """The logs of a sweep's points, as of one listing of the folder of claims.
 
     Attributes:
-        logs: of its points.
-        changed: the time of the folder.
-        seen: monotonic time at which that time was seen first.
-        listed: monotonic time of the listing.
+        logs: log of each point, by the point's number.
+        changed: mtime of the folder.
+        seen: when this mtime was first seen, in seconds of the monotonic clock.
+        listed: when the folder was listed, in seconds of the monotonic clock.
     """
 
     logs: Mapping[int, PointLog]
@@ -62,22 +67,22 @@ class _Listing:
 
 
 class Boards:
-    """Reads the claims of sweeps, not more often than they change."""
+    """Reads the claims of packed sweeps; lists a folder of claims again only after it has changed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            clock: seconds; for tests.
+            clock: returns monotonic seconds; tests replace it.
         """
         self._clock = clock
         self._known: dict[Path, _Listing] = {}
         self._ended: set[tuple[Path, Manager]] = set()
 
     def of(self, sweep: Sweep, packing: Packing) -> Board:
-        """The present state of a packed sweep.
+        """Returns the present state of a packed sweep.
 
         Raises:
-            UnavailableError: it cannot be read now.
+            UnavailableError: the claims cannot be read now.
         """
         folder, now = sweep.path / claims.CLAIMS, self._clock()
         changed = unwrap(retry_read(lambda: folder.stat().st_mtime_ns, folder))
@@ -91,7 +96,8 @@ class Boards:
         return Board(listing.logs, alive)
 
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
-        """Whether the heartbeats of a slot manager are recent, by this machine's clock."""
+        """Returns whether a slot manager is alive: its last heartbeat is recent, and its process is not known to have
+        ended. Heartbeats are compared with this machine's clock."""
         if (sweep.path, manager) in self._ended:
             return False
         events = list(known(event_file.first_and_last(reads.journal(manager))))
@@ -105,10 +111,11 @@ class Boards:
 
 
 def of_point(run: Run, boards: Boards) -> JobState | None:
-    """The state of a packed point, as a scheduler would tell it; None: it is over, or is no such point.
+    """Returns the state of a packed sweep's point as a job's state; None: the point is over, or has a job of its own.
 
     Raises:
-        UnavailableError, RunError: its sweep cannot be read now, or is damaged.
+        UnavailableError: the sweep cannot be read now.
+        RunError: the sweep is damaged.
     """
     sweep = Sweep(run.path.parent)
     packing = sweep.manifest().packing
@@ -121,7 +128,7 @@ def of_point(run: Run, boards: Boards) -> JobState | None:
 
 
 def is_packed(run: Run) -> bool:
-    """Whether a run is a point that pilots run.
+    """Returns whether a run is a point of a packed sweep, which pilots run.
 
     Raises:
         UnavailableError: the sweep's directory cannot be read now.
@@ -130,7 +137,7 @@ def is_packed(run: Run) -> bool:
 
 
 def rerun(run: Run) -> str:
-    """Returns the sub-command that starts a point in a pilot again; empty: the run is no such point.
+    """Returns the sub-command that restarts a point of a packed sweep (`sweep rerun ID 7`); empty for other runs.
 
     Raises:
         UnavailableError: the sweep's directory cannot be read now.
@@ -139,11 +146,11 @@ def rerun(run: Run) -> str:
 
 
 def cancel_point(run: Run) -> None:
-    """Cancels a point that pilots run. One that runs is stopped by its slot manager, which looks for the mark.
+    """Cancels a point of a packed sweep. A running point gets the mark `cancelled`, and its slot manager stops it.
 
     Raises:
-        UnavailableError: its log cannot be read now.
-        OSError: nothing can be written there.
+        UnavailableError: the point's log cannot be read now.
+        OSError: the claim or the mark cannot be written.
     """
     reads, point = Claims(run.path.parent, 0), int(run.path.name)
     log = reads.log(point)
@@ -153,12 +160,13 @@ def cancel_point(run: Run) -> None:
 
 @dataclass(frozen=True)
 class Activity:
-    """What the pilots of a sweep do.
+    """Throughput of a packed sweep's pilots.
 
     Attributes:
-        slots, busy: of the slot managers that are alive: all, and those that run a point.
-        share: of the slots' time since they began, the part in which they ran a point (lately, of long sweeps).
-        rate: points that ended per second.
+        slots: number of slots of the slot managers that are alive.
+        busy: number of these slots that run a point now.
+        share: fraction of the slots' time in which they ran a point, since their start or, in long sweeps, recently.
+        rate: number of points that ended per second.
         left: seconds until all points are over, at this rate; None: unknown.
     """
 
@@ -170,13 +178,13 @@ class Activity:
 
 
 def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: int, now: float) -> Activity:
-    """What the pilots do, from the journals of the slot managers that are alive. Pure.
+    """Computes the throughput of pilots. Pure.
 
     Args:
-        board: the present state.
-        journals: their events, or the last of them, in order.
-        count: number of points.
-        now: seconds since the epoch.
+        board: present state of the sweep.
+        journals: for each slot manager that is alive, the latest events of its journal, oldest first.
+        count: number of points of the sweep.
+        now: present time, in seconds since the epoch.
     """
     slots, busy_time, slot_time, ended, since = 0, 0.0, 0.0, 0, now
     for events in journals.values():
@@ -205,10 +213,16 @@ def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: i
 
 
 def activity_of(sweep: Sweep, packing: Packing, board: Board, count: int) -> Activity:
-    """`activity`, from the sweep's directory.
+    """Reads the journals of the slot managers that are alive, and returns the throughput of the sweep's pilots.
+
+    Args:
+        sweep: the packed sweep.
+        packing: how its points share pilots.
+        board: its present state.
+        count: number of its points.
 
     Raises:
-        UnavailableError: it cannot be read now.
+        UnavailableError: a journal cannot be read now.
     """
     reads = Claims(sweep.path, packing.retries)
     journals = {}

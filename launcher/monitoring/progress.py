@@ -1,4 +1,4 @@
-"""How far a run is: steps, times and checkpoints, from its events. Pure, except for `saved_before`."""
+"""Progress of a run: steps, rate, time left and last checkpoint, from its events. Pure, except for `saved_before`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is. None: unknown, or does not apply.
+    """Progress of a run. A field is None if it is unknown or does not apply.
 
     Attributes:
-        step, steps: steps done, and steps in total, if the program reports them.
-        percent: of the steps; 100 only when all are done.
-        rate: steps per second, over the whole attempt, saves and evaluations included.
+        step, steps: number of steps done, and total number of steps, as the program reports them.
+        percent: percentage of steps done, rounded down; 100 only when all are done.
+        rate: steps per second since the first report of the attempt, including the time of saves and evaluations.
         needs: seconds that the remaining steps will take at this rate.
-        elapsed: seconds since the last attempt began, or that it took.
-        left: seconds left of its wall time.
-        saved: the step of the last checkpoint.
-        saved_ago: seconds since it was written.
+        elapsed: seconds since the last attempt started or, if the run is over, duration of that attempt.
+        left: seconds left of the attempt's wall time.
+        saved: number of steps done in the last checkpoint.
+        saved_ago: seconds since the last checkpoint was written.
     """
 
     step: int | None = None
@@ -41,12 +41,12 @@ class RunProgress:
 
 
 def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
-    """How far the run is.
+    """Returns the progress of a run. Pure.
 
     Args:
-        seen: the run's state.
-        now: seconds since the epoch.
-        before: step and time of the last checkpoint, if this attempt has not saved yet; see `saved_before`.
+        seen: the run's current state.
+        now: present time, in seconds since the epoch.
+        before: step and time of the newest checkpoint (`saved_before`), used if the last attempt has not saved any.
     """
     events, live = seen.history.events, not seen.state.over
     step, steps, percent = _steps(seen.progress)
@@ -72,7 +72,7 @@ def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | Non
 
 
 def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Steps per second; None before two reports."""
+    """Returns the steps per second between the first and the last report; None: fewer than two reports."""
     reports = every(events, Progress)
     if len(reports) < 2:
         return None
@@ -82,14 +82,15 @@ def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
-    """Seconds left of the attempt's wall time.
+    """Returns the seconds left of the attempt's wall time.
 
     | the run | result |
     |---|---|
     | is not running | None |
-    | is running, and its scheduler reports the time left | that: the limit may have been changed since |
-    | is running in a job | from its start and its wall time |
-    | is running on this machine, and saves checkpoints | the same: without a scheduler, only trainings stop in time |
+    | is running, and its scheduler reports the time left | that time: the limit may have changed since the submission |
+    | is running in a job | computed from the attempt's start and the plan's wall time |
+    | is running without a scheduler, and saves checkpoints | computed in the same way |
+    | is running without a scheduler, and saves none | None: nothing ends it when the wall time is over |
     """
     if seen.state is not RunState.RUNNING:
         return None
@@ -102,7 +103,10 @@ def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
 
 
 def saved_before(folder: str) -> tuple[int, float] | None:
-    """Step and time of the newest checkpoint in a folder, by file names and times only; None if there is none."""
+    """Returns step and mtime (seconds since the epoch) of the newest checkpoint in a folder; None: there is none.
+
+    Reads only names and times; a folder that cannot be read counts as empty.
+    """
     newest: tuple[int, float] | None = None
     try:
         with os.scandir(folder) as entries:

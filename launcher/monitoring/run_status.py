@@ -1,12 +1,12 @@
-"""The current state of runs: from their records, and from one query to each scheduler for all of them.
+"""The current state of runs: from their own files, and from one query to each scheduler for all of them.
 
-A scheduler is queried only for what the records leave open, in this order:
+A scheduler is queried only for what the files leave open, in this order:
 
 1. all jobs of the user (`squeue`, or `scontrol` if that fails, or `qstat`). Commands share these replies
    (launcher/schedulers/query_cache.py);
-2. how jobs ended that it no longer lists, and whose runs do not record their end (`sacct`, or the history of PBS).
+2. how those jobs ended that it no longer lists, if the run's files do not say it (`sacct`, or the job history of PBS).
 
-If it does not respond, or has no record of a job, the run's own record decides.
+If the scheduler does not respond, or has no record of a job, the run's files alone decide.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryErro
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
 from launcher.spec.plan import JobPlan
 
-SCHEDULER_INTERVAL = QUICKEST  # seconds for which a scheduler's reply is fresh
+SCHEDULER_INTERVAL = QUICKEST  # shortest time for which a scheduler's reply is fresh, in seconds
 QUERY_TIMEOUT = 10.0  # seconds for a query about states; submissions wait longer (cluster.submit_timeout)
 ANNOUNCE_AFTER = 3.0  # seconds of waiting for a scheduler after which a line is printed
-ENDING = 60.0  # seconds after an attempt's end within which its job ends, or another attempt begins
+ENDING = 60.0  # seconds after an attempt's end in which its job normally ends, or another attempt starts
 APART = 5.0  # seconds by which the clocks of two machines may differ
 ENDS = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)  # final states of jobs
-# Errors that a record can cause if it was cut off or changed at any place; `unreadable` finds out which record.
+# Errors that a damaged or truncated file of a run may cause; launcher/runs/unreadable.py finds the file.
 DAMAGE = (
     LauncherError, OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError,
     RecursionError,
@@ -57,14 +57,19 @@ class RunStatus:
     """A run's current state.
 
     Attributes:
-        raw_state, reason: of its job, as the scheduler prints them (`PENDING`, `Resources`); empty: not known.
+        run: the run.
+        plan: its plan.
+        history: its current job and last attempt, according to its own files.
+        state: its state.
+        progress: the last event `progress` of its last attempt; None: there is none.
+        raw_state, reason: state and reason of its job as the scheduler prints them (`PENDING`, `Resources`); empty:
+            not known.
         problem: why the state of its job is not known; empty: it is known, or not needed.
-        progress: the last progress event of rank 0.
-        left: seconds of wall time left, according to the scheduler.
-        unanswered: the scheduler that did not respond; empty if it did, or was not queried.
-        before: the job's state in the scheduler's last reply, if `unanswered`.
-        age: seconds since the query that the scheduler's part comes from.
-        signal: number of the signal that ended its job, if the scheduler says so.
+        left: seconds of wall time left, according to the scheduler; None: unknown.
+        unanswered: name of the scheduler, if it did not respond; else empty.
+        before: if `unanswered`, state and reason of the job in the scheduler's last reply; else empty.
+        age: seconds since the query whose reply was used; None: no reply was used.
+        signal: number of the signal that ended the job; None: none did, or the scheduler does not report it.
     """
 
     run: Run
@@ -83,12 +88,12 @@ class RunStatus:
 
     @property
     def detail(self) -> str:
-        """State and reason of the run's job in the scheduler (`PENDING (Resources)`), or why they are not known."""
+        """State and reason of the run's job in the scheduler (`PENDING (Resources)`), or why the state is not known."""
         return self.problem or state_text(self.raw_state, self.reason)
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that waited for the run."""
+        """Exit code of a command (`wait`, `run`) that waited for the run to end."""
         if self.state is RunState.FAILED and self.history.code == errors.NO_RETRY:
             return errors.NO_RETRY
         return self.state.exit_code
@@ -96,9 +101,12 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A run whose record cannot be used; `message` says what is wrong, and what to do.
+    """A run whose files cannot be read.
 
-    If `is_transient`, the record cannot be read now, so nothing is known about the run, not even that it is damaged.
+    Attributes:
+        run: the run.
+        message: what is wrong and what to do, as text for the user.
+        is_transient: whether a file cannot be read now, so that nothing is known about the run; False: it is damaged.
     """
 
     run: Run
@@ -107,25 +115,30 @@ class Damaged:
 
 
 def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
-    """The commands of the plan's scheduler, with at most `timeout` seconds for each (None: as for a submission)."""
+    """Returns the queries and commands of the plan's scheduler.
+
+    Args:
+        plan: plan of a job.
+        timeout: maximum seconds for each command; None: cluster.submit_timeout, which is always the upper limit.
+    """
     timeout = plan.cluster.submit_timeout if timeout is None else min(timeout, plan.cluster.submit_timeout)
     return registry.queue(plan.cluster.scheduler).queries(timeout)
 
 
 def forget(plan: JobPlan) -> None:
-    """Invalidates the shared replies of the plan's scheduler, since its jobs were changed."""
+    """Invalidates the cached replies of the plan's scheduler; to be called after a change of its jobs."""
     SharedSnapshot(plan.cluster.scheduler).forget()
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What is known of a run's job.
+    """State of a run's job.
 
     Attributes:
-        state: of the job; None: there is none.
-        raw_state, reason: as the scheduler prints them; empty: not known.
+        state: state of the job; None: there is no job, or `problem`.
+        raw_state, reason: state and reason as the scheduler prints them; empty: not known.
         problem: why the state is not known; empty: it is known, or there is no job.
-        signal: number of the signal that ended it, if the scheduler says so.
+        signal: number of the signal that ended the job; None: none did, or the scheduler does not report it.
     """
 
     state: JobState | None = None
@@ -136,10 +149,10 @@ class JobStatus:
 
 
 class JobMonitor:
-    """Queries schedulers, no more often than needed: every 2 s at first, and every 60 s while nothing changes.
+    """Queries schedulers about the user's jobs, at most every 2 s at first, and every 60 s while nothing changes.
 
     Args:
-        share: whether to use and store replies in the cache that commands share. Not for commands that act on them.
+        share: whether to read and write the cache of replies that commands share. Commands that change jobs must not.
     """
 
     def __init__(self, *, share: bool = False) -> None:
@@ -147,18 +160,19 @@ class JobMonitor:
         self._snapshots: dict[str, JobSnapshot] = {}
         self._unchanged: dict[str, int] = {}
         self._signs: dict[Run, tuple[object, ...]] = {}
+        # By scheduler and key of a job: when the job's end was queried (monotonic seconds), and the result.
         self._ended: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
-        self._least: dict[str, float] = {}  # seconds that sites want between two queries, by scheduler
+        self._least: dict[str, float] = {}  # by scheduler: the site's minimum seconds between two queries
         self._announced = False
         self.boards = Boards()
 
     @property
     def queried(self) -> Collection[str]:
-        """The schedulers that were queried about runs."""
+        """Names of the schedulers that were queried."""
         return self._snapshots.keys()
 
     def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
-        """What is known of the run's job."""
+        """Returns the state of a run's job: from its scheduler, its claims (packed sweep) or its local process."""
         if is_packed(run):
             return JobStatus(of_point(run, self.boards))
         if not plan.queued:
@@ -189,7 +203,7 @@ class JobMonitor:
         return JobStatus() if job is None else JobStatus(job.state, job.raw_state, job.reason, signal=job.signal)
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
-        """The fields `left`, `before` and `age` of RunStatus, from the last reply."""
+        """Returns the fields `left`, `before` and `age` of RunStatus from the scheduler's last reply."""
         snapshot = self._snapshots.get(plan.cluster.scheduler)
         if snapshot is None or history.job_id is None or not plan.queued:
             return None, "", None
@@ -199,7 +213,11 @@ class JobMonitor:
         return left, state_text(job.raw_state, job.reason) if job else "", age
 
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
-        """Fetches, with one query, how jobs ended that their scheduler no longer lists, if there are several."""
+        """Queries how jobs ended that their scheduler no longer lists, at once if there are several, for `ended`.
+
+        Args:
+            wanted: plan and history of each run; runs whose end is known are skipped.
+        """
         gone: dict[str, tuple[JobPlan, list[str]]] = {}
         for plan, history in wanted:
             if plan.queued and history.job_id is not None and _end_unknown(history):
@@ -222,7 +240,7 @@ class JobMonitor:
                 self._ended[scheduler, key] = now, ends if isinstance(ends, QueryError) else ends.get(key)
 
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
-        """What the plan's scheduler recorded about a job that is over; None if it has no record.
+        """Returns what the plan's scheduler recorded about a job that is over; None: it has no record.
 
         Raises:
             QueryError: the scheduler does not respond.
@@ -243,26 +261,20 @@ class JobMonitor:
         return known
 
     def _has_end(self, scheduler: str, key: str) -> bool:
-        """Whether a job's end need not be queried: it is known, or was queried a moment ago."""
+        """Returns whether a job's end need not be queried: it is known, or the last reply about it is fresh."""
         when, known = self._ended.get((scheduler, key), (float("-inf"), None))
         final = isinstance(known, SchedulerJob) and known.state in ENDS
         return final or time.monotonic() - when <= self._fresh_for(scheduler)
 
     def _has_moved(self, run: Run, history: RunHistory) -> bool:
-        """Whether the run's record suggests that its job has changed state."""
+        """Returns whether the run's files suggest that its job has changed state since the last call."""
         signs = (history.job_id, history.attempt, history.ended, history.cancelled)
         before, self._signs[run] = self._signs.get(run, signs), signs
-        ends = history.ended is not None and time.time() - history.moved < ENDING  # after that, no state is expected
+        ends = history.ended is not None and time.time() - history.moved < ENDING  # later, no change is expected
         return before != signs or ends
 
     def _query(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> JobSnapshot:
-        """All jobs of the user that the plan's scheduler lists, or why it does not respond.
-
-        Args:
-            plan: names the scheduler.
-            quick: whether something has changed, so that replies stay fresh for a short time only.
-            newer: seconds since the epoch; replies to earlier queries do not count.
-        """
+        """Returns what `snapshot` does, for the scheduler of a plan."""
         timeout = min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
         self._note_least(plan)
         return self.snapshot(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
@@ -270,13 +282,14 @@ class JobMonitor:
     def snapshot(
         self, name: str, commands: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0
     ) -> JobSnapshot:
-        """All jobs of the user that a scheduler lists, or why it does not respond.
+        """Returns all jobs of the user that a scheduler lists, or why it does not respond.
 
         Args:
-            name: of the scheduler.
-            commands: the scheduler's commands.
+            name: name of the scheduler.
+            commands: queries of the scheduler.
             timeout: seconds that the query may take.
-            quick, newer: see `_query`.
+            quick: whether something has changed, so that replies are fresh for a short time only.
+            newer: earliest acceptable start of the query, in seconds since the epoch.
         """
         before = self._snapshots.get(name)
         if quick:
@@ -297,19 +310,19 @@ class JobMonitor:
         return snapshot
 
     def _fresh_for(self, scheduler: str) -> float:
-        """Seconds for which the last reply of a scheduler is fresh."""
+        """Returns the seconds for which the last reply of a scheduler is fresh."""
         before = self._snapshots.get(scheduler)
         growing = interval(self._unchanged.get(scheduler, 0), before.took if before else 0.0, SCHEDULER_INTERVAL)
         return max(growing, self._least.get(scheduler, 0.0))
 
     def _note_least(self, plan: JobPlan) -> None:
-        """Keeps the plan's `cluster.query_interval`: of several profiles of one scheduler the longest counts."""
+        """Notes the plan's `cluster.query_interval`; if profiles of one scheduler differ, the longest one counts."""
         name = plan.cluster.scheduler
         self._least[name] = max(self._least.get(name, 0.0), plan.cluster.query_interval or 0.0)
 
     @contextlib.contextmanager
     def _announced_wait(self, scheduler: str) -> Iterator[None]:
-        """Prints once on stderr that the block waits for a scheduler, if that takes long."""
+        """Prints a line on stderr if the block waits for a scheduler longer than ANNOUNCE_AFTER; once per monitor."""
 
         def announce() -> None:
             self._announced = True
@@ -329,7 +342,11 @@ class JobMonitor:
             timer.cancel()
 
     def cancel(self, run: Run, *, kill: bool = False) -> None:
-        """Cancels a run: marks its directory, and asks its scheduler to end its job.
+        """Cancels a run: marks its directory as cancelled, and ends its job.
+
+        Args:
+            run: the run.
+            kill: whether a run without a scheduler is killed instead of asked to stop.
 
         Raises:
             RunError: the run has no job, runs on another machine, or its directory is not the user's own.
@@ -338,7 +355,7 @@ class JobMonitor:
         """
         ownership.require_own(run.path, "cancel it")
         plan, history = run.plan(), read_history(run)
-        if is_packed(run):  # its job is that of other points, too
+        if is_packed(run):  # its job, the pilot's, runs other points too
             run.journal(cancelled())
             cancel_point(run)
             return
@@ -348,7 +365,7 @@ class JobMonitor:
         finally:
             try:
                 self._end(run, plan, history, kill)
-            except AnswerLost:  # the job may end nonetheless, so no other attempt may begin
+            except AnswerLost:  # the job may end nonetheless, so the mark stays and no other attempt starts
                 raise
             except LauncherError as error:
                 run.unmark("cancelled")
@@ -356,7 +373,7 @@ class JobMonitor:
                 raise
 
     def _end(self, run: Run, plan: JobPlan, history: RunHistory, kill: bool) -> None:
-        """Ends the run's job and the jobs of its chain; raises like `cancel`."""
+        """Ends the run's job and the jobs of its chain, or its local process; raises what `cancel` raises."""
         if not plan.queued:
             process = process_of(run)
             if process is not None and not process.here():
@@ -377,12 +394,12 @@ class JobMonitor:
 
 
 def _end_unknown(history: RunHistory) -> bool:
-    """Whether only the scheduler knows how the job ended: no end is recorded, or an end by a signal."""
+    """Returns whether only the scheduler knows how the job ended: no end is recorded, or an end by a signal."""
     return history.ended is None or history.ended > 128
 
 
 def _predates(snapshot: JobSnapshot, history: RunHistory) -> bool:
-    """Whether a job may be missing from a reply because the reply is older than the job."""
+    """Returns whether a scheduler's reply may be older than the run's job, and lack it for this reason."""
     began = snapshot.began or 0.0
     return began < (history.submitted if snapshot.own else history.moved + APART)
 
@@ -392,19 +409,23 @@ def _not_yet(plan: JobPlan) -> str:
 
 
 def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | None = None) -> RunStatus:
-    """The run's current state.
+    """Returns the current state of a run.
 
     Args:
         run: the run.
-        live: queries its scheduler.
-        known: the run's plan and history, if they have just been read.
+        live: queries the run's scheduler.
+        known: plan and history of the run, if they have just been read; None: they are read.
+
+    Raises:
+        UnavailableError: a file of the run cannot be read now.
+        RunError: the run does not exist, or its record is damaged.
     """
     plan, history = known or (run.plan(), read_history(run))
     while True:
         seen = _look(run, live, plan, history)
         if not seen.state.over or seen.state is RunState.DONE:
             return seen
-        # An attempt may have ended, or another one begun, during the query: the newest record counts.
+        # During the query, the attempt may have ended or another one started: read the files again.
         before, history = history, read_history(run)
         if (before.job_id, before.attempt, before.ended) == (history.job_id, history.attempt, history.ended):
             return seen
@@ -424,7 +445,7 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
 
 
 def or_damaged(run: Run, function: Callable[[], T]) -> T | Damaged:
-    """Calls a function that reads a run's record; returns Damaged if the record was cut off or changed."""
+    """Calls a function that reads a run's files, and returns its result, or Damaged if a file cannot be read."""
     try:
         return function()
     except RunError as error:
@@ -436,7 +457,7 @@ def or_damaged(run: Run, function: Callable[[], T]) -> T | Damaged:
 
 
 def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damaged]:
-    """The current states of many runs, with one query to each scheduler and one for ended jobs."""
+    """Returns the current states of many runs, with one query to each scheduler for jobs and one for ended jobs."""
     known = [(run, or_damaged(run, lambda run=run: (run.plan(), read_history(run)))) for run in runs]  # type: ignore[misc]
     whole = [each for _, each in known if not isinstance(each, Damaged) and each[1].ended != 0]
     with contextlib.suppress(*DAMAGE):  # an invalid job id, which `status_of` reports below
@@ -448,10 +469,14 @@ def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damag
 
 
 def all_statuses(runs: Iterable[Run], *, strict: bool) -> list[RunStatus]:
-    """The current states of many runs, with one query to each scheduler.
+    """Returns the current states of many runs, with one query to each scheduler.
+
+    Args:
+        runs: the runs.
+        strict: whether a run that cannot be read is an error; False: it is left out.
 
     Raises:
-        RunError: a run cannot be read and `strict` is set; otherwise such runs are left out.
+        RunError: a run cannot be read, and `strict` is set.
     """
     seen: list[RunStatus] = []
     for each in each_status(runs, JobMonitor(share=True)):
@@ -463,5 +488,5 @@ def all_statuses(runs: Iterable[Run], *, strict: bool) -> list[RunStatus]:
 
 
 def cancelled() -> Cancelled:
-    """Returns the event of the journal for a cancellation by the user of this process."""
+    """Returns the event `cancelled` for a run's journal, with this process's user and host."""
     return Cancelled(by=ownership.user_name(os.getuid()), host=socket.gethostname())

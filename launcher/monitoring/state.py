@@ -1,26 +1,26 @@
-"""The state of a run: from its own record first, with the scheduler as a witness. Pure.
+"""Decides the state of a run: from its own files first, then from the state of its job in the scheduler. Pure.
 
-| the record | the scheduler | the run is |
+| the run's files | the scheduler | the run is |
 |---|---|---|
 | last attempt ended with 0 | (not queried) | done |
-| the same with another code, after its search pruned it | (not queried) | pruned |
+| last attempt ended with another code, after its search pruned it | (not queried) | pruned |
 | last attempt ended with another code | has a live job | queued, running or suspended, like the job |
-| | has the job in an unknown state | unknown: another attempt may have begun |
-| last attempt ended with 75 | no job | stopped (cancelled, if the user cancelled it) |
-| last attempt ended with another code | no job | failed (cancelled, if the user cancelled it) |
+| | has the job in an unknown state | unknown: another attempt may have started |
+| last attempt ended with 75 | no job | stopped (cancelled, if the user cancelled the run) |
+| last attempt ended with another code | no job | failed (cancelled, if the user cancelled the run) |
 | last attempt ended with a signal's code | job cancelled | cancelled |
-| an attempt has begun and not ended | job running, suspended or pending | running, suspended or queued |
+| an attempt has started and not ended | job running, suspended or pending | running, suspended or queued |
 | | no reply, or an unknown state | unknown |
-| the same, and its agents wrote an exit code | job over, or no such job | as if it had ended with that code |
-| the same, without an exit code | job failed or cancelled | cancelled if the user or the job was, else failed |
-| | job done or gone, or no such job | cancelled if the user cancelled it, stopped after a stop request, else lost |
+| the same, and its agents wrote an exit code | job over, or no such job | as if the attempt had ended with that code |
+| the same, without an exit code | job failed or cancelled | cancelled if the run or the job was, else failed |
+| | job done or gone, or no such job | cancelled if the user did so, stopped after a stop request, else lost |
 | no attempt yet | job pending | queued |
-| | job failed or cancelled | cancelled if the user or the job was, else failed |
-| | job done or gone, or no such job | cancelled if the user cancelled it, else lost |
+| | job failed or cancelled | cancelled if the run or the job was, else failed |
+| | job done or gone, or no such job | cancelled if the user cancelled the run, else lost |
 | | no reply, or an unknown state | unknown |
-| submitting, and no job id | (not queried) | unconfirmed |
+| a submission was started, and no job id is recorded | (not queried) | unconfirmed |
 
-A run whose record cannot be read now is unknown (launcher/monitoring/run_status.py, launcher/monitoring/sweep.py).
+A run whose files cannot be read now is unknown (launcher/monitoring/run_status.py, launcher/monitoring/sweep.py).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from launcher.schedulers.queries import JobState
 class RunState(Enum):
     """State of a run."""
 
-    UNCONFIRMED = "unconfirmed"  # the submission was interrupted: the scheduler may have the job or not
+    UNCONFIRMED = "unconfirmed"  # the submission was interrupted, so it is not known whether there is a job
     QUEUED = "queued"
     RUNNING = "running"
     SUSPENDED = "suspended"  # the scheduler has stopped its processes, and will continue them
     DONE = "done"
-    PRUNED = "pruned"  # the search of its sweep has ended it, for others are ahead
+    PRUNED = "pruned"  # the search of its sweep ended it early, because other points have a better objective
     STOPPED = "stopped"  # it ended early and can be resumed
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"  # its job is gone, and nothing records why
-    UNKNOWN = "unknown"  # the scheduler does not respond or reports a new state, or the record cannot be read now
+    UNKNOWN = "unknown"  # the scheduler does not respond or reports a new state, or the files cannot be read now
 
     @property
     def over(self) -> bool:
@@ -60,7 +60,7 @@ class RunState(Enum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of commands that waited for the run, if its last attempt recorded none."""
+        """Exit code of a command (`wait`, `run`) that waited for a run that ended in this state."""
         return {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}.get(
             self, errors.FAILED
         )
@@ -74,11 +74,11 @@ _LIVE = {
 
 
 def run_state(history: RunHistory, job: JobState | None, *, answered: bool = True) -> RunState:
-    """The state of a run, by the table above.
+    """Returns the state of a run, by the module's table.
 
     Args:
-        history: the run's record.
-        job: the scheduler's state of the last job; None: the scheduler knows no such job.
+        history: what the run's files say.
+        job: state of the run's current job in the scheduler; None: the scheduler knows no such job.
         answered: whether the scheduler responded.
     """
     if history.ended == errors.DONE:

@@ -2,13 +2,13 @@
 
 | the point | its state |
 |---|---|
-| is to run on this machine, and has not started since | waiting |
+| was requested to run on this machine, and has not started since | waiting |
 | was never submitted | waiting |
-| the same, and the point or the sweep was cancelled | cancelled |
-| has or had a job | that of its run (launcher/monitoring/state.py) |
+| was never submitted, and the point or the sweep was cancelled | cancelled |
+| has or had a job | the state of its run (launcher/monitoring/state.py) |
 | has a damaged record | damaged |
-| has a record that cannot be read now | unknown: it may be running, and is not started again |
-| shares pilots with others | by their claims; see launcher/monitoring/packed.py |
+| has a record that cannot be read now | unknown: it may be running, so it is not restarted |
+| belongs to a packed sweep | from its claims (launcher/monitoring/packed.py) |
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from launcher.spec.plan import JobPlan
 
 WAITING = "waiting"
 DAMAGED = "damaged"
-# In the order of a point's life; the states after `done` are final as well.
+# In the order of a point's life; `done` and the states after it are final.
 STATES = (
     WAITING, *(
         state.value for state in (
@@ -66,7 +66,7 @@ class PointStatus:
     Attributes:
         point: the point.
         state: one of STATES.
-        found: the state of its run, or a function that reads it.
+        found: state of the point's run, or a function that reads it; None: there is nothing to add.
     """
 
     point: Point
@@ -75,12 +75,12 @@ class PointStatus:
 
     @cached_property
     def seen(self) -> RunStatus | None:
-        """The state of its run; None if that adds nothing (waiting and done), or cannot be read."""
+        """State of the point's run, read on first access; None: it adds nothing (waiting, done), or cannot be read."""
         return self.found() if callable(self.found) else self.found
 
     @property
     def live(self) -> bool:
-        """Whether the point has a job that may not be over."""
+        """Whether the point's job may not be over yet."""
         return self.state in LIVE
 
     @property
@@ -89,7 +89,10 @@ class PointStatus:
 
 
 class SweepMonitor(JobMonitor):
-    """Queries the ends of many jobs at once, and skips points that are done."""
+    """Queries schedulers about the points of sweeps.
+
+    Unlike JobMonitor it queries how jobs ended for a whole array at once, and does not read points again that are done.
+    """
 
     def __init__(self, *, share: bool = False) -> None:
         super().__init__(share=share)
@@ -123,16 +126,17 @@ def point_statuses(
     *,
     cancelled: bool | None = None,
 ) -> list[PointStatus]:
-    """The current states of a sweep's points.
+    """Returns the current states of a sweep's points, sorted by number.
 
     Args:
         sweep: the sweep.
-        live: from an earlier call, whose replies may still be fresh.
-        points: the indices to include; None: all.
-        cancelled: whether points that have not started count as cancelled; None: as the sweep is marked.
+        live: monitor of an earlier call, whose replies may still be fresh; None: a new one.
+        points: numbers of the points to include; None: all points.
+        cancelled: whether points that have not started count as cancelled; None: if the sweep is marked as cancelled.
 
     Raises:
-        RunError: there is no such sweep.
+        UnavailableError: the sweep cannot be read now.
+        RunError: there is no such sweep, or its manifest is damaged.
     """
     live = live or SweepMonitor()
     cancelled = sweep.cancelled() if cancelled is None else cancelled
@@ -149,7 +153,7 @@ def point_statuses(
 
 
 def _packed(point: Point, board: packed.Board, cancelled: bool, live: SweepMonitor) -> PointStatus:
-    """The state of a point that pilots run; its own record is read on access."""
+    """Returns the state of a point of a packed sweep; the point's own files are read when `seen` is accessed."""
     log = board.log(point.index)
     if log.state is State.DONE:
         return PointStatus(point, RunState.DONE.value)
@@ -168,7 +172,7 @@ def _of_record(run: Run, live: SweepMonitor) -> RunStatus | None:
 
 
 def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
-    """The pilots of a packed sweep that are not over, in order.
+    """Returns the pilots of a packed sweep that are not over, sorted by number.
 
     Raises:
         RunError: a pilot's record cannot be read.
@@ -184,7 +188,10 @@ def live_pilots(sweep: Sweep, live: JobMonitor) -> list[RunStatus]:
 
 
 def not_begun(run: Run) -> str | None:
-    """The state of a point that has not started since its last submission; None if it has, or is not a point."""
+    """Returns the state of a point that has not started since its last submission (`waiting`, `cancelled`, ...).
+
+    None: the point has started or is done, or the run is no point.
+    """
     sweep = sweep_of(run)
     if sweep is None:
         return None
@@ -215,14 +222,20 @@ def _seen(point: Point, requested: float | None, cancelled: bool, live: SweepMon
 
 
 def _waits_here(run: Run, requested: float | None, events: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether this machine is to run it, and has not begun since that was requested."""
+    """Returns whether a point was requested to run on this machine, and was neither started nor cancelled since.
+
+    Args:
+        run: the run of the point.
+        requested: time of the request, in seconds since the epoch; None: there is no request.
+        events: events of the run's journal, as dicts.
+    """
     if requested is None or any(event.time >= requested for event in every(events, ProcessStarted)):
         return False
     return not run.has("cancelled")
 
 
 def done(run: Run) -> bool:
-    """Whether the last attempt ended with 0. Reads only its script's events, which is faster than reading all.
+    """Returns whether the last attempt of a run ended with exit code 0. Reads only the job script's events.
 
     Raises:
         UnavailableError: the events cannot be read now.
@@ -234,17 +247,17 @@ def done(run: Run) -> bool:
 
 
 def counts(seen: Iterable[PointStatus]) -> dict[str, int]:
-    """How many points are in each state, in the order of STATES; without states that no point is in. Pure."""
+    """Returns the number of points in each state that occurs, in the order of STATES. Pure."""
     states = [each.state for each in seen]
     return {state: states.count(state) for state in STATES if state in states}
 
 
 def over(found: Mapping[str, int]) -> int:
-    """How many of these points are over. Pure."""
+    """Returns how many points are over, from the numbers of `counts`. Pure."""
     return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
 
 
 def summary(found: Mapping[str, int]) -> str:
-    """`3/15 done, 2 running, 10 queued`. Pure."""
+    """Returns the numbers of `counts` as text: `3/15 done, 2 running, 10 queued`. Pure."""
     rest = [f"{number} {state}" for state, number in reversed([*found.items()]) if state != RunState.DONE.value]
     return ", ".join([f"{found.get(RunState.DONE.value, 0)}/{sum(found.values())} done", *rest])

@@ -1,6 +1,6 @@
 """Changes a sweep that was submitted: cancels points, restarts points, sets how many run at once.
 
-Each function takes the submitter's lock, so that no other command submits points of the sweep meanwhile.
+The functions that change a sweep hold the submitter's lock, so that no other command submits points meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from launcher.sweeps.grouping import shares
 if TYPE_CHECKING:
     from launcher.sweeps.submit import SubmittedSweep
 
-STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points that the scheduler has started
+STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points whose job has started
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class LiveArray:
     """A job array with points that are not over.
 
     Attributes:
-        job: the array's id, in the form that scheduler commands take.
-        plan: the plan of one of its points.
-        points: the numbers of the points that are not over.
+        job: id of the array, in the form that scheduler commands take.
+        plan: plan of one of the array's points.
+        points: numbers of its points that are not over.
         pending: how many of these points have not started.
     """
 
@@ -52,7 +52,12 @@ class LiveArray:
 def live_arrays(
     seen: Sequence[PointStatus], submissions: Sequence[Submission]
 ) -> tuple[list[LiveArray], list[PointStatus]]:
-    """Returns the arrays that are not over, and the points that are not over and have a job each. Pure."""
+    """Returns the job arrays that are not over, and the points that are not over and belong to no array. Pure.
+
+    Args:
+        seen: states of the sweep's points.
+        submissions: the arrays that were submitted.
+    """
     by_job = {
         element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
     }
@@ -78,19 +83,19 @@ def _array(members: Sequence[PointStatus]) -> LiveArray:
 
 
 def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = False) -> dict[int, str]:
-    """Cancels points: those that run end, the others do not start.
+    """Cancels points: running points end, and the others will not start.
 
     Args:
         sweep: the sweep.
-        points: their numbers; None: all points.
-        kill: whether points that run on this machine are killed instead of asked to stop.
+        points: numbers of the points; None: all points.
+        kill: whether points that run on this machine without a scheduler are killed instead of asked to stop.
 
     Returns:
-        The former state of each point that was not over, by the point's number.
+        The previous state of each point that was not over, by the point's number.
 
     Raises:
         RunError: a point runs on another machine.
-        QueryError: a scheduler does not answer. Points for which no request was sent keep their state.
+        QueryError: a scheduler does not respond. Points for which it got no request are not cancelled.
     """
     before = sweep.cancelled()
     if points is None:
@@ -107,7 +112,7 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
 
 
 def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[int, str]:
-    """Does what `cancel` says; the caller holds the lock."""
+    """Cancels points with jobs of their own, as `cancel` says; the caller holds the submitter's lock."""
     live = SweepMonitor()
     _recover_unconfirmed(sweep)
     statuses = point_statuses(sweep, live, cancelled=False)  # each point is marked as cancelled below
@@ -119,7 +124,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
     for run in runs.values():  # before their jobs end, because otherwise another attempt would be submitted
         run.journal(cancelled(), sync=False)
         run.mark("cancelled")
-    requested: set[int] = set()  # points for which the scheduler has been asked to end the job
+    requested: set[int] = set()  # points whose job the scheduler has been asked to end
     try:
         arrays, alone = live_arrays(statuses, sweep.submissions())
         jobs: dict[int, str] = {each.point.index: each.seen.history.job_id or "" for each in statuses if each.seen}
@@ -136,7 +141,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
                     forget(array.plan)
             for each in alone:
                 if each.point.index in chosen and started == (each.state in STARTED):
-                    requested.add(each.point.index)  # if it fails, `JobMonitor.cancel` itself removes the mark
+                    requested.add(each.point.index)  # `JobMonitor.cancel` removes the mark itself if it fails
                     live.cancel(each.point.run, kill=kill)
     except LauncherError as error:
         for index in runs.keys() - requested:
@@ -150,7 +155,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
 
 
 def _cancel_job(plan: JobPlan, job: str, members: Collection[int], requested: set[int]) -> None:
-    """Cancels a job, and adds its points to `requested` unless it is certain that the scheduler got no request."""
+    """Cancels a job, and adds its points to `requested`, unless the scheduler certainly got no request."""
     try:
         queries(plan).cancel(job)
     except AnswerLost:
@@ -160,7 +165,7 @@ def _cancel_job(plan: JobPlan, job: str, members: Collection[int], requested: se
 
 
 def _recover_unconfirmed(sweep: Sweep) -> None:
-    """Finds the jobs of arrays that a killed command may have submitted; the caller holds the lock."""
+    """Finds and records the jobs of arrays that a killed command may have submitted; the caller holds the lock."""
     if any(each.job is None for each in sweep.submissions()):
         # Lazily: submitit takes 45 ms, and most cancellations do not need it
         from launcher.sweeps.submit import recover
@@ -169,13 +174,17 @@ def _recover_unconfirmed(sweep: Sweep) -> None:
 
 
 def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
-    """Sets how many points of a sweep may run at once. Points on this machine follow the number in the manifest.
+    """Sets how many points of a sweep may run at once: in the manifest, and in the scheduler for arrays.
+
+    Args:
+        sweep: the sweep; points that run on this machine without a scheduler follow the manifest.
+        most: number of points.
 
     Returns:
-        The id of each array that was changed, and the number of its points that may run at once.
+        For each array that was changed, its id and the number of its points that may run at once.
 
     Raises:
-        QueryError: a scheduler does not answer.
+        QueryError: a scheduler does not respond.
     """
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
@@ -189,11 +198,14 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
 
 
 def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, list[str]]:
-    """Sets the number of pilots of a packed sweep: those that were submitted, and the ids of those that stop.
+    """Sets the number of pilots of a packed sweep: submits pilots or stops some.
+
+    Returns:
+        The submission of further pilots, and the ids of the pilots that stop.
 
     Raises:
-        SubmissionError: the scheduler refused, or did not answer.
-        QueryError: a scheduler does not answer.
+        SubmissionError: the scheduler refused a pilot, or did not respond.
+        QueryError: the scheduler did not respond to a query.
     """
     with only_submitter(sweep.path):
         packing = sweep.manifest().packing
@@ -203,7 +215,7 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, li
 
 
 def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:
-    """Returns the numbers of the points to restart: those that were named or, by default, all that need it. Pure.
+    """Returns the numbers of the points to restart: those that the user named or, by default, all that need it. Pure.
 
     | state of the point | restarted by default | may be named |
     |---|---|---|
@@ -215,11 +227,11 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
     | queued, running, suspended, unknown | no | no |
 
     Args:
-        statuses: of all points.
-        points: the numbers of the points that were named; None: none were.
+        statuses: states of all points.
+        points: numbers of the points that the user named; None: the user named none.
 
     Raises:
-        RunError: a point was named that may not be restarted.
+        RunError: the user named a point that may not be restarted.
     """
     fixed = (RunState.DONE.value, RunState.QUEUED.value, *STARTED, RunState.UNKNOWN.value)
     considered = [each for each in statuses if points is None or each.point.index in points]
@@ -238,20 +250,20 @@ def rerun(
     sweep: Sweep, points: Collection[int] | None, confirm: Callable[[Sequence[int]], None] = lambda _: None,
     secrets: Callable[[Run], Mapping[str, str]] = lambda _: {},
 ) -> SubmittedSweep | None:  # fmt: skip
-    """Restarts points (`points_to_restart`). They continue from their checkpoints.
+    """Restarts points of a sweep, as `points_to_restart` chooses them. They continue from their checkpoints.
 
     Args:
         sweep: the sweep.
-        points: the numbers of the points; None: all that need it.
-        confirm: is called with the numbers before submission, and raises an error if the user declines.
+        points: numbers of the points; None: all that need it.
+        confirm: called with the numbers before the submission; raises an error if the user declines.
         secrets: returns the secrets that the config of a point sets; see `launcher.sweeps.submit.resubmit`.
 
     Returns:
         What was submitted; None: there is no point to restart.
 
     Raises:
-        RunError: a point was named that may not be restarted, or a point has no run directory.
-        SubmissionError: the scheduler refused, or did not answer.
+        RunError: a named point may not be restarted, or a point has no run directory.
+        SubmissionError: the scheduler refused the submission, or did not respond.
     """
     # Lazily: submitit takes 45 ms, and most cancellations do not need it
     from launcher.sweeps.submit import resubmit

@@ -1,4 +1,4 @@
-"""Decides which points of a sweep share an array: those with the same job script, apart from the run's id. Pure."""
+"""Decides which points of a sweep share a job array: those whose job scripts differ in the run's id only. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.environment import containers
 from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan, keys_of
 
-# Keys and sections of a plan that only ranks read. Any other key may appear in the job script.
+# Keys and sections of a plan that only ranks read, so that they do not change the job script.
 RANK_KEYS = (
     "workload", "train", "seed", "preflight", "resume.strict", "checkpoint.every", "checkpoint.every_steps",
     "checkpoint.keep", "checkpoint.best", "checkpoint.best_is", "checkpoint.background", "checkpoint.verify",
@@ -19,7 +19,13 @@ RANK_KEYS = (
 
 
 def array_plan(plan: JobPlan, sweep_id: str, folder: Path) -> JobPlan:
-    """Returns the plan of the array that a point with this plan belongs to; its run directory is the sweep's."""
+    """Returns the plan of the array to which a point belongs: the point's plan, with the sweep's id and directory.
+
+    Args:
+        plan: plan of the point.
+        sweep_id: id of the sweep.
+        folder: directory of the sweep.
+    """
     own = plan.checkpoint.dir == f"{plan.run_dir}/checkpoints"
     checkpoints = f"{folder}/checkpoints" if own else plan.checkpoint.dir
     return dataclasses.replace(
@@ -31,16 +37,16 @@ def groups(
     plans: Mapping[int, JobPlan], sweep_id: str, folder: Path,
     naming: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[JobPlan, tuple[int, ...]]]:  # fmt: skip
-    """Returns the plan of each array with the numbers of its points, both in the order of `plans`.
+    """Groups points into arrays; returns for each array its plan and the numbers of its points, in order of `plans`.
 
     Args:
-        plans: the plan of each point, by the point's number.
-        sweep_id: the id of the sweep.
-        folder: the directory of the sweep.
-        naming: returns a context manager that adds a point, given by its number, to errors raised inside.
+        plans: plan of each point, by the point's number.
+        sweep_id: id of the sweep.
+        folder: directory of the sweep.
+        naming: takes a point's number, and returns a context manager that adds the point to errors raised in its block.
 
     Raises:
-        ConfigError: a plan cannot be written as a script (extra options that collide with keys).
+        ConfigError: no job script can be made from a plan (extra options that collide with keys).
     """
     texts: dict[tuple[object, ...], str] = {}
     found: dict[str, tuple[JobPlan, list[int]]] = {}
@@ -60,20 +66,20 @@ def _key(plan: JobPlan) -> tuple[object, ...]:
         for name, value in keys_of(plan).items()
         if name not in RANK_KEYS and name.partition(".")[0] not in RANK_KEYS
     )
-    return (*own, *containers.srun_options(plan))  # these name folders that are set by keys for ranks
+    return (*own, *containers.srun_options(plan))  # these contain folders that RANK_KEYS set
 
 
 def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
-    """Divides `parallelism` among arrays. Pure.
+    """Divides the number of points that may run at once among arrays. Pure.
 
     Each array gets at least one, because otherwise it would never end; the rest is divided in proportion to size.
 
     Args:
-        parallelism: the number of points that may run at once; None: no limit.
-        sizes: the number of points in each array.
+        parallelism: number of points that may run at once; None: no limit.
+        sizes: number of points in each array.
 
     Returns:
-        For each array the number of its elements that may run at once; None: no limit.
+        For each array, the number of its points that may run at once; None: no limit.
     """
     if parallelism is None:
         return [None] * len(sizes)

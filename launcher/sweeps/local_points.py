@@ -1,8 +1,8 @@
 """Runs points of a sweep on this machine, a few at a time: `python -m launcher.sweeps.local_points SWEEP`.
 
-A command that wants points to run appends a line to the sweep's file `points` (`Sweep.request_local`) and starts this
+A command that requests points appends a line to the sweep's file `points` (`Sweep.request_local`) and starts this
 process in the background. If several such processes are started, one works and the others exit. All state is on disk:
-if the process is killed, another one can be started, and it finds the points that already run.
+if the process is killed, the next one finds the points that already run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from launcher.runs.journal import journal_events, process_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.submission.submit import start
 
-LOCK = ".points"  # the file that the working process has locked
-POLL_INTERVAL = 0.1  # seconds between two reads of the requests
-READ_TIMEOUT = 3600.0  # seconds to wait for a sweep that cannot be read
+LOCK = ".points"  # name of the file that the working process locks
+POLL_INTERVAL = 0.1  # minimum seconds between two polls of the requests
+READ_TIMEOUT = 3600.0  # seconds after which the process gives up if the sweep cannot be read
 
 
 def main(path: str) -> int:
-    """Runs all requested points; returns an exit code.
+    """Starts all requested points of the sweep with this directory, and returns the exit code of the process.
 
-    While the sweep cannot be read it waits, up to READ_TIMEOUT, because no other process would start these points.
+    While the sweep cannot be read, it waits up to READ_TIMEOUT, because no other process would start the points.
     """
     sweep, failed, since = Sweep(Path(path)), set[int](), time.monotonic()
     while True:
@@ -51,7 +51,12 @@ def _run(sweep: Sweep, failed: set[int]) -> int:
 
 
 def _start_points(sweep: Sweep, failed: set[int]) -> None:
-    """Starts points until all have been started, except for those that could not be started."""
+    """Starts requested points, as many at once as sweep.parallelism allows (default 1), until none is waiting.
+
+    Args:
+        sweep: the sweep.
+        failed: numbers of the points that could not be started, which are not tried again; new ones are added.
+    """
     while True:
         began = time.monotonic()
         requested, running = _waiting_and_running(sweep)
@@ -79,7 +84,7 @@ def _start(sweep: Sweep, index: int) -> None:
 
 
 def _waiting_and_running(sweep: Sweep) -> tuple[list[int], int]:
-    """Returns the points that have not been started since their last request, and how many requested points run."""
+    """Returns the points that have not started since their last request, and how many requested points run now."""
     waiting, running, cancelled = [], 0, sweep.cancelled()
     for index, since in sweep.local_requests().items():
         run = sweep.run(index)

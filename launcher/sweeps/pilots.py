@@ -1,7 +1,7 @@
-"""The pilots of a packed sweep: how many, what each asks for, and their submission.
+"""The pilots of a packed sweep: their number, plans, submission, cancelling and throttling.
 
 A pilot is a run of its own, `SWEEP-pilot-K`, which is submitted, requeued and cancelled as any other. Its ranks are
-slot managers (launcher/pilots), which take the points from the sweep's directory.
+slot managers (launcher/pilots), which claim points in the sweep's directory and run them.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.spec.sections import Workload
 from launcher.submission.submit import facts_of_here, journal_jobs, start, tried
 
-ENDS = 20.0  # seconds in which the job of a pilot whose slot managers have ended is over
-LEAVING = (ManagerIdle.event, ManagerEnded.event)  # last events of slot managers that take no more points
+ENDS = 20.0  # seconds to wait for the end of a pilot's job after its slot managers have ended
+LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last event is one of these claims no more
 
 
 def packing_of(config: Config, plan: JobPlan) -> Packing | None:
-    """How the points of a sweep share pilots, from the config and the plan of its first point. Pure.
+    """Returns how the points of a sweep share pilots; None: each has its own job (no sweep.slots, no sweep.pack). Pure.
 
-    Returns:
-        None: each point has a job of its own, for neither sweep.slots nor sweep.pack is set.
+    Args:
+        config: config of the sweep's first point.
+        plan: plan of the sweep's first point.
 
     Raises:
-        ConfigError: such points cannot share pilots, or keys of pilots are set where there are none.
+        ConfigError: such points cannot share pilots, or keys of pilots are set in a sweep without pilots.
     """
     sweep = config.sweep
     if sweep.slots is None and sweep.pack is None:
@@ -92,19 +93,19 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
 
 
 def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobPlan:
-    """The plan of a pilot. Pure.
+    """Returns the plan of a pilot. Pure.
 
     Args:
-        point: the plan of a point; scripts of all points are the same but for the run.
+        point: plan of any point; the job scripts of all points differ in the run's id only.
         sweep: the sweep.
-        packing: see `packing_of`.
-        number: of the pilot.
+        packing: how the points share pilots.
+        number: number of the pilot.
     """
     run = sweep.pilot(number)
     params: dict[str, Any] = {
         "name": "pilot", "entry": PILOT_ENTRY, "min_ranks": 1, "backend": "gloo", "device": "cpu", "seed": point.seed,
         "hook": None, "target": None, "kwargs": {"sweep": str(sweep.path), "pilot": number}, "init": False,
-        "checkpoint": f"{sweep.path}/{claims.CLAIMS}",  # a new claim is progress, for whoever requeues the pilot
+        "checkpoint": f"{sweep.path}/{claims.CLAIMS}",  # so a new claim counts as progress when the pilot is requeued
     }  # fmt: skip
     workload = Workload(name="pilot", entry=PILOT_ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
     return dataclasses.replace(
@@ -118,13 +119,13 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
 
 @dataclass(frozen=True)
 class SubmittedPilots:
-    """What came of a submission.
+    """The result of a submission of pilots.
 
     Attributes:
-        jobs: the job of each pilot that was submitted, by its number.
-        left: number of pilots that the scheduler does not take now.
-        words: its words.
-        over: whether none is needed, for all points are over, and no more will be chosen.
+        jobs: job id of each pilot that was submitted, by the pilot's number.
+        left: number of pilots that the scheduler does not accept now.
+        words: the scheduler's message about these.
+        over: whether no pilot is needed, because all points are over and no more will be chosen.
     """
 
     jobs: Mapping[int, str]
@@ -134,18 +135,20 @@ class SubmittedPilots:
 
 
 def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, Any]) -> SubmittedPilots:
-    """Submits pilots until as many are live as the sweep is to have; the submitter's lock is held.
+    """Submits pilots until `packing.pilots` are live; the caller holds the submitter's lock.
 
-    A pilot that has ended with all points over is done, and a new one has another number.
+    A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
+    next number.
 
     Args:
         sweep: the sweep, with its points.
-        packing: of the sweep.
-        point: the plan of a point.
-        config: the resolved config of that point, for the record.
+        packing: how the points share pilots.
+        point: plan of any point.
+        config: resolved config of that point, for the pilots' records.
 
     Raises:
-        SubmissionError: the scheduler refused the first one, or did not answer.
+        SubmissionError: the scheduler refused a pilot for another reason than a limit of jobs, or accepted none while
+            no pilot is live, or did not respond.
         RunError: the sweep is on a file system without hard links.
     """
     Claims.create(sweep.path)
@@ -171,7 +174,7 @@ def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, 
 
 
 def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any]) -> str:
-    """Submits a pilot, or takes the job that an interrupted submission has left; its id."""
+    """Submits a pilot, unless an interrupted submission has left a job of it; returns the id of the job."""
     run = sweep.pilot(number)
     if not run.recorded():
         Run.create(run.path)
@@ -189,7 +192,11 @@ def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any])
 
 
 def _state(sweep: Sweep, number: int) -> RunState:
-    """The state of a pilot; one whose slot managers have ended, and so see no points that are free now, is awaited."""
+    """Returns the state of a pilot.
+
+    If all slot managers of a running pilot have stopped claiming points, it waits up to ENDS seconds for the job's end,
+    because such a pilot would not run points that are freed now.
+    """
     folder, run, give_up = Claims(sweep.path, 0), sweep.pilot(number), time.monotonic() + ENDS
     while True:
         seen = status_of(run, JobMonitor())
@@ -204,25 +211,29 @@ def _state(sweep: Sweep, number: int) -> RunState:
 
 
 def is_leaving(run: Run) -> bool:
-    """Whether a pilot that is not over was asked to end, and so takes no more points."""
+    """Returns whether a pilot was asked to stop or cancelled, so that it claims no more points."""
     return run.has("stop") or run.has("cancelled")
 
 
 def clear_marks(run: Run) -> None:
-    """Removes the marks that keep a point from running. It may run now, so it keeps its lease."""
+    """Removes a point's marks `stop` and `cancelled`; keeps its lease, because the point may be running."""
     for name in ("stop", "cancelled"):
         run.unmark(name)
 
 
 def start_again(sweep: Sweep, points: Sequence[int]) -> None:
-    """Frees points that are over, so that pilots run them again. The others of a cancelled sweep stay cancelled.
+    """Frees points that are over, so that pilots run them again; in a cancelled sweep, other points stay cancelled.
 
-    Points that a slot manager holds stay as they are: whether it is alive is not known by this machine's clock, and if
-    it is dead, another one takes them over.
+    Points that a slot manager holds are not freed: this command cannot tell whether the manager is alive, and if it is
+    dead, another one takes over its points.
+
+    Args:
+        sweep: the packed sweep.
+        points: numbers of the points.
     """
     folder = Claims(sweep.path, 0)
     logs = folder.logs()
-    if sweep.cancelled():  # for points that had not begun this mark was enough, and the caller removes it
+    if sweep.cancelled():  # the caller removes this mark, so points that it alone cancelled need an entry now
         for point in set(range(len(sweep.manifest().points))) - set(points) - logs.keys():
             folder.add(point, 0, Kind.CANCELLED, None)
     for point in points:
@@ -233,26 +244,26 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
 
 
 def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, kill: bool = False) -> dict[int, str]:
-    """Ends points of a packed sweep; the submitter's lock is held.
+    """Cancels points of a packed sweep and, if all points are cancelled, its pilots; the caller holds the lock.
 
     Args:
-        sweep: the sweep; if all its points are meant, it is marked as cancelled.
-        points: which; None: all.
-        packing: of the sweep.
-        kill: at once, where pilots run on this machine.
+        sweep: the sweep. To cancel all points, the caller marks it as cancelled first.
+        points: numbers of the points; None: all points.
+        packing: how the points share pilots.
+        kill: whether pilots that run on this machine without a scheduler are killed instead of asked to stop.
 
     Returns:
-        What each was before; those that were over already are left out.
+        The previous state of each point that was not over, by the point's number.
 
     Raises:
         RunError: a pilot runs on another machine.
-        QueryError: a scheduler does not answer.
+        QueryError: a scheduler does not respond.
     """
     monitor = SweepMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
     board = monitor.boards.of(sweep, packing)
     for each in seen:
-        if points is not None or board.log(each.point.index).begun:  # of others the sweep's mark is enough
+        if points is not None or board.log(each.point.index).begun:  # for others, the sweep's mark is enough
             each.point.run.journal(cancelled(), sync=False)
             cancel_point(each.point.run)
     if points is None:
@@ -262,23 +273,23 @@ def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, ki
 
 
 def staying(sweep: Sweep, monitor: JobMonitor) -> list[RunStatus]:
-    """The pilots that are not over, and were not asked to end."""
+    """Returns the pilots of a packed sweep that are not over, and were not asked to stop, sorted by number."""
     return [each for each in live_pilots(sweep, monitor) if not is_leaving(each.run)]
 
 
 def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
-    """Changes the number of pilots; the submitter's lock is held.
+    """Changes the number of pilots of a packed sweep: submits pilots or stops some; the caller holds the lock.
 
-    Pilots that are too many stop: their points are stopped, and go on in the others. A pilot that waits is cancelled.
+    A surplus pilot is cancelled if it is queued. If it runs, it stops, and its points continue in other pilots.
 
     Args:
         sweep: the sweep.
-        packing: of the sweep.
-        most: number of pilots.
+        packing: how the points share pilots.
+        most: new number of pilots.
 
     Raises:
-        SubmissionError: the scheduler refused, or did not answer.
-        QueryError: a scheduler does not answer.
+        SubmissionError: the scheduler refused a pilot, or did not respond.
+        QueryError: the scheduler did not respond to a query.
     """
     manifest, monitor = sweep.manifest(), JobMonitor()
     packing = dataclasses.replace(packing, pilots=most)
@@ -295,9 +306,10 @@ def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
 
 
 def chooses_more(sweep: Sweep) -> bool:
-    """Whether a search may choose more points; False also where there is none.
+    """Returns whether a sweep is a search that may choose more points.
 
     Raises:
-        UnavailableError, RunError: its files cannot be read now, or are damaged.
+        UnavailableError: a file of the sweep cannot be read now.
+        RunError: a file of the sweep is damaged.
     """
     return sweep.manifest().search and not look(sweep)[1].over

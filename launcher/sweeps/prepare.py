@@ -29,7 +29,13 @@ from launcher.sweeps import grouping, pilots
 
 @dataclass(frozen=True)
 class RequestedPoint:
-    """A point of the command: its overrides, its config, and the config with all references resolved."""
+    """A point that the command asks for.
+
+    Attributes:
+        overrides: overrides of the point.
+        config: config of the point.
+        resolved: the config as plain mappings, with all interpolations resolved.
+    """
 
     overrides: tuple[str, ...]
     config: Config
@@ -41,17 +47,17 @@ class PreparedSweep:
     """A sweep that has passed every check and can be submitted.
 
     Attributes:
-        path: the sweep's directory.
+        path: directory of the sweep.
         existing: the manifest that is in the directory; None: there is none.
-        manifest: the manifest to write: existing points, then new ones.
-        order: the numbers of the command's points, in the command's order.
-        points: the command's points, by their numbers.
-        plans: the plan of each of these points, by its number.
-        groups: the plan of each array, and the numbers of its points.
-        parallelism: how many points may run at once; None: no limit.
+        manifest: the manifest to write: the existing points, then the new ones.
+        order: numbers of the points that the command asks for, in the command's order.
+        points: the points that the command asks for, by number.
+        plans: plan of each of these points, by number.
+        groups: plan of each array, and the numbers of its points.
+        parallelism: number of points that may run at once; None: no limit.
         notes: messages for the user.
-        secrets: environment variables that are written to no file.
-        pilots: the plans of the pilots that run the points; empty: each point has a job of its own.
+        secrets: environment variables that must not be written to files.
+        pilots: plans of the pilots that run the points, by number; empty: each point has a job of its own.
     """
 
     path: Path
@@ -68,12 +74,17 @@ class PreparedSweep:
 
     @property
     def jobs(self) -> dict[int, JobPlan]:
-        """What the scheduler is asked for: the plans of the pilots, else of the points, by their numbers."""
+        """Plans of the jobs that the scheduler gets: of the pilots or, without pilots, of the points; by number."""
         return dict(self.pilots or self.plans)
 
 
 def id_of(command: Sequence[str], name: str) -> str:
-    """Returns the id of the sweep that a command makes: the same for the same overrides in any order. Pure."""
+    """Returns the id of the sweep that a command makes: `NAME-` and a hash of its overrides in any order. Pure.
+
+    Args:
+        command: arguments of the command.
+        name: name of the runs.
+    """
     kept = sorted(
         each for each in command
         if "=" in each
@@ -89,12 +100,12 @@ def prepare_sweep(
     """Plans and checks all points. It writes no file and submits nothing.
 
     Args:
-        points: the points of the command.
-        command: the arguments of the command.
-        environ: the environment variables of this process.
+        points: the points that the command asks for.
+        command: arguments of the command.
+        environ: environment variables of this process.
 
     Raises:
-        ConfigError: a point cannot run; the text names the point and the fix.
+        ConfigError: a point cannot run; the message says which one, and how to fix it.
         RunError: the existing sweep cannot be read.
     """
     first = points[0].config
@@ -157,7 +168,14 @@ def _pilots(
     config: Config, manifest: Manifest, groups: Sequence[tuple[JobPlan, tuple[int, ...]]],
     plans: Mapping[int, JobPlan], sweep: Sweep,
 ) -> tuple[dict[int, JobPlan], Manifest]:  # fmt: skip
-    """The plans of the pilots, and the manifest with how points share them; none if each point has a job of its own.
+    """Returns the plans of the pilots by number, and the manifest with `packing`; without pilots, {} and `manifest`.
+
+    Args:
+        config: config of the first point.
+        manifest: manifest of the sweep.
+        groups: plan of each array, and the numbers of its points.
+        plans: plan of each point, by number.
+        sweep: the sweep.
 
     Raises:
         ConfigError: the points cannot share pilots, or the site does not allow such pilots.
@@ -180,10 +198,10 @@ def _pilots(
 
 
 def _secrets(points: Sequence[RequestedPoint]) -> dict[str, str]:
-    """Returns the secrets of all points, by the names of their variables.
+    """Returns the secrets of all points, by the name of the environment variable.
 
     Raises:
-        ConfigError: a secret differs between points; all points of an array have the same environment.
+        ConfigError: a secret differs between points. The points of an array have the same environment.
     """
     found: dict[str, str] = {}
     for each in points:
@@ -239,7 +257,13 @@ def _plans(
 
 @contextlib.contextmanager
 def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterator[None]:
-    """Adds the number and the label of a point to a ConfigError that is raised inside."""
+    """Adds number and label of a point to a ConfigError raised in the block.
+
+    Args:
+        index: number of the point.
+        overrides: overrides of the point.
+        keys: keys in which the sweep's points differ, for the label.
+    """
     try:
         yield
     except ConfigError as error:
@@ -250,7 +274,7 @@ def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterat
 
 @contextlib.contextmanager
 def _naming_pilots(slots: int) -> Iterator[None]:
-    """Adds to a ConfigError that is raised inside why a job asks for more than a point."""
+    """Adds to a ConfigError raised in the block why a pilot asks for more than a point; `slots`: sweep.slots."""
     try:
         yield
     except ConfigError as error:

@@ -1,8 +1,9 @@
-"""Submits a search: a sweep whose pilots choose its points while they run (sweep.search).
+"""Prepares and submits a search: a sweep whose pilots choose its points while they run (sweep.search).
 
-The submitter composes some points with Hydra: the first value of each key, and every other value that stands for the
-rest (`Dimension.ends`), one key at a time. They are planned and checked as those of any sweep; of their records the
-template is made from which slot managers make all points. The first point is chosen and made here.
+The submitter composes a few representative points with Hydra: it changes one key at a time to each of its choices, or
+to the smallest and the largest number (`Dimension.ends`). They are planned and checked as the points of any sweep. From
+their records it makes the template from which slot managers make the record of every point. It also chooses and makes
+the first point.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class PreparedSearch:
     """A search that has passed every check and can be submitted.
 
     Attributes:
-        sweep: the sweep with the points that stand for all.
+        sweep: the prepared sweep with its representative points; its manifest has no points.
         settings: what is searched, and how.
-        template: see `launcher.search.template`.
+        template: template for the records of points; see `launcher.search.template`.
     """
 
     sweep: PreparedSweep
@@ -53,23 +54,30 @@ class PreparedSearch:
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the overrides of the points that stand for all: the first values, then each other one by itself. Pure."""
+    """Returns the overrides of the representative points. Pure.
+
+    The first point has the first value of each key. Each further point differs from it in one key (`Dimension.ends`).
+
+    Args:
+        space: the keys that are searched, each with its possible values.
+        fixed: overrides that all points have in common.
+    """
     first = {key: each.ends()[0] for key, each in space.items()}
     others = [{**first, key: text} for key, each in space.items() for text in each.ends()[1:]]
     return [overrides(values, fixed) for values in (first, *others)]
 
 
 def with_search_defaults(config: Config) -> Config:
-    """Returns a point's config with the settings of `sweep` that a search needs. Pure.
+    """Returns a point's config with the keys of `sweep` that a search needs. Pure.
 
-    | key of `sweep` | value, unless the user gives one |
+    | key | set to |
     |---|---|
-    | goal | maximize or minimize, as best_is |
-    | best_is | as goal |
-    | pack | 1, without slots: one pilot |
+    | sweep.goal | if it is empty: maximize for best_is=max, minimize for best_is=min |
+    | sweep.best_is | max for goal=maximize, min for goal=minimize |
+    | sweep.pack | if pack and slots are empty: 1, which is one pilot |
 
     Raises:
-        ConfigError: Optuna is not installed; there is no objective, or several; or a setting cannot be used.
+        ConfigError: Optuna is not installed, the config does not have exactly one objective, or a value is not valid.
     """
     sweep = config.sweep
     assert sweep.search is not None
@@ -98,14 +106,14 @@ def prepare_search(
     """Plans and checks a search. It writes no file and submits nothing.
 
     Args:
-        points: those of `representatives`, with configs of `with_search_defaults`.
-        space: the keys that are searched.
-        command: the arguments of the command.
-        environ: the environment variables of this process.
+        points: the points of `representatives`, in order, with configs from `with_search_defaults`.
+        space: the keys that are searched, each with its possible values.
+        command: arguments of the command.
+        environ: environment variables of this process.
 
     Raises:
         ConfigError: a point cannot run, the points cannot share pilots, the search would never end, or its budget is
-            spent; the text names the fix.
+            spent; the message says how to fix it.
         RunError: the existing sweep cannot be read.
     """
     config = points[0].config
@@ -127,11 +135,12 @@ def prepare_search(
 
 
 def submit_search(prepared: PreparedSearch) -> SubmittedSweep:
-    """Makes the sweep's directory with its first point, and submits the pilots that are not live.
+    """Makes the sweep's directory with its first point, and submits pilots until as many are live as needed.
 
     Raises:
-        ConfigError: the directory cannot be made, or is another sweep's.
-        SubmissionError: the scheduler refused, or did not answer. A second call submits the remaining pilots.
+        ConfigError: the directory cannot be made.
+        SubmissionError: the scheduler refused a pilot or did not respond, or another command has changed the sweep. A
+            second call submits the remaining pilots.
     """
     # Lazily: Optuna takes 0.2 s
     from launcher.search.points import SearchPoints
@@ -171,10 +180,10 @@ def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...
 
 
 def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
-    """Checks that an existing search can go on with these settings.
+    """Checks that the existing search, if there is one, can continue with these settings.
 
     Raises:
-        ConfigError: it is another search, or no search; or its budget is spent.
+        ConfigError: the existing sweep is no search or searches something else, or the budget is spent.
     """
     existing, record = prepared.existing, SearchRecord(prepared.path)
     if existing is None:
@@ -197,10 +206,10 @@ def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
 
 
 def _template(prepared: PreparedSweep, space: Space) -> dict[str, Any]:
-    """The template of all points, of the records of those that stand for them.
+    """Returns the template for the records of all points, made from the records of the representative points.
 
     Raises:
-        ConfigError: see `template_of`.
+        ConfigError: as for `launcher.search.template.template_of`.
     """
     inputs, sweep_id = Inputs(), prepared.path.name
     points = [prepared.points[index] for index in prepared.order]

@@ -1,7 +1,7 @@
-"""Submits the points of a sweep: points with the same job script as one array, and each point only once.
+"""Submits the points of a sweep: points with the same job script as one job array, and each point only once.
 
-A sweep is made once. The same command, given a second time, finds the existing sweep and submits those points that are
-not submitted yet: new points, and those that an interrupted submission left out.
+If the same command is run a second time, it finds the existing sweep, and submits only points that have no job yet: new
+points, and points that an interrupted submission left out.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class SubmittedSweep:
 
     Attributes:
         sweep: the sweep.
-        jobs: the id of each job or array that was submitted, and its points.
-        already_submitted: points that had been submitted before.
-        local: points that run on this machine, a few at a time.
-        not_accepted: points that the scheduler does not accept now.
-        limit: the scheduler's message about points that it does not accept.
-        pilots: the pilots that were submitted; None: the sweep has none.
+        jobs: id of each job or array that was submitted, and its points.
+        already_submitted: points that were submitted by an earlier command.
+        local: points that run on this machine without a scheduler, a few at a time.
+        not_accepted: points that the scheduler does not accept now, because of a limit of jobs.
+        limit: the scheduler's message about these points.
+        pilots: result of the submission of pilots; None: the sweep has no pilots.
     """
 
     sweep: Sweep
@@ -71,7 +71,8 @@ def submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
 
     Raises:
         ConfigError: the directory cannot be made, or an existing point has another config.
-        SubmissionError: the scheduler refused, or did not answer. A second call submits the remaining points.
+        SubmissionError: the scheduler refused points or did not respond, or another command has changed the sweep. A
+            second call submits the remaining points.
     """
     with secret.exported(prepared.secrets):
         return _submit_sweep(prepared)
@@ -109,7 +110,14 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
 
 
 def submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], points: Sequence[int]) -> SubmittedSweep:
-    """Submits the pilots that are not live; the lock is held."""
+    """Submits pilots until as many are live as the sweep's manifest says; the caller holds the submitter's lock.
+
+    Args:
+        sweep: the packed sweep.
+        point: plan of any point.
+        config: resolved config of that point.
+        points: numbers of the points, which are `local` in the result if the pilots run without a scheduler.
+    """
     live_index.add(sweep.path)
     packing = sweep.manifest().packing
     assert packing is not None, "the sweep is packed"
@@ -120,15 +128,15 @@ def submit_pilots(sweep: Sweep, point: JobPlan, config: Mapping[str, Any], point
 def resubmit(
     sweep: Sweep, points: Sequence[int], secrets: Callable[[Run], Mapping[str, str]] = lambda _: {}
 ) -> SubmittedSweep:
-    """Submits points that are over, or that were never submitted. They continue from their checkpoints.
+    """Submits points that are over, or were never submitted. Points with checkpoints continue from them.
 
     Args:
         sweep: the sweep.
-        points: the numbers of the points.
+        points: numbers of the points.
         secrets: returns the secrets that the config of a point sets; others are in this process's environment.
 
     Raises:
-        SubmissionError: the scheduler refused, or did not answer.
+        SubmissionError: the scheduler refused points, or did not respond.
     """
     plans = {index: sweep.run(index).plan() for index in points}
     groups = grouping.groups(plans, sweep.id, sweep.path)
@@ -154,7 +162,7 @@ def resubmit(
 def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
     """Makes the run directories of points that have none, and returns the numbers of these points.
 
-    It does not wait until the files are on disk, because a lost directory can be made from the manifest.
+    It does not wait until the files are on disk, because a lost directory can be made again from the manifest.
     """
     facts: dict[str, Any] | None = None
     made = set()
@@ -175,11 +183,11 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
 
 
 def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
-    """Finds the jobs of arrays that a killed command may have submitted, and records whether there is one.
+    """Looks up the job of each array that a killed command may have submitted, and records it, or that there is none.
 
     Args:
-        sweep: the sweep; the caller holds its lock.
-        plans: plans of points that are known already, by the points' numbers; others are read.
+        sweep: the sweep; the caller holds its submitter's lock.
+        plans: plans of points that have been read already, by number; others are read from the records.
     """
     for each in sweep.submissions():
         if each.job is None:
@@ -193,7 +201,14 @@ def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
 
 @dataclass(frozen=True)
 class _PrecedingJob:
-    """A job of a sweep that must end before another one may start, because of sweep.parallelism."""
+    """A job of a sweep that must end before a later job of the sweep may start, because of sweep.parallelism.
+
+    Attributes:
+        sweep: the sweep.
+        scheduler: name of the job's scheduler.
+        job: id of the job or array.
+        points: numbers of its points.
+    """
 
     sweep: Sweep
     scheduler: str
@@ -205,7 +220,12 @@ class _PrecedingJob:
 
 
 def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
-    """Returns the ids of the jobs, not yet over, that must end before a job with this plan may start."""
+    """Returns the ids of the jobs that are not over and must end before a job with this plan may start.
+
+    Args:
+        plan: plan of the job, whose key `after` may name runs to wait for.
+        preceding: job to wait for because of sweep.parallelism; None: no job.
+    """
     jobs = dependencies.blocking_jobs(plan)
     if preceding is not None and preceding.scheduler == plan.cluster.scheduler and preceding.live():
         jobs.append(preceding.job)
@@ -213,7 +233,7 @@ def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
 
 
 class _ArraySubmitter:
-    """Submits points, array by array."""
+    """Submits the points of a sweep, array by array."""
 
     def __init__(
         self, sweep: Sweep, groups: Sequence[tuple[JobPlan, tuple[int, ...]]], plans: Mapping[int, JobPlan],
@@ -226,7 +246,7 @@ class _ArraySubmitter:
         self._limit = ""  # the scheduler's last message about too many jobs
 
     def submit(self, points: set[int]) -> SubmittedSweep:
-        """Submits these points; a process in the background runs those for this machine."""
+        """Submits these points; starts a background process for points that run without a scheduler."""
         queued = [(plan, tuple(i for i in members if i in points)) for plan, members in self._groups if plan.queued]
         arrays = [
             (plan, members[part.start : part.stop])
@@ -236,10 +256,10 @@ class _ArraySubmitter:
         ]
         throttles = grouping.shares(self._parallelism, [len(members) for _, members in arrays])
         not_accepted: list[int] = []
-        full: list[JobPlan] = []  # plans of arrays that the scheduler accepts no more of
-        last: list[_PrecedingJob | None] = []  # the last job of each array; None: nothing of it was submitted
+        full: list[JobPlan] = []  # plans of arrays of which the scheduler accepts no more jobs
+        last: list[_PrecedingJob | None] = []  # by array: its last job; None: none of its points was submitted
         for number, ((plan, members), throttle) in enumerate(zip(arrays, throttles, strict=True)):
-            before = number - (self._parallelism or len(arrays))  # no more arrays at once than points may run
+            before = number - (self._parallelism or len(arrays))  # so that at most `parallelism` arrays run at once
             preceding = None if before < 0 else last[before]
             submitted = len(self._jobs)
             rest = list(members) if plan in full else self._submit_in_parts(plan, members, throttle, preceding)
@@ -255,30 +275,35 @@ class _ArraySubmitter:
         return SubmittedSweep(self._sweep, tuple(self._jobs), (), local, tuple(not_accepted), self._limit)
 
     def _largest(self, plan: JobPlan, count: int) -> int | None:
-        """Returns the largest number of elements that an array may have; None: no limit is known."""
+        """Returns the scheduler's maximum number of elements of an array; None: no limit is known.
+
+        Args:
+            plan: plan of the array.
+            count: number of its points.
+        """
         return queries(plan).max_array_size(plan) if count > 1 else None
 
     def _last_job(self, plan: JobPlan) -> _PrecedingJob:
-        """Returns the job that was submitted last; `plan` is that of its points."""
+        """Returns the job that was submitted last; `plan`: plan of that job."""
         return _PrecedingJob(self._sweep, plan.cluster.scheduler, *self._jobs[-1])
 
     def _submit_in_parts(
         self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: _PrecedingJob | None
     ) -> list[int]:
-        """Submits points as one array, or as smaller ones if the scheduler accepts no such number of jobs.
+        """Submits points as one array or, if the scheduler refuses that many jobs, as smaller arrays.
 
         Args:
-            plan: the plan of the array.
-            members: the numbers of the points.
-            throttle: how many of them may run at once; None: no limit.
-            preceding: the job that must end before they may start; None: no job.
+            plan: plan of the array.
+            members: numbers of the points.
+            throttle: number of points that may run at once; None: no limit.
+            preceding: job that must end before the points may start; None: no job.
 
         Returns:
-            The points that the scheduler does not accept now.
+            The points that the scheduler does not accept now, because of a limit of jobs.
 
         Raises:
-            SubmissionError: it refuses them for another reason, or does not answer.
-            Interrupted: after Ctrl-C.
+            SubmissionError: the scheduler refuses the points for another reason, or does not respond.
+            Interrupted: the user pressed Ctrl-C.
         """
         try:
             with self._interrupted():
@@ -303,11 +328,11 @@ class _ArraySubmitter:
 
     @contextlib.contextmanager
     def _interrupted(self) -> Iterator[None]:
-        """Delays Ctrl-C until the scheduler has answered, so that the array's job is recorded.
+        """Delays Ctrl-C until the end of the block, in which an array is submitted, so that the job is recorded.
 
         Raises:
-            Interrupted: when the scheduler has answered after a first Ctrl-C, or at the second one. The text says
-                what was submitted.
+            Interrupted: at the end of the block after one Ctrl-C, or at once at a second one. The message says what was
+                submitted, if that is known.
         """
         then = f"repeat the command to submit the rest, or end the sweep with `launcher cancel {self._sweep.id}`"
         try:
@@ -321,7 +346,7 @@ class _ArraySubmitter:
             raise Interrupted(f"{count} of {self._sweep.id} submitted, as {jobs}: {then}")
 
     def _partial_refusal(self, refused: Refused) -> SubmissionError:
-        """Returns the refusal, with what was submitted before it."""
+        """Returns the error for a refusal, with the points that were submitted before it in the message."""
         if not self._jobs:
             return refused
         jobs = ", ".join(job for job, _ in self._jobs)
@@ -361,7 +386,10 @@ class _ArraySubmitter:
 
 
 def start_local_runner(sweep: Sweep) -> None:
-    """Starts a background process that runs points on this machine, or in the allocation that this process is in."""
+    """Starts a background process (`local_points`) that runs the sweep's requested points on this machine.
+
+    Inside an allocation, the points run in this allocation.
+    """
     output = os.open(sweep.path / "points.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(output, "wb") as log:
         subprocess.Popen(
