@@ -1,4 +1,4 @@
-"""Grid Engine: Son of Grid Engine, and those that have its commands (Open, Univa and Altair Grid Engine).
+"""Grid Engine: Son of Grid Engine, and its relatives with the same commands (Open, Univa and Altair Grid Engine).
 
-The modules are listed in `launcher.schedulers`. qrsh starts the tasks. There are no suggestions and no notices.
+`launcher.schedulers` lists the modules. qrsh starts the tasks. There are no modules for suggestions and notices.
 """

@@ -1,6 +1,6 @@
-"""Queries and commands of a live Grid Engine: one process each, with a timeout.
+"""Runs Grid Engine's job commands (qsub, qstat, qacct, qalter, qdel), each with a timeout, and parses their output.
 
-An element of an array is `17_0` here, as for the other schedulers; Grid Engine counts its tasks from 1.
+The first array element has the id `17_0` here, as for the other schedulers; Grid Engine counts array tasks from 1.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
     from launcher.spec.plan import JobPlan
 
-TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job's context that it is found by
-# Messages of the commands when the qmaster was not reached,
+TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job's context by which `find` finds it
+# Error messages of the commands if the qmaster was not reached.
 _UNREACHED = r"unable to contact qmaster|can't (get|read) (the )?qmaster|cannot reach qmaster|error: commlib error"
 UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROOT is not set", re.IGNORECASE)
-# and when that is so or its answer was lost.
+# Error messages if the qmaster was not reached or its reply was lost, so that the job may exist.
 NO_ANSWER = re.compile(rf"{UNREACHED.pattern}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
-# What it says when the user has as many jobs as are allowed; it accepts more when some have ended.
+# Error messages if the user has reached a limit on the number of jobs.
 JOB_LIMIT = re.compile(r"jobs are allowed per (?:user|cluster)", re.IGNORECASE)
 SUBMITTED = re.compile(r'^Your job(?:-array)? (\d+)(?:\.\S+)? \("', re.MULTILINE)
-FEW = 3  # jobs that are over and are queried one by one
-# Codes in the field `failed` of an accounting record (sge_status(5)): a limit ended the job; it was rescheduled.
+FEW = 3  # up to this number of ended jobs or arrays, each is queried by itself; more with one query
+# Codes in the field `failed` of an accounting record (sge_status(5)): a limit ended the job; the job was rescheduled.
 LIMIT, RESCHEDULED = "37", "25"
 
 
 @dataclass(frozen=True)
 class SGE:
-    """The commands of one Grid Engine.
+    """Grid Engine's queries and commands for jobs; see `queries.Queries`.
 
     Attributes:
-        timeout: seconds that one command may take.
+        timeout: timeout of each command in seconds.
     """
 
     timeout: float = 60
@@ -52,30 +52,31 @@ class SGE:
         """Runs a command, and returns its standard output.
 
         Raises:
-            QueryError: it is not there, fails, or takes too long.
+            QueryError: the command is not on PATH, fails with an exit code not in `good`, or exceeds the timeout.
         """
         return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """Returns the jobs of this user that are not over, and the elements of their arrays, by id."""
+        """Returns this user's jobs that have not ended, and the elements of their arrays, by id."""
         return parse_jobs(self.run("qstat", "-xml", "-g", "d", "-u", getpass.getuser()))
 
     def count_jobs(self) -> Counter[str]:
-        """Returns how many jobs of this user wait or run, by queue; "": of all. An array counts by its elements."""
+        """Returns the number of this user's pending and running jobs and array elements by queue; "" is the total."""
         return parse_counts(self.run("qstat", "-xml", "-r", "-g", "d", "-u", getpass.getuser()))
 
     def key(self, job_id: str) -> str:
-        """Returns the key of a job in `jobs`: its id."""
+        """Returns the job's key in `jobs`, which is its id."""
         return job_id
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """Returns the accounting record of a job; None: there is none, or accounting cannot be read here."""
+        """Returns the accounting record of a job, or None if it has none or accounting cannot be read here."""
         return self.ended_family(array_of(job_id)).get(job_id)
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """Returns the accounting records of these jobs: a query for each of a few, else one for all of the user.
+        """Returns the accounting records of these jobs by id. Jobs without a record are omitted.
 
-        qacct reads its whole file for any query.
+        Up to FEW jobs or arrays are queried one by one; more with one query for all jobs of the user. qacct reads its
+        whole file for each query.
         """
         if len({array_of(each) for each in job_ids}) > FEW:
             found = self._accounting("-o", getpass.getuser(), "-j")
@@ -86,11 +87,11 @@ class SGE:
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     def family(self, job_id: str) -> str:
-        """Returns the array of an element: one query returns all of its records."""
+        """Returns the array id of an element, because one query returns all elements; a plain job's own id."""
         return array_of(job_id)
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """Returns the accounting records of a job, or of all elements of an array."""
+        """Returns the accounting records of a job, or of all elements of an array, by id."""
         return self._accounting("-j", family)
 
     def _accounting(self, *arguments: str) -> dict[str, SchedulerJob]:
@@ -98,27 +99,31 @@ class SGE:
             return {job_id: last_of(each) for job_id, each in records(self.accounting(*arguments)).items()}
         except AnswerLost:
             raise
-        except QueryError:  # there is no accounting file, or no such job in it
+        except QueryError:  # no accounting file, or no such job in it
             return {}
 
     def accounting(self, *arguments: str) -> str:
         """Returns the output of qacct.
 
         Raises:
-            QueryError: it finds nothing, or there is no accounting.
+            QueryError: qacct finds no record, or the site has no accounting.
         """
         return self.run("qacct", *arguments)
 
     def details(self, job: str) -> Element | None:
-        """Returns all attributes of a job that is not over, or of all jobs of a name; None: there is no such job."""
+        """Returns the XML tree of `qstat -j` with all attributes of live jobs, or None if there are none.
+
+        Args:
+            job: job numbers separated by commas, or a job name.
+        """
         answer = self.run("qstat", "-xml", "-j", job, good=(0, 1))
         root = parsed(answer)
         return None if root.tag == "unknown_jobs" or root.find(".//JB_job_number") is None else root
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Returns token and output file of jobs and arrays with these numbers, by number; one command.
+        """Returns the token of live jobs and arrays, and the path of a file in their script's folder, by job number.
 
-        The output is in the folder of the script.
+        Runs one command.
         """
         root = self.details(",".join(numbers)) if numbers else None
         found = {}
@@ -129,10 +134,10 @@ class SGE:
         return found
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the job with this name and token that is not over; None: there is none.
+        """Returns the id of the live job with this name and token, or None.
 
         Raises:
-            QueryError: Grid Engine did not answer.
+            QueryError: Grid Engine did not answer, so it is unknown whether such a job exists.
         """
         root = self.details(name)
         jobs = [] if root is None else jobs_of(root)
@@ -140,26 +145,27 @@ class SGE:
         return numbers[-1] if numbers else None
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
-        """Submits a script with qsub, and returns the id of its job.
+        """Submits a script with qsub, and returns the job's id.
 
-        | qsub prints | exits | there is |
+        | qsub prints | exit code | result |
         |---|---|---|
-        | `Your job 7 ("name") has been submitted` | 0, or 1 with a warning before it | a job |
-        | a message that the qmaster was not reached, or its answer was lost | any | perhaps one |
-        | anything else | any | none |
+        | `Your job 7 ("name") has been submitted` | 0, or 1 after a warning | the job's id |
+        | a message that the qmaster was not reached, or its reply was lost | any | NoAnswer |
+        | anything else | 0 | NoAnswer |
+        | anything else | not 0 | Refused |
 
         Args:
-            script: its path; with `text` it does not count.
-            environment: of qsub.
-            arguments: more of them.
-            text: the script itself.
+            script: path of the script; ignored with `text`.
+            environment: environment of qsub.
+            arguments: further qsub options.
+            text: text of the script, which is sent to qsub's stdin.
 
         Raises:
-            Refused: Grid Engine refused the job; with its message, and where to look.
-            NoAnswer: it is unknown whether Grid Engine accepted the job.
+            Refused: Grid Engine refused the job; the text has its message and a hint.
+            NoAnswer: the reply was lost, so the job may or may not exist.
         """
         noted = command_line(Path(script).read_text() if text is None else text)
-        command = ["qsub", *noted, *arguments, *([script] if text is None else [])]  # its standard input otherwise
+        command = ["qsub", *noted, *arguments, *([script] if text is None else [])]  # without a path, qsub reads stdin
         done = run_submission(command, timeout=self.timeout, environment=environment, text=text)
         if ids := SUBMITTED.findall(f"{done.stdout}\n{done.stderr}"):
             return str(ids[-1])
@@ -175,11 +181,11 @@ class SGE:
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a job with this token that starts when all these have ended, with any outcome."""
+        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `queries.Queries`."""
         return self.submit(script, environment, "-ac", f"{TOKEN}={token}", *dependency(jobs))
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Replaces the dependencies of a job that has not started.
+        """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended.
 
         Raises:
             QueryError: Grid Engine does not answer, or refuses.
@@ -187,7 +193,7 @@ class SGE:
         self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
 
     def cancel(self, job_id: str) -> None:
-        """Cancels a job; it is no error if the job has ended already, or is being deleted.
+        """Cancels a job. A job that has ended already or is being deleted is no error.
 
         Raises:
             AnswerLost: it is unknown whether the job was cancelled.
@@ -215,11 +221,12 @@ class SGE:
         self.run("qalter", "-tc", str(most), array_of(job_id))
 
     def max_array_size(self, plan: JobPlan | None = None) -> int | None:
-        """Returns the maximum size of an array (max_aj_tasks of the configuration); None: there is no limit (0)."""
+        """Returns the maximum size of an array (max_aj_tasks of the configuration), or None without a limit (0)."""
         match = re.search(r"^max_aj_tasks\s+(\d+)", self.run("qconf", "-sconf"), re.MULTILINE)
         return (int(match[1]) or None) if match else None
 
 
+# Hints for the user after a refusal, by a pattern of qsub's message.
 HINTS = (
     (r"parallel environment .* does not exist", "`qconf -spl` lists the parallel environments"),
     (r"unknown queue", "`qconf -sql` lists the queues"),
@@ -231,9 +238,9 @@ HINTS = (
 
 
 def command_line(script: str) -> list[str]:
-    """Returns the options that a script notes for the command line of qsub (`#qsub -g GROUP`). Pure.
+    """Returns the qsub options in a script's lines `#qsub -g GROUP`, for the command line of qsub. Pure.
 
-    Altair's qsub takes some options there, and not in a line with #$.
+    Altair's qsub takes some options only from the command line, not from a #$ line.
     """
     return shlex.split(" ".join(re.findall(r"^#qsub (-.*)$", script, re.MULTILINE)))
 
@@ -242,20 +249,21 @@ def command_line(script: str) -> list[str]:
 
 
 def array_of(job_id: str) -> str:
-    """Returns the id of the array of an element, or the id itself for a plain job. Pure."""
+    """Returns the array id of an array element (`17` for 17_0); the id of a plain job is returned unchanged. Pure."""
     return job_id.partition("_")[0]
 
 
 def sge_id(job_id: str) -> str:
-    """Returns the id as Grid Engine prints it: `17.1` for the first element of an array, 17_0. Pure."""
+    """Converts an id to Grid Engine's syntax: `17.1` for the first element of an array, 17_0. Pure."""
     number, _, element = job_id.partition("_")
     return f"{number}.{int(element) + 1}" if element else number
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns the options of qsub for a job that starts when all these have ended, with any outcome. Pure.
+    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome. Pure.
 
-    A job cannot depend on an element alone, so the dependency is on its array. Jobs that are over block nothing.
+    A job cannot depend on one array element, so the dependency is on the whole array. Ended jobs are ignored by
+    Grid Engine.
     """
     return ["-hold_jid", ",".join(dict.fromkeys(map(array_of, jobs)))] if jobs else []
 
@@ -266,14 +274,13 @@ def dependency(jobs: Sequence[str]) -> list[str]:
 def state_of(letters: str) -> JobState:
     """Returns the state of a job from the letters that qstat prints (qstat(1)). Pure.
 
-    | letters | the job |
+    | letters (the first row that matches applies) | state |
     |---|---|
-    | E in qw: an error while it was started | waits until the error is cleared (qmod -cj) |
-    | z | is over |
-    | s, S, T, N, P: it is suspended | suspended |
-    | r, t, d of a running one | runs |
-    | q, w, h, R of a waiting one | waits |
-    | anything else | unknown |
+    | with z | GONE |
+    | with q or w, also Eqw: its start failed, and it waits for `qmod -cj` | PENDING |
+    | with s, S, T, N or P | SUSPENDED |
+    | with r or t | RUNNING |
+    | anything else | UNKNOWN |
     """
     if "z" in letters:
         return JobState.GONE
@@ -287,10 +294,10 @@ def state_of(letters: str) -> JobState:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of `qstat -xml -g d`: a `job_list` for each job and each element of an array. Pure.
+    """Parses the output of `qstat -xml -g d`; returns jobs and array elements by id. Pure.
 
     Raises:
-        QueryError: it cannot be read.
+        QueryError: the output cannot be parsed.
     """
     jobs: dict[str, SchedulerJob] = {}
     for each in parsed(text).iter("job_list"):
@@ -302,7 +309,7 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def records(text: str) -> dict[str, list[dict[str, str]]]:
-    """Parses the output of `qacct -j`: all records of each job, oldest first, by the id of the job. Pure."""
+    """Parses the output of `qacct -j`; returns the records of each job, oldest first, by job id. Pure."""
     found: dict[str, list[dict[str, str]]] = {}
     for block in re.split(r"^=+$", text, flags=re.MULTILINE):
         pairs = (line.split(None, 1) for line in block.splitlines())
@@ -314,10 +321,12 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Counts the jobs in the output of `qstat -xml -r -g d` by queue: where they run, or which they ask for. Pure.
+    """Counts the jobs in the output of `qstat -xml -r -g d` by the queue in which they run or wait. Pure.
+
+    A pending job counts in each queue that it requests; "" is the total.
 
     Raises:
-        QueryError: it cannot be read.
+        QueryError: the output cannot be parsed.
     """
     found: Counter[str] = Counter()
     for each in parsed(text).iter("job_list"):
@@ -327,16 +336,19 @@ def parse_counts(text: str) -> Counter[str]:
 
 
 def outcome(record: Mapping[str, str]) -> str:
-    """Returns the outcome of one record of a job, as a state of Slurm, which submitit and post-mortem know. Pure.
+    """Returns the outcome of one execution of a job, with Slurm's state names, which submitit knows. Pure.
 
-    | failed | exit_status | the job is |
+    | failed | exit_status | outcome |
     |---|---|---|
-    | 25 (it was rescheduled) | any | REQUEUED: it was started again, or deleted before that |
+    | 25 (rescheduled) | any | REQUEUED: it was started again, or deleted before that |
     | 37 (h_rt and other limits) | any | TIMEOUT |
-    | any, with who deleted it (`deleted_by`, only Univa's and Altair's) | any | CANCELLED |
-    | 0 | 0, and no process had a page fault | FORGOTTEN: no node reported its end (`qdel -f`) |
+    | any, with a `deleted_by` (only Univa's and Altair's) | any | CANCELLED |
+    | 0 | 0, without any page fault (ru_minflt 0) | FORGOTTEN: no node reported the end (`qdel -f`) |
     | 0 | 0 | COMPLETED |
     | anything else | any | FAILED |
+
+    Args:
+        record: accounting record of the execution.
     """
     code = record.get("failed", "").split(" ")[0]
     if code in (LIMIT, RESCHEDULED):
@@ -349,7 +361,11 @@ def outcome(record: Mapping[str, str]) -> str:
 
 
 def deleter(record: Mapping[str, str]) -> str:
-    """Returns the user who deleted the job; empty: nobody, or not recorded (only Univa's and Altair's do). Pure."""
+    """Returns the user who deleted the job; empty if nobody did, or not recorded (only Univa's and Altair's do). Pure.
+
+    Args:
+        record: accounting record of an execution.
+    """
     by = record.get("deleted_by", "NONE").partition("@")[0]
     return "" if by == "NONE" else by
 
@@ -360,7 +376,11 @@ STATES = {
 
 
 def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
-    """Returns the outcome of a job from the last of its records. Pure."""
+    """Returns the job with the outcome of its last execution. Pure.
+
+    Args:
+        times: accounting records of the job, oldest first.
+    """
     record = times[-1]
     task, state = record.get("taskid", ""), outcome(record)
     job_id = record["jobnumber"] + (f"_{int(task) - 1}" if task.isdecimal() else "")
@@ -373,11 +393,15 @@ def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
 
 
 def parsed(text: str) -> Element:
-    """Parses the XML output of a command. Raises QueryError if that is not possible."""
+    """Parses the XML output of a command; without a known job, returns an element `unknown_jobs`.
+
+    Raises:
+        QueryError: the output is not valid XML.
+    """
     # Lazily: 2 ms, and submissions need none of it
     from xml.etree import ElementTree
 
-    # Names of `unknown_jobs` may begin with a digit or be empty in what qstat prints, which no parser takes.
+    # qstat prints elements of `unknown_jobs` with names that are empty or start with a digit, which is invalid XML.
     if "<unknown_jobs" in text:
         return ElementTree.Element("unknown_jobs")
     try:
@@ -387,12 +411,12 @@ def parsed(text: str) -> Element:
 
 
 def jobs_of(root: Element) -> list[Element]:
-    """Returns the jobs in the output of `qstat -j`."""
+    """Returns the elements of jobs in the XML output of `qstat -j`."""
     return [each for each in root.iterfind("djob_info/*") if each.find("JB_job_number") is not None]
 
 
 def _token(job: Element) -> str:
-    """Returns the token in the context of a job; empty: it has none."""
+    """Returns the token in a job's context; empty if the job has none."""
     for each in job.iterfind("JB_context/*"):
         if each.findtext("VA_variable") == TOKEN:
             return each.findtext("VA_value", "")

@@ -1,4 +1,7 @@
-"""Diagnosis on Grid Engine: pending reasons, job history, checks and facts of the site."""
+"""Grid Engine's diagnosis capabilities: pending reasons, job history, doctor checks and site survey.
+
+Imports the modules that implement them on use.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SGEDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
-    """Grid Engine."""
+    """The diagnosis capabilities of Grid Engine."""
 
     command = "qsub"
 

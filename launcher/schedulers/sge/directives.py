@@ -1,4 +1,7 @@
-"""Makes the #$ lines of a plan, or of an executor's parameters, as in qsub(1) of Son of Grid Engine 8.1.9. Pure."""
+"""Makes the #$ lines of a plan, or of a function executor's parameters. Pure.
+
+Options are those of qsub(1) of Son of Grid Engine 8.1.9.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from launcher.spec.plan import JobPlan, settings_of
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
 RESOURCE = re.compile(r"[A-Za-z_][\w.-]*")
 VALUE = re.compile(r"""[^\s,'"\\$]+""")
-# A word in a #$ line: qsub reads it like a shell, but knows no way to write a quote or a backslash within quotes.
+# A word in a #$ line: qsub parses it like a shell, but a quote or a backslash within quotes cannot be escaped.
 WORD = re.compile(r"""[^\s'"\\]+""")
 OPTION = re.compile(r"[A-Za-z][A-Za-z_]*")
 LIMIT = re.compile(r"(^|,)\s*[hs]_rt\s*=")
 PARALLEL = re.compile(r"[A-Za-z_][\w.*-]*")
 
-# Options that the launcher sets, and what to use instead.
+# Options that cluster.directives cannot set, and what to use instead.
 TAKEN = {
     "N": "use name",
     "t": "the array is the launcher's",
@@ -51,14 +54,14 @@ TAKEN = {
 
 @dataclass(frozen=True)
 class Amounts:
-    """What a job asks for on its nodes.
+    """The resources that a job requests.
 
     Attributes:
-        settings: parallel environment, slots and resources.
-        nodes: the number of nodes.
+        settings: parallel environment, slots on each node, and further resources.
+        nodes: number of nodes.
         gpus: GPUs of each node.
-        mem: bytes of each node; None: not asked for.
-        prefix: what precedes the names of the settings where the user sets them.
+        mem: memory of each node in bytes; None: not requested.
+        prefix: prefix of the settings' names in error messages, as the user writes them.
     """
 
     settings: SGESettings
@@ -69,11 +72,15 @@ class Amounts:
 
     @property
     def slots(self) -> int:
-        """The slots on each node."""
+        """Number of slots on each node."""
         return self.settings.slots or 1
 
     def environment(self) -> tuple[str, str] | None:
-        """Returns the parallel environment and the slots of the job; None: it needs no parallel environment."""
+        """Returns the parallel environment and the job's slots on all nodes, or None if the job needs none.
+
+        Raises:
+            ConfigError: the job needs a parallel environment and has none, or its settings contradict each other.
+        """
         settings, prefix, name = self.settings, self.prefix, self.settings.parallel_environment
         if settings.node_resource is not None:
             if name is not None or settings.slots is not None:
@@ -95,10 +102,11 @@ class Amounts:
         return name, str(self.nodes * self.slots)
 
     def resources(self) -> dict[str, Any]:
-        """Returns the resources of the job by name. Amounts count for each slot.
+        """Returns the job's resources for -l by name. Grid Engine counts amounts per slot.
 
         Raises:
-            ConfigError: an amount cannot be divided among the slots of a node, or nothing names the resource for it.
+            ConfigError: an amount cannot be divided among the slots of a node, or the site's name of the resource is
+                not configured.
         """
         settings, prefix = self.settings, self.prefix
         found: dict[str, Any] = {}
@@ -128,18 +136,21 @@ class Amounts:
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a job, for qsub.
+    """The request of a job, from which `options` makes qsub's options.
 
     Attributes:
-        name: the job's name.
-        folder: of the job's output file.
-        output: the name of that file.
-        token: by which the job is found later.
-        walltime: seconds.
-        amounts: what it asks for on its nodes.
-        array: indices and throttle (`0-14%4`).
-        rerunnable: Grid Engine may start the job again.
-        directives: more options by their name.
+        name: job name.
+        folder: directory of the job's output file.
+        output: name of the output file.
+        token: unique text by which a later query finds the job; the value of TOKEN in its context.
+        walltime: wall time in seconds.
+        amounts: resources that the job requests.
+        queue: qsub -q.
+        project: qsub -P.
+        account: qsub -A.
+        array: indices and throttle of an array (`0-14%4`); None: a plain job.
+        rerunnable: whether Grid Engine may start the job again.
+        directives: further options by name. A list adds the option once per value; True adds it without a value.
     """
 
     name: str
@@ -157,16 +168,16 @@ class Request:
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
-    """Returns the options of a run.
+    """Returns the request of a run's job.
 
     Args:
-        plan: the run.
-        token: by which the job is found later.
-        array: indices and throttle of an array (`0-14%4`).
-        folder: of the job's output; None: the directory of the run.
+        plan: the run's plan.
+        token: unique text by which a later query finds the job.
+        array: indices and throttle of an array (`0-14%4`); None: a plain job.
+        folder: directory of the job's output; None: the run directory.
 
     Raises:
-        ConfigError: the group cannot be one.
+        ConfigError: cluster.group is not a valid name.
     """
     settings = settings_of(plan, SGESettings)
     if settings.group is not None and not NAME.fullmatch(settings.group):
@@ -188,26 +199,26 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
 
 
 def amounts(plan: JobPlan) -> Amounts:
-    """Returns what a run asks for on its nodes."""
+    """Returns the resources that a run's job requests."""
     return Amounts(settings_of(plan, SGESettings), plan.nodes, plan.gpus_per_node, plan.mem)
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the options of a run, as they stand after #$; see `of_plan` and `lines_of`."""
+    """Returns the #$ lines of a run without this prefix; for arguments and errors see `of_plan` and `lines_of`."""
     return lines_of(of_plan(plan, token, array, folder))
 
 
 def lines_of(request: Request) -> list[str]:
-    """Returns the options of a job, as they stand after #$.
+    """Returns the #$ lines of a job without this prefix.
 
     Raises:
-        ConfigError: a value cannot be written in a #$ line, or an extra option collides with ours.
+        ConfigError: a value cannot be written in a #$ line, or `directives` has an option of TAKEN.
     """
     return [_line(name, *values) for name, values in options(request)]
 
 
 def options(request: Request) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns the options in the order of the script, each with its values; see `lines_of`."""
+    """Returns qsub's options in the order of the script, each as its name and its values; for errors see `lines_of`."""
     if not NAME.fullmatch(request.name):
         raise ConfigError(
             f"name={request.name!r} cannot be a Grid Engine job's name: begin it with a letter or _, and use letters, "
@@ -234,7 +245,7 @@ def options(request: Request) -> list[tuple[str, tuple[str, ...]]]:
             found.append(("tc", (most,)))
     found += [
         ("r", ("y" if request.rerunnable else "n",)),
-        ("notify", ()),  # SIGUSR2 comes before SIGKILL
+        ("notify", ()),  # Grid Engine sends SIGUSR2 before SIGKILL
         ("o", (f"{request.folder}/{request.output}",)),
         ("j", ("y",)),
         ("ac", (f"{TOKEN}={request.token}",)),
@@ -244,12 +255,12 @@ def options(request: Request) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def slots_per_node(plan: JobPlan) -> int:
-    """Returns the slots of the run on each node."""
+    """Returns the number of slots that a run requests on each node."""
     return amounts(plan).slots
 
 
 def asked_for(plan: JobPlan) -> list[str]:
-    """Returns the names of all resources that a run requests."""
+    """Returns the names of all resources that a run requests with -l."""
     return ["h_rt", *amounts(plan).resources()]
 
 
@@ -268,7 +279,11 @@ def _resource(name: str, value: Any) -> str:
 def _with_extra(
     ours: Sequence[tuple[str, tuple[str, ...]]], directives: Mapping[str, Any]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Adds the extra options of the profile, which replace ours of the same name; `l` is added to ours."""
+    """Returns the options with the extra ones, which replace options of the same name, except `l`, which is added.
+
+    Raises:
+        ConfigError: an extra option is in TAKEN or invalid, or sets the wall time.
+    """
     extra: list[tuple[str, tuple[str, ...]]] = []
     for name, value in directives.items():
         if name in TAKEN:
@@ -287,10 +302,10 @@ def _with_extra(
 
 
 def _line(name: str, *values: str) -> str:
-    """Returns an option as qsub reads it in a line of the script.
+    """Returns an option for a #$ line.
 
     Raises:
-        ConfigError: a value cannot be written there.
+        ConfigError: a value cannot be written in a #$ line.
     """
     for value in values:
         if not WORD.fullmatch(value):
@@ -299,10 +314,10 @@ def _line(name: str, *values: str) -> str:
 
 
 def names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Validates the extra options of a profile, which are named `m` or `ar`; some may be given several times.
+    """Validates cluster.directives, and returns the values by option name (`m`, `ar`); a list repeats the option.
 
     Raises:
-        ConfigError: one cannot be an option, or its value is neither text nor a number.
+        ConfigError: a name is not that of an option, or its value is neither text nor a number.
     """
     for option, value in values.items():
         if not OPTION.fullmatch(str(option)):

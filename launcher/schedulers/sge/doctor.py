@@ -1,4 +1,4 @@
-"""Checks of a Grid Engine, and of a profile against its queues."""
+"""The checks of `doctor` for Grid Engine, and for a profile against its queues, parallel environments and resources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 
 
 def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
-    """Checks the live Grid Engine of a profile, command by command."""
+    """Yields findings about Grid Engine (reachable, queues, accounting), and about the profile compared with it."""
     answer = timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
     yield from reachable("Grid Engine", version, answer, "SGE_ROOT, SGE_CELL")
     if answer.error:
@@ -43,7 +43,7 @@ def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
 
 
 def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
-    """Returns a line for each queue, with its limits; the queues of the profile are marked. Pure."""
+    """Returns a line for each queue with its time limit. Marks the queues of the profile (`own`: `a,b`). Pure."""
     wanted = set(own.split(",")) if own else set()
     rows = []
     for each in queues:
@@ -60,7 +60,7 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
-    """Compares a profile with the queues that it uses. Pure."""
+    """Yields findings on whether a profile's queues exist and its time limit fits them. Pure."""
     known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
     own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
     for name in own:
@@ -76,7 +76,7 @@ def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Findi
 
 
 def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
-    """Compares the parallel environment of a profile with those of the site. Pure."""
+    """Yields findings on whether a profile's parallel environment exists and gives each node its slots. Pure."""
     settings = own_settings(cluster, SGESettings)
     usable = [each for each in environments if each.per_host and each.starts_tasks]
     own = next((each for each in environments if each.name == settings.parallel_environment), None)
@@ -101,7 +101,7 @@ def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -
 
 
 def instead(usable: Sequence[ParallelEnvironment]) -> str:
-    """Returns which parallel environment to use, or what to ask an administrator for. Pure."""
+    """Returns advice for the user: a usable parallel environment to set, or what to ask the administrator for. Pure."""
     if usable:
         each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
         return f"set cluster.parallel_environment to {each}"
@@ -112,7 +112,7 @@ def instead(usable: Sequence[ParallelEnvironment]) -> str:
 
 
 def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
-    """Compares the resources that a profile names with those of the site. Pure."""
+    """Yields problems with resources that a profile names, and a warning if cluster.gpu_resource is not set. Pure."""
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     settings = own_settings(cluster, SGESettings)
     named = {"gpu_resource": settings.gpu_resource, "mem_resource": settings.mem_resource}
@@ -127,7 +127,7 @@ def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Findin
 
 
 def gpus(complexes: Sequence[Complex]) -> list[str]:
-    """Returns the resources that seem to count GPUs. Pure."""
+    """Returns the names of the resources that seem to count GPUs. Pure."""
     return [
         each.name
         for each in complexes

@@ -1,4 +1,4 @@
-"""Submits runs to Grid Engine."""
+"""Submits runs to Grid Engine through submitit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.spec.plan import JobPlan
 
 
 class SGERunExecutor(RunExecutor):
-    """Submits one plan with qsub."""
+    """Submits the jobs of one plan with qsub."""
 
     job_class = SGEJob
 
@@ -25,7 +25,7 @@ class SGERunExecutor(RunExecutor):
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
-            # -V would put all of it where everybody can read it (qstat -j).
+            # Not qsub -V, with which all users could read the whole environment (qstat -j).
             own = environment_file.write(run, self._handed or [run], self.plan, exports)
             options = dependency(self._blocking_jobs())
             self._submitting()

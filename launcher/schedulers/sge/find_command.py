@@ -8,10 +8,14 @@ from collections.abc import Mapping
 
 
 def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Returns the path of a command; None: there is none.
+    """Returns the path of a Grid Engine command, or None if it is not found.
 
-    It is looked up on PATH, in the PATH of the submission, and in the folder of Grid Engine, because the PATH of a node
-    may lack it.
+    Searches PATH, then the PATH of the submission (SGE_O_PATH) and $SGE_ROOT/bin/ARCH, because a node's PATH may lack
+    the commands.
+
+    Args:
+        command: name of the command.
+        environ: environment to search with; None: that of this process.
     """
     environ = os.environ if environ is None else environ
     root, arch = environ.get("SGE_ROOT"), environ.get("SGE_ARCH") or environ.get("ARC")

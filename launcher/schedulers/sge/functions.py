@@ -1,4 +1,4 @@
-"""What submitit's functions need of Grid Engine."""
+"""The interface of schedulers/functions/ for Grid Engine, with which submitit functions are submitted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.schedulers.sge.parameters import Parameters
 
 
 class SGEFunctions(FunctionScheduler):
-    """Grid Engine."""
+    """Grid Engine as a scheduler of submitit functions."""
 
     kind = Kind.GRID_ENGINE
     parameters = Parameters

@@ -1,4 +1,4 @@
-"""The executions of a job, from its accounting records."""
+"""Reads all executions of a job, with their peak memory, from Grid Engine's accounting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.schedulers.sge.commands import SGE, array_of, deleter, outcome, re
 
 
 def history(sge: SGE, job_id: str) -> list[JobExecution]:
-    """Returns all executions of a job, oldest first; none where there is no accounting."""
+    """Returns all executions of a job, oldest first; [] if the site has no accounting."""
     try:
         return of_records(records(sge.accounting("-j", array_of(job_id))).get(job_id, []))
     except QueryError:
@@ -20,7 +20,7 @@ def history(sge: SGE, job_id: str) -> list[JobExecution]:
 
 
 def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
-    """Converts the accounting records of one job. Pure."""
+    """Converts the accounting records of one job to executions. Pure."""
     return [
         JobExecution(
             outcome(each), deleter(each), _moment(each.get("start_time", "")),
@@ -33,7 +33,7 @@ def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
 def _moment(text: str) -> str:
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.strptime(text, "%a %b %d %H:%M:%S %Y"))
-    except ValueError:  # -/- of a job that did not run; Univa's has another form
+    except ValueError:  # -/- for a job that did not run; Univa Grid Engine prints another format
         return ""
 
 

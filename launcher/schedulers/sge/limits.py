@@ -1,4 +1,4 @@
-"""Checks a plan against queues, parallel environments and resources of a Grid Engine before submission. Pure."""
+"""Checks a plan against Grid Engine's queues, parallel environments and resources before submission. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
-    """Checks a plan against its queues, or against all queues if it names none.
+    """Checks that a queue of the plan (any queue if the plan names none) could run the plan's job.
 
     Returns:
-        The queues that could run it.
+        The queues that could run the job; all queues if the plan names only patterns.
 
     Raises:
-        ConfigError: there is no such queue, or none gives it the time or the parallel environment that it asks for.
+        ConfigError: a queue does not exist, or no queue allows the plan's wall time and parallel environment.
     """
     known, settings = {queue.name: queue for queue in queues}, settings_of(plan, SGESettings)
     wanted = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else list(known)
@@ -50,21 +50,22 @@ def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQu
 def check_environment(
     plan: JobPlan, own: ParallelEnvironment | None, others: Sequence[ParallelEnvironment] = ()
 ) -> None:
-    """Checks the parallel environment of a plan.
+    """Checks that the plan's parallel environment gives each node its slots.
 
-    | allocation_rule | one node | several nodes |
+    | allocation_rule | accepted with one node | accepted with several nodes |
     |---|---|---|
-    | a number | as many slots on each node | the same |
-    | $pe_slots | any number of slots | refused: all are on one |
-    | $fill_up, $round_robin | one slot | refused: the number on each node is not known |
+    | a number | this number of slots | this number of slots on each node |
+    | $pe_slots | any number of slots | never: all slots are on one node |
+    | $fill_up, $round_robin | one slot | never: the number of slots on each node is not known |
 
     Args:
-        plan: the run.
-        own: its parallel environment; None: there is none of that name.
-        others: all parallel environments.
+        plan: the run's plan.
+        own: the plan's parallel environment; None: it does not exist.
+        others: all parallel environments of the site, for the error.
 
     Raises:
-        ConfigError: it would not give each node its slots, or a job could start nothing on other nodes.
+        ConfigError: the parallel environment does not exist, does not give each node its slots, has too few slots, or
+            lets a job start nothing on its other nodes.
     """
     name = settings_of(plan, SGESettings).parallel_environment
     if name is None:
@@ -88,7 +89,7 @@ def check_environment(
 
 
 def problem(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
-    """Returns why a plan cannot use a parallel environment; None: it can."""
+    """Returns why a plan cannot use a parallel environment, or None if it can."""
     each = slots_per_node(plan)
     if pe.per_host is None and plan.nodes > 1:
         return f"its allocation_rule is {pe.rule}, which does not give each of {plan.nodes} nodes its slots"
@@ -104,7 +105,7 @@ def problem(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
 
 
 def ask_for(plan: JobPlan) -> str:
-    """Returns what to ask an administrator for, where no parallel environment is usable."""
+    """Returns what a user should ask the administrator for if no parallel environment is usable for the plan."""
     each = slots_per_node(plan)
     return (
         f"ask the administrator for a parallel environment with `allocation_rule {each}` and `control_slaves TRUE` "
@@ -113,10 +114,15 @@ def ask_for(plan: JobPlan) -> str:
 
 
 def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Complex]) -> None:
-    """Checks that the site has the resources of a job, and that a job can request them.
+    """Checks that the site has the resources of a job, and that jobs can request them.
+
+    Args:
+        plan: the run's plan.
+        asked: names of the job's resources.
+        complexes: resources of the site.
 
     Raises:
-        ConfigError: one is not known, or no job can ask for it.
+        ConfigError: a resource does not exist, or jobs cannot request it.
     """
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     for name in asked:

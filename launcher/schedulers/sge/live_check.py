@@ -1,4 +1,4 @@
-"""Compares a plan with the queues, parallel environments and hosts that Grid Engine has now."""
+"""Checks a plan against Grid Engine's live queues, parallel environments, resources and hosts before a submission."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launcher.spec.plan import JobPlan, settings_of
 
 
 def compare(plan: JobPlan) -> tuple[str, ...]:
-    """Compares a plan with the live Grid Engine, and returns notes for the user.
+    """Checks a plan against the live Grid Engine, and returns notes for the user.
 
     Raises:
-        ConfigError: there is no room for the plan, or the nodes cannot see its directory.
+        ConfigError: the job could never start, or the nodes cannot see its run directory.
     """
     resources = ResourceQueries(SGE(plan.cluster.submit_timeout))
     try:

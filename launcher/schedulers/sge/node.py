@@ -1,12 +1,13 @@
-"""The program that qrsh starts on a node of the job. It starts the tasks of that node, and waits for them.
+"""The program that qrsh starts on each node of a job. It starts the tasks of its node, and waits for them.
 
     python node.py        reads a request (a line of base64 of zlib of JSON, see `encode`), then lines TERM and KILL
 
-Its exit status is that of the task that failed first. When its standard input is closed, the process that started it
-has ended: the tasks get SIGTERM, and SIGKILL after `grace` seconds. A task that is killed by a signal gives the exit
-status 128 + N, because Grid Engine deletes the whole job when a process that qrsh started is killed by a signal.
+It exits with the status of the first failed task. If a signal N killed that task, the status is 128 + N, because Grid
+Engine deletes the whole job when a process that qrsh started is killed by a signal. When its standard input is closed,
+the process that started it has ended: the tasks get SIGTERM, and SIGKILL after `grace` seconds.
 
-It is run by its path and uses the standard library only: where the launcher is stands in the request.
+It is run by its path and uses only the standard library, because the launcher's location is known only from the
+environment in the request.
 """
 
 from __future__ import annotations
@@ -37,25 +38,30 @@ def encode(values: Mapping[str, Any]) -> bytes:
     """Encodes a request as one line. Pure.
 
     Args:
-        values: `environment`, `cwd`, `command`, `tasks` (variables of each task), `grace` in seconds, `keep_going`,
-            `started` (a file that is written to when the request has been read).
+        values: `environment` of the job script, `cwd`, `command` (argv of each task), `tasks` (additional variables of
+            each task), `grace` in seconds, `keep_going` (whether other tasks continue when one fails), and `started`
+            (path of a file to which this program writes when it has read the request).
     """
     return base64.b64encode(zlib.compress(json.dumps(values).encode(errors="surrogateescape"), 9)) + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Decodes a request. Pure."""
+    """Decodes a request of `encode`. Pure."""
     return dict(json.loads(zlib.decompress(base64.b64decode(line)).decode(errors="surrogateescape")))
 
 
 def environment(shell: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of the tasks: that of the job's shell, with the variables of this node. Pure."""
+    """Returns the tasks' environment: the job script's (`shell`), with this node's variables from `here`. Pure."""
     ours = {name: value for name, value in here.items() if OF_NODE.fullmatch(name)}
     return {**{name: value for name, value in shell.items() if not OF_NODE.fullmatch(name) or name not in ours}, **ours}
 
 
 class Input:
-    """Lines of standard input. They are read without a thread, which would block the end of this process."""
+    """Reads lines of standard input without a thread, which would block the exit of this process.
+
+    Attributes:
+        closed: whether the end of the input has been read.
+    """
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor, self._unread = descriptor, b""
@@ -65,7 +71,7 @@ class Input:
         """Returns the complete lines that have arrived.
 
         Args:
-            wait: seconds to wait for input; None: no limit.
+            wait: maximum seconds to wait for input; None: no limit.
         """
         if not self.closed and select.select([self._descriptor], [], [], wait)[0]:
             data = os.read(self._descriptor, 1 << 16)
@@ -77,7 +83,7 @@ class Input:
         return lines
 
     def first(self) -> bytes:
-        """Returns the first line; empty: the input ended before it was complete."""
+        """Waits for the first line and returns it; empty if the input ends before."""
         while not self.closed:
             if lines := self.lines(None):
                 self._unread = b"".join(line + b"\n" for line in lines[1:]) + self._unread
@@ -87,7 +93,7 @@ class Input:
 
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the process that started this one ends the tasks
+        signal.signal(number, signal.SIG_IGN)  # the process that started this one requests the end of the tasks
     requests = Input()
     if not (line := requests.first()):
         return NO_REQUEST
@@ -99,7 +105,7 @@ def main() -> int:
     try:
         os.chdir(todo["cwd"])
     except OSError:
-        if "LAUNCHER_RUN_DIR" not in environ:  # else the agent reports it
+        if "LAUNCHER_RUN_DIR" not in environ:  # with it, the agent reports the missing folder
             print(
                 f"launcher: the folder of the run is not there on {socket.gethostname()}: start it in one that all "
                 "nodes share", file=sys.stderr,
@@ -122,7 +128,11 @@ def _default_signals() -> None:
 
 
 def watch(tasks: list[subprocess.Popen[bytes]], requests: Input, grace: float, *, keep_going: bool) -> int:
-    """Waits until all tasks have ended; returns the exit status of the first that failed, else 0."""
+    """Waits until all tasks have ended; returns the exit status of the first failed one, else 0.
+
+    The tasks get SIGTERM, and SIGKILL after `grace` seconds, on a line of the input or its end, and when a task exits
+    with RESUME or (unless `keep_going`) fails. A line KILL sends SIGKILL at once.
+    """
     first, kill_at, killed = 0, None, False
     while True:
         codes = [task.poll() for task in tasks]
@@ -145,5 +155,5 @@ def _send(tasks: list[subprocess.Popen[bytes]], number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file, whose names are not those of the standard library
+    sys.path.pop(0)  # the folder of this file, where a module could hide one of the standard library
     sys.exit(main())

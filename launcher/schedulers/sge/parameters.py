@@ -1,4 +1,4 @@
-"""What a function may ask Grid Engine for. Pure."""
+"""The resources and options of a submitit function's job on Grid Engine, and its #$ lines. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from launcher.schedulers.sge.settings import SGESettings
 
 @dataclass(frozen=True)
 class Parameters(parameters.Parameters):
-    """Parameters of `SGEExecutor.update_parameters`.
+    """Parameters of `SGEExecutor.update_parameters`, in addition to those of all schedulers.
 
     Attributes:
-        parallel_environment: gives a job its slots on each node (-pe).
-        slots: slots on each node; default: the CPUs of its tasks if cpus_per_task is given, else 1.
-        gpu_resource: the site's resource for GPUs, for ngpus.
-        mem_resource: the site's resource for memory, for mem.
+        parallel_environment: parallel environment that gives the job its slots on each node (-pe).
+        slots: slots on each node; None: the CPUs of its tasks if cpus_per_task is given, else 1.
+        gpu_resource: name of the site's resource with which `ngpus` is requested.
+        mem_resource: name of the site's resource with which `mem` is requested.
     """
 
     parallel_environment: str | None = None

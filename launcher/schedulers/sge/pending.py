@@ -1,4 +1,4 @@
-"""Explains why a job of Grid Engine is pending, with at most four commands."""
+"""Explains why a Grid Engine job is pending, with at most four queries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
-    """Explains why a job is pending.
+    """Explains why a pending job does not start.
 
     Raises:
-        QueryError: the query of the job itself failed.
+        QueryError: the query of the job itself failed. Failures of other queries become notes.
     """
     root, notes = resources.sge.details(array_of(waiting.job)), []
     messages = [] if root is None else messages_of(root)
@@ -51,12 +51,12 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 
 
 def messages_of(root: Element) -> list[str]:
-    """Returns the messages of the scheduler about a job, from the output of `qstat -xml -j`. Pure."""
+    """Returns the scheduler's messages about a job from the output of `qstat -xml -j`, each once. Pure."""
     return list(dict.fromkeys(each.text or "" for each in root.iter("MES_message") if each.text))
 
 
 def of_job(root: Element) -> Reason | None:
-    """Returns the reason in the record of the job: a failed start, or dependencies; None: there is none. Pure."""
+    """Explains a failed start or dependencies in the output of `qstat -xml -j`; None if it has neither. Pure."""
     for job in jobs_of(root):
         errors = [each.text or "" for each in job.iter("QIM_message")]
         if errors:
@@ -74,7 +74,7 @@ def lines_of(verified: str) -> list[str]:
 
 
 def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, ...]:
-    """Returns `4 queue instances: 2 with a free slot`, and a line for each that takes no jobs. Pure."""
+    """Returns the line `4 queue instances: 2 with a free slot`, then one per instance that takes no jobs. Pure."""
     named = settings_of(plan, SGESettings).queue
     wanted = {name.partition("@")[0] for name in named.split(",")} if named else None
     mine = [each for each in instances if wanted is None or each.queue in wanted]

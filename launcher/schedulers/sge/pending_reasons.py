@@ -1,6 +1,6 @@
-"""Explains the messages of Grid Engine about a pending job. Pure.
+"""Explains Grid Engine's messages about pending jobs. Pure.
 
-The messages are those of Son of Grid Engine 8.1.9 (msg_schedd.h); older and Univa's have the same or more.
+The messages are those of Son of Grid Engine 8.1.9 (msg_schedd.h); older versions and Univa's have the same or more.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """The kind of a reason: it decides what else is looked at, and whether a change of the run could help."""
+    """The kind of a pending reason. It decides whether the queue instances are shown."""
 
-    ROOM = "room"  # too little is free, or what is free does not fit
+    ROOM = "room"  # too little is free, or the free resources do not fit
     LIMIT = "limit"  # a quota, or a limit of the site
-    WAITS = "waits"
-    THROTTLED = "throttled"  # as many elements of its array run as may
-    HELD = "held"
+    WAITS = "waits"  # it waits for something that does not depend on its size, such as a dependency
+    THROTTLED = "throttled"  # its array already runs as many elements as its throttle allows
+    HELD = "held"  # it waits until somebody releases it
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason in words; `{job}` in `do` stands for the job's id. `never`: it cannot start as it is."""
+    """An explained pending reason.
+
+    Attributes:
+        kind: kind of the reason.
+        words: meaning of the reason, as text.
+        do: what the user can do; `{job}` stands for the job's id.
+        never: whether the unchanged job can never start.
+    """
 
     kind: Kind
     words: str
@@ -34,7 +41,7 @@ class Reason:
 
 CHANGE = "cancel it, and resume it with less, or in another queue"
 ENDS = "it starts when others end"
-# Patterns of whole messages, from those that hold for the whole job to those of one queue on one host.
+# Patterns that match a whole message, with kind, words and advice. Messages about the whole job come first.
 TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     (r"Job is in error state", Kind.HELD, "its start has failed", "`qmod -cj {job}` lets it be tried once more"),
     (r"Job is in hold state", Kind.HELD, "it is held", "`qrls {job}` lets it go on"),
@@ -64,12 +71,12 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
      "you may not use {what}", "use another queue (cluster.queue)"),
     (r'cannot run in (cluster )?queue "?(?P<what>[^" ]*)"? because (?P<more>.*)', Kind.ROOM, "{what}: {more}", ""),
 )  # fmt: skip
-# Reasons of the whole job come before those of one host.
+# Rank of the kinds: of all messages about a job, those of the lowest rank explain it.
 RANK = {Kind.HELD: 0, Kind.WAITS: 1, Kind.THROTTLED: 2, Kind.LIMIT: 3, Kind.ROOM: 4, Kind.UNKNOWN: 5}
 
 
 def in_words(message: str) -> Reason:
-    """Explains one message; an unknown one is returned as it is."""
+    """Explains one message; an unknown one is quoted."""
     plain = re.sub(r"^Job \d+ (\(-l [^)]*\) )?", "", " ".join(message.split()))
     for pattern, kind, words, do in TABLE:
         if match := re.fullmatch(pattern, plain):
@@ -79,11 +86,11 @@ def in_words(message: str) -> Reason:
 
 
 def of_all(messages: Sequence[str], *, never: bool) -> Reason:
-    """Returns the reason why a job is pending, from all messages about it.
+    """Explains why a job is pending from all messages about it, by those with the lowest RANK.
 
     Args:
-        messages: of the scheduler.
-        never: not even with all else gone it could run (qalter -w v).
+        messages: the scheduler's messages; empty: Grid Engine gives none.
+        never: whether the job could not run even without any other job (qalter -w v).
     """
     found = sorted(map(in_words, messages), key=lambda each: RANK[each.kind])
     if not found:

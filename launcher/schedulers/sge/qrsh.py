@@ -1,7 +1,7 @@
-"""Starts the tasks of a Grid Engine job: as processes on the first node, by `qrsh -inherit` on the others.
+"""Starts the tasks of a Grid Engine job: as processes on the first node, with `qrsh -inherit` on the others.
 
-qrsh forwards output, exit status and standard input. By standard input the tasks get their environment and their
-signals (see `node`). There is one qrsh for each node, because a node with one slot accepts no second one.
+qrsh forwards output, exit status and standard input. The environment and stop signals are sent through standard input
+to the program `node`. Each node gets one qrsh, because a node with one slot accepts no second one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from launcher.schedulers.sge import node
 from launcher.schedulers.sge.find_command import find
 from launcher.schedulers.sge.hosts import hosts_of
 
-# Bytes of a request; more would not fit into the pipe while Python starts on the node: they get lost, and qrsh hangs.
+# Maximum bytes of a request. More would not fit into the pipe while Python starts on the node; they would be lost, and
+# qrsh would hang.
 MAX_REQUEST = 60_000
 
 
 class NodeTasks:
-    """The tasks of one node."""
+    """The tasks of one node, started by one program `node`: a process here, or a qrsh to another node."""
 
     def __init__(self, host: str, command: Sequence[str], request: Mapping[str, object], started: Path) -> None:
         self._host, self._started = host, started
@@ -43,7 +44,7 @@ class NodeTasks:
                 f"the environment of the job is too large for qrsh ({len(line)} bytes when compressed): unset what is "
                 "not needed"
             )
-        # In a session of its own: signals to the process group of the job are forwarded by us alone.
+        # In its own session: it does not get the job's signals, and `terminate` and `kill` forward them.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self._write(line)
 
@@ -59,11 +60,11 @@ class NodeTasks:
 
     def kill(self) -> None:
         self._write(b"KILL\n")
-        if not self._has_started():  # in all that time; where it has, its tasks end with its input
+        if not self._has_started():  # a program that has started reads KILL itself
             self._process.kill()
 
     def _has_started(self) -> bool | None:
-        """Returns whether the program on the node has read its request; None: that cannot be read now."""
+        """Returns whether the program on the node has read its request, or None if that cannot be read now."""
         try:
             return bool(self._started.read_bytes())
         except OSError:
@@ -86,13 +87,14 @@ class NodeTasks:
 
 
 def run(request: spawn.TaskRequest) -> int:
-    """Runs the command on the first hosts of the job, and waits until it has ended on all of them.
+    """Starts the tasks on the first hosts of the job, and waits until all of them have ended.
 
     Returns:
-        The exit status of the node whose tasks failed first, else 0.
+        The exit status of the first node with a failed task, else 0; NO_RETRY if qrsh is missing or the job has too
+        few hosts.
     """
-    signal.signal(signal.SIGUSR2, lambda *_: request.signals.append(signal.SIGTERM))  # comes before SIGKILL (-notify)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # comes before a suspension
+    signal.signal(signal.SIGUSR2, lambda *_: request.signals.append(signal.SIGTERM))  # sent before SIGKILL (-notify)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # sent before a suspension
     path = os.environ.get("PE_HOSTFILE")
     hosts = hosts_of(Path(path).read_text()) if path else [socket.gethostname()]
     if len(hosts) < request.nodes:

@@ -1,4 +1,4 @@
-"""Queries resources of a Grid Engine: queues, parallel environments, hosts: one command each, and pure parsers."""
+"""Queries Grid Engine's queues, parallel environments, hosts and resources, verifies a pending job; pure parsers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.schedulers.sge.commands import SGE, parsed
 
 ACCESS = ("user_lists", "xuser_lists", "projects", "xprojects")
 NO_LIMIT = ("INFINITY", "NONE", "")
-# Letters of a queue instance that takes no jobs now (qstat(1)), in words.
+# Explanations of the state letters of a queue instance that takes no jobs now (qstat(1)).
 QUEUE_STATES = {
     "u": "its host does not answer", "d": "it is disabled", "D": "its calendar disables it", "E": "it is in error",
     "a": "its load is too high", "A": "its load is too high", "s": "it is suspended", "S": "it is suspended by another",
@@ -20,14 +20,14 @@ QUEUE_STATES = {
 
 @dataclass(frozen=True)
 class ParallelEnvironment:
-    """How jobs get several slots (sge_pe(5)).
+    """A parallel environment, which gives jobs more than one slot (sge_pe(5)).
 
     Attributes:
-        name: as in -pe.
-        slots: in all.
-        rule: allocation_rule: slots on each host, $pe_slots (all on one), $fill_up or $round_robin.
-        starts_tasks: `qrsh -inherit` may start tasks on the hosts (control_slaves).
-        restricted: it is for some users only.
+        name: name for qsub -pe.
+        slots: maximum number of slots of all its jobs together.
+        rule: allocation_rule: number of slots on each host, or $pe_slots (all on one host), $fill_up, $round_robin.
+        starts_tasks: whether `qrsh -inherit` may start tasks on the hosts (control_slaves).
+        restricted: whether only some users can use it.
     """
 
     name: str
@@ -38,15 +38,20 @@ class ParallelEnvironment:
 
     @property
     def per_host(self) -> int | None:
-        """Slots on each host; None: not always as many."""
+        """Number of slots on each host; None if the rule does not fix it."""
         return int(self.rule) if self.rule.isdecimal() else None
 
 
 @dataclass(frozen=True)
 class ClusterQueue:
-    """A queue: wall time in seconds (None: no limit), parallel environments, and whether only some may use it.
+    """A cluster queue.
 
-    The wall time is the lower one of h_rt and s_rt: Grid Engine ends a parallel job at s_rt, as at h_rt.
+    Attributes:
+        name: name of the queue.
+        time: wall-time limit in seconds; None: no limit. It is the lower one of h_rt and s_rt, because Grid Engine
+            ends a parallel job at s_rt, too.
+        environments: names of the parallel environments that it offers.
+        restricted: whether only some users or projects can use it.
     """
 
     name: str
@@ -57,7 +62,15 @@ class ClusterQueue:
 
 @dataclass(frozen=True)
 class QueueInstance:
-    """A queue on one host: its slots, and letters that say why it takes no jobs (see QUEUE_STATES)."""
+    """A queue on one host.
+
+    Attributes:
+        queue: name of the queue.
+        host: name of the host.
+        used: number of used slots.
+        total: number of slots.
+        state: state letters as qstat prints them; QUEUE_STATES explains those of an instance that takes no jobs.
+    """
 
     queue: str
     host: str
@@ -72,7 +85,14 @@ class QueueInstance:
 
 @dataclass(frozen=True)
 class Host:
-    """An execution host: CPUs, memory in bytes (None: it does not answer), and what is left of what jobs take away."""
+    """An execution host.
+
+    Attributes:
+        name: name of the host.
+        cpus: number of CPUs; None: the host does not answer.
+        mem: memory in bytes; None: the host does not answer.
+        consumables: free amount of each consumable resource by name.
+    """
 
     name: str
     cpus: int | None
@@ -82,9 +102,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Complex:
-    """A resource that a job can ask for (complex(5)): its names, type, and what an amount counts for.
+    """A resource of the site (complex(5)).
 
-    `consumed` is NO, YES (for each slot), JOB (for the whole job) or HOST (for each host).
+    Attributes:
+        name: long name of the resource.
+        shortcut: short name, which jobs can use as well.
+        type: type of its values, such as INT, MEMORY or RSMAP.
+        requestable: whether jobs can request it.
+        consumed: whether jobs consume it: NO, YES (the amount counts per slot), JOB (per job) or HOST (per host).
     """
 
     name: str
@@ -96,17 +121,17 @@ class Complex:
 
 @dataclass(frozen=True)
 class ResourceQueries:
-    """Queries one Grid Engine. Every method raises QueryError when it does not answer."""
+    """Queries of Grid Engine's resources. Every method raises QueryError when Grid Engine does not answer."""
 
     sge: SGE
 
     def environments(self) -> list[ParallelEnvironment]:
-        """Returns all parallel environments: one command for each, and one more."""
+        """Returns all parallel environments, with one command for the list and one for each of them."""
         names = self.sge.run("qconf", "-spl", good=(0, 1)).split("\n")
         return [each for name in names if name.strip() and (each := self.environment(name.strip()))]
 
     def environment(self, name: str) -> ParallelEnvironment | None:
-        """Returns the parallel environment of this name; None: there is none."""
+        """Returns the parallel environment with this name, or None if it does not exist."""
         text = self.sge.run("qconf", "-sp", name, good=(0, 1))
         return environment_of(attributes(text)) if "allocation_rule" in text else None
 
@@ -119,7 +144,7 @@ class ResourceQueries:
         return [queue_of(attributes(block)) for block in re.split(r"(?m)^(?=qname\s)", text) if block.strip()]
 
     def instances(self) -> list[QueueInstance]:
-        """Returns all queues on their hosts."""
+        """Returns the instances of all queues on all hosts."""
         return parse_instances(self.sge.run("qstat", "-f", "-xml"))
 
     def hosts(self) -> list[Host]:
@@ -129,20 +154,24 @@ class ResourceQueries:
         return parse_complexes(self.sge.run("qconf", "-sc"))
 
     def verified(self, job: str) -> tuple[str, bool]:
-        """Returns the messages about a pending job as if no other job existed, and whether it could never start."""
+        """Verifies a pending job as if no other job existed (`qalter -w v`).
+
+        Returns:
+            The messages, and whether the job could never start.
+        """
         said = self.sge.run("qalter", "-w", "v", job, good=(0, 1))
         return said, "no suitable queues" in said
 
 
 def attributes(text: str) -> dict[str, str]:
-    """Parses lines `NAME VALUE`; a line that ends with a backslash continues in the next one."""
+    """Parses qconf's lines `NAME VALUE`; a line that ends with a backslash continues on the next line."""
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     pairs = (line.split(None, 1) for line in lines if line.strip() and not line.startswith("#"))
     return {pair[0]: pair[1].strip() if len(pair) > 1 else "" for pair in pairs}
 
 
 def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
-    """Converts the attributes of `qconf -sp`."""
+    """Converts the attributes in `qconf -sp` to a parallel environment."""
     return ParallelEnvironment(
         values.get("pe_name", ""), int(values.get("slots", "0")), values.get("allocation_rule", ""),
         values.get("control_slaves", "").upper() == "TRUE",
@@ -151,7 +180,7 @@ def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
 
 
 def queue_of(values: Mapping[str, str]) -> ClusterQueue:
-    """Converts the attributes of `qconf -sq`; of `1,[node1=2]`, which differs between hosts, the default."""
+    """Converts the attributes in `qconf -sq` to a queue. Of a value that differs by host, `1,[node1=2]`, uses the 1."""
     common = {key: value.partition(",[")[0].strip() for key, value in values.items()}
     limits = [common.get(name, "INFINITY").upper() for name in ("h_rt", "s_rt")]
     return ClusterQueue(
@@ -173,7 +202,7 @@ def parse_instances(text: str) -> list[QueueInstance]:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Parses the output of `qhost -F -xml`, where a consumable has the amount that is left."""
+    """Parses the output of `qhost -F -xml`, which shows the free amount of each consumable. Skips the host `global`."""
     found = []
     for each in parsed(text).iter("host"):
         if (name := each.get("name", "")) == "global":
@@ -199,7 +228,7 @@ def parse_complexes(text: str) -> list[Complex]:
 
 
 def _seconds(text: str) -> int | None:
-    """Returns the seconds of a time as Grid Engine writes it, `[[hours:]minutes:]seconds`; None: it is none."""
+    """Parses Grid Engine's `[[hours:]minutes:]seconds` to seconds; None for any other text (INFINITY)."""
     if not re.fullmatch(r"(?=.*\d)\d*(:\d*){0,2}", text):
         return None
     seconds = 0

@@ -1,4 +1,4 @@
-"""Grid Engine as a scheduler."""
+"""The Grid Engine scheduler: its capabilities, each implemented by another module of this folder."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
 
-# The cell of the commands, and the port of its qmaster.
+# Variables that select the cell, and the port of its qmaster.
 SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
-# In a job: the path of a file. If it exists, the script exits with 99, and Grid Engine starts the job again.
+# Variable of a job with the path of a file. If the file exists, the job script exits with 99, which requeues the job.
 AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
 class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, SGEDiagnosis):
-    """Grid Engine."""
+    """Grid Engine with its capabilities."""
 
     name = "sge"
     title = "Grid Engine"
@@ -103,14 +103,14 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, SGEDiagnosis):
         return environment_file.within_job(plan, run, find("qsub"))
 
     def can_be_waited_for(self, job_id: str) -> bool:
-        return "_" not in job_id  # -hold_jid would wait for its whole array
+        return "_" not in job_id  # for an array element, -hold_jid would wait for the whole array
 
     def requeue(self, job_id: str) -> None:
-        """Requests that the script of this job, which waits for this process, exits with 99.
+        """Requeues the current job: makes its script, which waits for this process, exit with 99.
 
         Raises:
-            QueryError: it has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time: `cannot
-                run on host "node1" until clean up of a previous run has finished`.
+            QueryError: the job has several nodes. Son of Grid Engine 8.1.9 never starts such a job a second time:
+                `cannot run on host "node1" until clean up of a previous run has finished`.
         """
         if os.environ.get("NHOSTS", "1") != "1":
             raise QueryError("Grid Engine may never start a job of several nodes a second time")

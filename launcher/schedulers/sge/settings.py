@@ -11,15 +11,15 @@ from launcher.config.schema import Flat, Nat, SchedulerSettings
 
 
 class GpuDirective(Enum):
-    """How a site wants GPUs to be asked for."""
+    """The resource with which jobs request GPUs."""
 
     resource = "resource"  # the resource that cluster.gpu_resource names
-    none = "none"  # not at all (whole nodes are handed out)
+    none = "none"  # none: the site allocates whole nodes
 
 
 @dataclass
 class SGESettings(SchedulerSettings):
-    """What Grid Engine's profiles have on top."""
+    """The additional keys of a profile of Grid Engine."""
 
     POOLS = ("queue",)
     INSTEAD: ClassVar[Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""The facts of a site that an ordinary user can query from Grid Engine, and profiles made from them."""
+"""`site init` and `site check` for Grid Engine: queries a site's facts, and writes or compares a profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, me
 
 @dataclass(frozen=True)
 class SGESite(Site):
-    """A Grid Engine: its cell, queues, parallel environments, resources and hosts, and the queries that failed."""
+    """The facts of a Grid Engine site.
+
+    Attributes:
+        cell: name of the cell.
+        version: version of Grid Engine.
+        queues: all queues.
+        environments: all parallel environments.
+        complexes: all resources of the site.
+        hosts: all execution hosts.
+        instances: instances of the queues on the hosts.
+        problems: one text per failed query, with the reason.
+    """
 
     pool = "queue"
 
@@ -68,7 +79,7 @@ class SGESite(Site):
         several = [pe for pe in mine if pe.per_host and pe.starts_tasks]
         one = [pe for pe in mine if pe.rule == "$pe_slots"]
         if several:
-            # The most slots on each node: CPUs beyond one's slots belong to others.
+            # The largest number of slots on each node, because other jobs may use the CPUs beyond a job's slots.
             best = max(several, key=lambda pe: pe.per_host or 0)
             yield f"parallel_environment: {scalar(best.name)}  # qconf -sp: allocation_rule {best.rule}"
             yield f"slots: {best.per_host}  # on each node"
@@ -92,7 +103,7 @@ class SGESite(Site):
         found: list[tuple[str, object, str]] = []
         if hosts:
             found.append(("nodes", len(hosts), "qstat -f: hosts of the queue"))
-        busy = {each.host for each in self.instances if each.used}  # what jobs have taken is missing in qhost's amounts
+        busy = {each.host for each in self.instances if each.used}  # qhost shows only the amounts that are free
         if gpus and (idle := [host for host in hosts if host.name not in busy]):
             most = max(int(host.consumables.get(gpus[0], 0)) for host in idle)
             found.append(("gpus_per_node", most, f"qhost -F: {gpus[0]} of a host without jobs"))
@@ -121,10 +132,10 @@ class SGESite(Site):
 
 
 def survey(sge: SGE, version: str) -> SGESite:
-    """Collects the facts of a site: a few commands, and one for each parallel environment.
+    """Collects the facts of a site with a few commands, and one for each parallel environment.
 
     Raises:
-        QueryError: the queues cannot be queried; what other failed queries would have told is missing.
+        QueryError: the query of the queues failed. Facts of other failed queries are left out.
     """
     ask, resources = ErrorCollector(), ResourceQueries(sge)
     queues = resources.queues()
@@ -139,7 +150,9 @@ def survey(sge: SGE, version: str) -> SGESite:
 
 
 def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[ClusterQueue | None, str]:
-    """Chooses the queue of a profile, and returns it with the reason.
+    """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
+
+    It is the wanted queue, else the only one that all users can use.
 
     Raises:
         ConfigError: the wanted queue does not exist.

@@ -1,4 +1,7 @@
-"""Grid Engine for submitit: `submitit.AutoExecutor(folder, cluster="sge")`; see `schedulers.functions.executor`."""
+"""submitit's executor and job classes for Grid Engine: `submitit.AutoExecutor(folder, cluster="sge")`.
+
+See `launcher.schedulers.functions.executor`.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ class SGEJob(FunctionJob):
 
 
 class SGEJobEnvironment(FunctionEnvironment):
-    """The rank and the nodes of this process, as submitit reads them."""
+    """The rank and the nodes of this process in a Grid Engine job, with the attributes that submitit reads."""
 
     scheduler = SGEFunctions()
 
 
 class SGEExecutor(FunctionExecutor):
-    """Submits functions with qsub; see `Parameters` for what can be asked for."""
+    """Submits functions with Grid Engine's qsub; `parameters.Parameters` documents the parameters."""
 
     job_class = SGEJob
     environment = SGEJobEnvironment
