@@ -5,8 +5,10 @@
 Two ranks run on this machine, with gloo over the loopback interface. Each round measures both in turns, with the same
 buffers: the workload's timing loop (`Run.times`), and a loop as in a user's script: a barrier, the clock, the call, the
 clock. For both, the time of an iteration is that of the slowest rank. The 10th percentile over all iterations of all
-rounds is compared: the time of an iteration that nothing else on the machine disturbed. (The hand-written loop compared
-with itself on a busy machine: 0.99; the medians differed by up to 10 %.)
+rounds is compared: the time of an iteration that nothing else on the machine disturbed.
+
+On a busy machine even that differs by some per cent between two runs of one loop. So the hand-written loop is measured
+twice, as two contestants, and the workload is compared with the slower one. Both are shown.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import statistics
 import sys
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -31,6 +34,7 @@ from workloads.timing import Run
 
 SIZES = {1024: (20, 150), 2**20: (8, 100), 64 * 2**20: (1, 80)}  # bytes: iterations of a round, and rounds
 OPERATIONS = ("all_reduce", "send_recv")
+BY_HAND = ("by hand", "by hand again")
 Seconds = dict[str, list[float]]
 
 
@@ -57,7 +61,7 @@ def by_hand(operation: str, data: torch.Tensor, out: torch.Tensor, count: int) -
 
 def contest(env: Env, operation: str, size: int, count: int, rounds: int) -> Seconds:
     """Measures both loops in turns; returns the seconds of each iteration on the slowest rank, by "harness" (the
-    workload) and "by hand"."""
+    workload) and by the names of BY_HAND."""
     config = Collective("collective", "", seed=0, op=operation, sizes=size, warmup=0)
     sweep = Sweep(Settings.of(config), BY_NAME[operation], make_groups("world", env), env)
     place = sweep.places[0]
@@ -66,21 +70,22 @@ def contest(env: Env, operation: str, size: int, count: int, rounds: int) -> Sec
     sweep.operation.fill(case, buffers)
     run = Run(sweep.settings, sweep.operation, env, case, buffers)
 
-    seconds: Seconds = {"harness": [], "by hand": []}
+    seconds: Seconds = {"harness": [], **{name: [] for name in BY_HAND}}
 
     def harness() -> float:
         return keep("harness", run.times(count))
 
-    def hand() -> float:
-        return keep("by hand", by_hand(operation, buffers.data, buffers.out, count))
+    def hand(name: str) -> float:
+        return keep(name, by_hand(operation, buffers.data, buffers.out, count))
 
     def keep(name: str, mine: list[float]) -> float:
         seconds[name] += slowest(mine, env)
         buffers.data.zero_()  # sums of sums would end in infinity
         return 0.0
 
-    interleaved({"harness": harness, "by hand": hand}, rounds // 2)
-    interleaved({"by hand": hand, "harness": harness}, rounds // 2)  # the second one has warm caches
+    contestants = {"harness": harness, **{name: partial(hand, name) for name in BY_HAND}}
+    interleaved(contestants, rounds // 2)
+    interleaved(dict(reversed(contestants.items())), rounds // 2)  # the second one of a round has warm caches
     return seconds
 
 
@@ -101,7 +106,7 @@ def results(scale: float = 1) -> list[Result]:
             found.append(
                 Result(
                     f"workload=collective, {operation} of {format_size(size)}iB / a loop by hand",
-                    undisturbed(seconds["harness"]) / undisturbed(seconds["by hand"]), 1.02,
+                    undisturbed(seconds["harness"]) / max(undisturbed(seconds[name]) for name in BY_HAND), 1.02,
                     f"{each}; {len(seconds['harness'])} iterations of each",
                 )
             )  # fmt: skip

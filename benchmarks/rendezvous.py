@@ -1,10 +1,13 @@
-"""Time until many simulated agents have a rendezvous, and the cost of that and of heartbeats on the leader.
+"""The cost of the rendezvous of many simulated agents, and of their heartbeats, on the leader.
 
     python -m benchmarks.rendezvous [--agents 1024]
 
-All agents run on this machine: the leader in this process, the others as threads of two more processes. They are
-compared with clients of torch's TCPStore that connect and read one key, by the seconds per agent and per client. There
-are fewer clients than agents, because clients stall if name servers do not respond.
+All agents run on this machine: the leader in this process, the others as threads of two more processes, which take
+most of the time until all have met. On a cluster they have nodes of their own, so the claim is the CPU time of the
+leader.
+
+The agents are also compared with clients of torch's TCPStore that connect and read one key, by the seconds per agent
+and per client. There are fewer clients than agents, because clients stall if name servers do not respond.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from launcher.worker.hangs import Blamed
 
 AGENTS, CLIENTS, PROCESSES = 1024, 64, 2
 HEARTBEAT = 30.0  # timeout of heartbeats, in seconds
-SECONDS = 5.0  # target of the rendezvous
+CPU_SECONDS = 1.0  # of the leader, until all have met
 AT_REST = 0.2  # target of the leader's CPU use after the rendezvous, as a share of a core
 _context = multiprocessing.get_context("fork")
 
@@ -154,8 +157,8 @@ def results(agents: int = AGENTS, clients: int = CLIENTS, rest: float = 10.0) ->
     theirs, reached = _clients(clients, 30.0)
     return [
         Result(
-            f"{agents} agents meet", seconds, SECONDS,
-            f"{messages} messages to the leader, {cpu:.2f} s of its CPU time", unit="s",
+            f"CPU time of the leader until {agents} agents have met", cpu, CPU_SECONDS,
+            f"{messages} messages to it; {seconds:.2f} s, most of it for the simulated agents", unit="s",
         ),
         Result(f"share of a core of the leader of {agents} agents at rest", share, AT_REST, f"in {rest:g} s"),
         Result(
