@@ -1,6 +1,6 @@
 """The plan of a run: a frozen object with everything that is decided before the run starts; its JSON form. Pure.
 
-A dry run prints it, submission uses it, and the job reads it from the run directory. `build` makes it of a config.
+A dry run prints it, submission uses it, and the job reads it from the run directory. build.py makes it from a config.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Keys of `cluster`, without those that only the submitting machine needs."""
+    """The section `cluster` of a plan, without the keys that only the submitting machine needs."""
 
     name: str
     scheduler: str
@@ -44,7 +44,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Launch:
-    """Keys of `launch`; times are in seconds."""
+    """The section `launch` of a plan; times are in seconds."""
 
     mode: str
     rendezvous_timeout: int
@@ -61,7 +61,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Env:
-    """Keys of `env`."""
+    """The section `env` of a plan."""
 
     modules: tuple[str, ...]
     activate: str | None
@@ -78,7 +78,7 @@ class Env:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Keys of `checkpoint`; times are in seconds."""
+    """The section `checkpoint` of a plan; times are in seconds."""
 
     every: int | None
     every_steps: int | None
@@ -97,7 +97,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Resume:
-    """Keys of `resume`."""
+    """The section `resume` of a plan."""
 
     how: str
     max_attempts: int
@@ -107,7 +107,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Train:
-    """Keys of `train`."""
+    """The section `train` of a plan."""
 
     invariant: bool
     micro_batches: int
@@ -117,7 +117,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Debug:
-    """Keys of `debug`."""
+    """The section `debug` of a plan."""
 
     ranks: tuple[int, ...]  # those that stop at breakpoint()
     post_mortem: bool
@@ -125,7 +125,7 @@ class Debug:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Keys of `tracking`."""
+    """The section `tracking` of a plan."""
 
     experiment: str
     uri: str | None
@@ -137,7 +137,7 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Workload:
-    """Keys of `workload`: as fields those that all workloads have, in `params` all keys of this workload."""
+    """The section `workload` of a plan: the keys that all workloads have, and in `params` all keys of this one."""
 
     name: str
     entry: str  # module:function
