@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.formatting import format_size
@@ -14,15 +15,16 @@ if TYPE_CHECKING:
     from launcher.config.schema import P2P
 
 NAMED = 10  # most slow pairs that are printed
+WIDTH = 76  # characters of a line: 80 of a terminal, without the rank's prefix
 
 
-def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
+def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> list[str]:
     """Returns the lines about a matrix, for a terminal of 80 columns.
 
     Args:
         matrix: the measurements.
         config: the workload's config.
-        environ: environment variables, which tell under which scheduler this process runs.
+        how_to_exclude: returns text on how the next run can exclude nodes (see launcher.worker.node_exclusion).
     """
     small, large = (format_size(size) for size in matrix.sizes)
     whose = "ranks" if config.matrix.value == "ranks" else "nodes"
@@ -46,7 +48,7 @@ def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
         )
     if matrix.note:
         found.append(matrix.note)
-    return [*found, *_verdict(matrix, config, environ)]
+    return [*found, *_verdict(matrix, config, how_to_exclude)]
 
 
 def shares(matrix: Matrix) -> list[list[float | None]]:
@@ -68,7 +70,7 @@ def pair_in_words(pair: links.Pair, matrix: Matrix) -> str:
     return f"{matrix.labels[pair[0]]} - {matrix.labels[pair[1]]}"
 
 
-def _verdict(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
+def _verdict(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> list[str]:
     if not matrix.slow:
         if len(matrix.seen.pairs()) == 1 and not config.baseline:
             return ["one pair: nothing to compare it with, but the baseline of an earlier run"]
@@ -80,7 +82,12 @@ def _verdict(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[st
         found += [f"slow: {more} more pairs, in results.json"] if more > 0 else []
     if not matrix.suspects:
         return [*found, "no node is slow with most of its partners: links are slow, and no node"]
-    return [*found, f"suspects: {', '.join(matrix.suspected)}", *advice(matrix.exclude, environ)]
+    found.append(f"suspects: {', '.join(matrix.suspected)}")
+    if how := how_to_exclude(matrix.exclude) if matrix.exclude else "":
+        found += textwrap.wrap(
+            f"without them: {how}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    return found
 
 
 def _slow_in_words(slow: links.Slow) -> str:
@@ -89,22 +96,3 @@ def _slow_in_words(slow: links.Slow) -> str:
     if slow.measure == "bandwidth":
         return f"{speed}, {slow.ratio * 100:.0f} % of the {slow.against} ({time})"
     return f"{time}, {1 / slow.ratio:.1f} x the {slow.against} ({speed})"
-
-
-def advice(exclude: str, environ: Mapping[str, str]) -> list[str]:
-    """Returns a line on how to run without these nodes; no line without a scheduler.
-
-    | scheduler | advice |
-    |---|---|
-    | Slurm | the override, quoted for Hydra and the shell |
-    | PBS, which cannot exclude nodes | to name a resource of the good ones |
-    | none | nothing |
-    """
-    if not exclude:
-        return []
-    if "SLURM_JOB_ID" in environ:
-        plain = not set("[],") & set(exclude)
-        return ["without them: " + (f"cluster.exclude={exclude}" if plain else f"\"cluster.exclude='{exclude}'\"")]
-    if "PBS_JOBID" in environ:
-        return ["PBS cannot exclude nodes: name a resource of the good ones in cluster.chunk"]
-    return []

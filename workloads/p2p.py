@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher import progress, run_dir
 from launcher.worker import accelerator
+from launcher.worker.node_exclusion import how_to_exclude
 from workloads import baselines, matrix, matrix_text, pairs, patterns, results, roof
 from workloads.ranks import WorkloadError, introduce, say
 from workloads.transfers import TABLE, Transfers
@@ -101,8 +101,9 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
         else:
             links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
             written.matrix = links.as_dict()
-            for line in matrix_text.lines(links, config, os.environ):
-                write(line)
+            if env.rank == 0:
+                for line in matrix_text.lines(links, config, how_to_exclude):
+                    say(line)
             faults += matrix.faults(links, this.hosts)
             if env.rank == 0:
                 progress(total, total, pattern=patterns.MATRIX)

@@ -10,7 +10,6 @@ from launcher.failures.codes import PreflightReason, PreflightThen
 from launcher.preflight.checks import Check, Level
 from launcher.runs.events import Finding, PreflightFailure
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import ExcludesNodes
 
 
 @dataclass(frozen=True)
@@ -107,20 +106,13 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
         return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
     failure = PreflightFailure(
         reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
-        exclude=_exclude(list(found), scheduler) if len(nodes) > 1 else "",
+        exclude=registry.without(scheduler, ",".join({each.host: None for each in bad})) if len(nodes) > 1 else "",
     )  # fmt: skip
     return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure)
 
 
 def _finding(node: Node, check: Check) -> Finding:
     return Finding(node.name, node.host, check.name, check.words)
-
-
-def _exclude(bad: Sequence[Node], scheduler: str) -> str:
-    """Returns the override that excludes these nodes from a run; empty: the scheduler cannot exclude nodes."""
-    started_by = registry.scheduler(scheduler)
-    hosts = ",".join(dict.fromkeys(node.host for node in bad))
-    return started_by.without(hosts) if isinstance(started_by, ExcludesNodes) else ""
 
 
 def blame(

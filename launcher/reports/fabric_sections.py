@@ -12,7 +12,6 @@ from launcher.reports.fabric import Row, differences, measured, median, operatio
 from launcher.reports.fabric_figures import fabric_figures
 from launcher.reports.parts import Code, Section, Table
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import ExcludesNodes
 
 TOLERANCE = 0.2  # rows that differ from the baseline's speed by more than this fraction are marked
 MOST_ROWS = 1000  # of each table
@@ -54,10 +53,7 @@ def _exclude(run: RunData, hosts: str) -> str:
     """Returns the override that excludes hosts from the next run; empty: the run's scheduler cannot exclude nodes."""
     cluster = run.plan.get("cluster")
     name = cluster.get("scheduler") if isinstance(cluster, Mapping) else None
-    if not hosts or name not in registry.names():
-        return ""
-    scheduler = registry.scheduler(name)
-    return scheduler.without(hosts) if isinstance(scheduler, ExcludesNodes) else ""
+    return registry.without(name, hosts) if hosts and name in registry.names() else ""
 
 
 def conditions(known: Mapping[str, Any]) -> str:

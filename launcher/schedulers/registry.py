@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
-from launcher.schedulers.scheduler import Queue, Scheduler
+from launcher.schedulers.scheduler import ExcludesNodes, Queue, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from launcher.schedulers.functions.executor import FunctionExecutor
     from launcher.schedulers.task_group import TaskRequest
+    from launcher.spec.plan import JobPlan
 
 # Functions that start tasks on a job's nodes without srun, by their name in a plan.
 STARTERS = {
@@ -90,6 +91,18 @@ def queue(name: str) -> Queue:
     if not isinstance(found, Queue):
         raise ConfigError(f"cluster.scheduler={name}: it starts jobs at once, and has no queue")
     return found
+
+
+def without(name: str, hosts: str, plan: JobPlan | None = None) -> str:
+    """Returns the override with which `resume` excludes nodes (see ExcludesNodes.without).
+
+    Empty: the scheduler of this name cannot exclude nodes.
+
+    Raises:
+        ConfigError: see `scheduler`.
+    """
+    found = scheduler(name)
+    return found.without(hosts, plan) if isinstance(found, ExcludesNodes) else ""
 
 
 def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:

@@ -30,6 +30,7 @@ interpreter a program needs, so it imports the standard library only.
 - `tracking_mlflow`: the tracker that writes to MLflow
 - `tracking_wandb`: the tracker that writes to Weights & Biases
 - `nccl_report`: reads from NCCL's log which network it uses, and compares it with `cluster.expects`
+- `node_exclusion`: text on how the next run can exclude nodes that a workload has found to be slow
 - `debugger`: `breakpoint()` in a rank
 - `debug_console`: the debugger's connection to a terminal
 """

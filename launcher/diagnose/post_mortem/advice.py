@@ -13,7 +13,6 @@ from launcher.formatting import format_hours, rough_size
 from launcher.runs.events import Fault
 from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import OpensOutput
-from launcher.schedulers.scheduler import ExcludesNodes
 from launcher.spec.plan import JobPlan, keys_of
 
 GIB = 1024**3
@@ -171,9 +170,8 @@ def _resume(*before: str) -> Callable[[Case], Steps]:
 
 def _node(case: Case) -> Steps:
     more: Steps = []
-    scheduler = registry.scheduler(case.plan.cluster.scheduler)
-    if case.host and isinstance(scheduler, ExcludesNodes):
-        more = [Step("or without that node", case.resume(scheduler.without(case.host, case.plan)))]
+    if case.host and (override := registry.without(case.plan.cluster.scheduler, case.host, case.plan)):
+        more = [Step("or without that node", case.resume(override))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [
         Step("continue, on the nodes that the scheduler gives it", case.resume()),
