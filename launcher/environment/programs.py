@@ -94,7 +94,7 @@ def checked_function(function: Function, place: Place) -> Function:
     return replace(function, target=target)
 
 
-def begins_with(workload: Program | Function, place: Place) -> tuple[str, str | None]:
+def entry_file(workload: Program | Function, place: Place) -> tuple[str, str | None]:
     """Returns the setting that names the workload's code (`workload.script=train.py`), and the file that runs first.
 
     The file is None if it is not known on this machine.

@@ -187,7 +187,7 @@ def _require_workload(config: Config, site: Site, found: Tree) -> None:
     place = replace(
         programs.here(config.cluster.environment, [], site.workdir), complete=False
     )  # `programs` has already refused what is nowhere
-    key, file = programs.begins_with(workload, place)
+    key, file = programs.entry_file(workload, place)
     path = "" if file is None else _real(file)
     if within(path, str(found.root)) and not _of_python(path) and os.path.relpath(path, found.root) not in found.files:
         raise ConfigError(
@@ -196,7 +196,7 @@ def _require_workload(config: Config, site: Site, found: Tree) -> None:
         )
 
 
-def seen(
+def workload_in(
     workload: Program | Function, place: programs.Place, before: JobPlan
 ) -> tuple[Program | Function, programs.Place]:
     """Returns a workload and its module path, with folders in the repository replaced by those in the snapshot.
@@ -412,7 +412,7 @@ def folder_of(run: Run, *, another: bool) -> Path:
     return run.path / (f"{FOLDER}-{number}" if number else FOLDER)
 
 
-def before_of(run: Run) -> JobPlan | None:
+def earlier_plan(run: Run) -> JobPlan | None:
     """Returns the plan with the existing snapshot that a run uses: the run's, or that of another point of its sweep.
 
     None: there is no snapshot yet.

@@ -34,7 +34,7 @@ class Inputs:
         self._archive = functools.cache(_archive)
         self._environment = functools.cache(interpreter.checked)
         self._tree = functools.cache(_tree)
-        self._before = functools.cache(snapshot.before_of)
+        self._before = functools.cache(snapshot.earlier_plan)
 
     def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
         """Returns the site with facts about env.archive, the copy of our packages, and the snapshot's folders.
@@ -94,7 +94,7 @@ class Inputs:
         path = self._template(config.cluster.template)
         return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, template=path))
 
-    def into(self, config: Config, run: Run | None = None) -> tuple[Config, tuple[str, ...]]:
+    def with_workload(self, config: Config, run: Run | None = None) -> tuple[Config, tuple[str, ...]]:
         """Finds the workload's program, function or data set. Returns the completed config, and notes for the user.
 
         Args:
@@ -133,7 +133,7 @@ def _with_code(config: Config, workload: Program | Function, before: JobPlan | N
     more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.archive, env.container])]
     place = programs.here(config.cluster.environment, more)
     if before is not None:
-        workload, place = snapshot.seen(workload, place, before)
+        workload, place = snapshot.workload_in(workload, place, before)
     if isinstance(workload, Program):
         return dataclasses.replace(config, workload=programs.checked_program(workload, place))
     return dataclasses.replace(config, workload=programs.checked_function(workload, place))

@@ -148,7 +148,7 @@ def planned(
     """
     run = None if new_snapshot else Run(Path(site.run_dir))
     config = dataclasses.replace(config, cluster=pools.merged(config.cluster))
-    config, notes = inputs.into(_with_baseline(config), run)
+    config, notes = inputs.with_workload(_with_baseline(config), run)
     config = inputs.with_template(config)
     config, more = inputs.with_environment(config)
     notes += more

@@ -255,7 +255,7 @@ def test_a_run_that_goes_on_has_the_same_copy_unless_another_is_wanted(repositor
 
 
 def into(config: Config, run: Run) -> Any:
-    return Inputs().into(config, run)[0].workload
+    return Inputs().with_workload(config, run)[0].workload
 
 
 def test_what_goes_on_with_a_copy_needs_no_more_than_that(
@@ -270,7 +270,7 @@ def test_what_goes_on_with_a_copy_needs_no_more_than_that(
         config = make_config(env=Env(snapshot=True), workload=workload)
         assert into(config, run).name == workload.name
         with pytest.raises(ConfigError, match=r"line 1|there is no file new\.py"):
-            Inputs().into(config)
+            Inputs().with_workload(config)
     script = into(make_config(env=Env(snapshot=True), workload=program(script=f"{repository}/sub/new.py")), run).script
     assert script == f"{run.path}/code/sub/new.py"
     with pytest.raises(ConfigError, match=r"there is no file newer\.py in .*/runs/run-1/code/sub"):

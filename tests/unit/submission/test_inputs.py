@@ -26,7 +26,7 @@ def language_model(**keys: Any) -> Config:
 
 
 def test_what_was_found_is_in_the_config() -> None:
-    config, notes = Inputs().into(classifier(dataset="auto"))
+    config, notes = Inputs().with_workload(classifier(dataset="auto"))
     found = datasets.find("auto")
     assert config == replace(
         classifier(), workload=replace(classifier().workload, dataset=found.name, data_dir=str(found.dir))
@@ -44,27 +44,27 @@ def test_each_is_looked_for_once_and_each_point_keeps_its_own_values(monkeypatch
     monkeypatch.setattr(texts, "find", counted(texts.find))
     inputs = Inputs()
     for number in range(3):
-        assert inputs.into(classifier(lr=number + 1.0))[0].workload.lr == number + 1.0  # type: ignore[attr-defined]
-        assert inputs.into(language_model(lr=number + 1.0))[0].workload.lr == number + 1.0  # type: ignore[attr-defined]
+        assert inputs.with_workload(classifier(lr=number + 1.0))[0].workload.lr == number + 1.0  # type: ignore[attr-defined]
+        assert inputs.with_workload(language_model(lr=number + 1.0))[0].workload.lr == number + 1.0  # type: ignore[attr-defined]
     assert asked == [("digits", None), ("shakespeare",)]
-    Inputs().into(classifier())  # another submission looks again
+    Inputs().with_workload(classifier())  # another submission looks again
     assert asked[2:] == [("digits", None)]
 
 
 def test_a_point_that_does_not_go_with_the_text_is_refused_after_one_that_does(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a" * 1000)
     inputs = Inputs()
-    inputs.into(language_model(text=str(tmp_path / "text.txt"), context=16, batch_size=4))
+    inputs.with_workload(language_model(text=str(tmp_path / "text.txt"), context=16, batch_size=4))
     with pytest.raises(ConfigError, match="context=800"):
-        inputs.into(language_model(text=str(tmp_path / "text.txt"), context=800, batch_size=4))
+        inputs.with_workload(language_model(text=str(tmp_path / "text.txt"), context=800, batch_size=4))
 
 
 def test_what_is_not_there_is_told_with_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workload\.dataset=mnist: .* is not on this machine"):
-        Inputs().into(classifier(dataset="mnist", data_dir=str(tmp_path)))
+        Inputs().with_workload(classifier(dataset="mnist", data_dir=str(tmp_path)))
     with pytest.raises(ConfigError, match=r"workload\.text=.*nowhere"):
-        Inputs().into(language_model(text=str(tmp_path / "nowhere")))
+        Inputs().with_workload(language_model(text=str(tmp_path / "nowhere")))
 
 
 def test_other_workloads_read_nothing() -> None:
-    assert Inputs().into(make_config()) == (make_config(), ())
+    assert Inputs().with_workload(make_config()) == (make_config(), ())

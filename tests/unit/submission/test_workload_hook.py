@@ -72,9 +72,9 @@ def test_its_answers_are_in_the_plan_and_in_the_notes() -> None:
 def test_one_object_answers_for_a_whole_submission() -> None:
     inputs, before = Inputs(), Counts.made
     for _ in range(3):
-        inputs.into(config_with(f"{HERE}Counts"))
+        inputs.with_workload(config_with(f"{HERE}Counts"))
     assert Counts.made == before + 1
-    Inputs().into(config_with(f"{HERE}Counts"))
+    Inputs().with_workload(config_with(f"{HERE}Counts"))
     assert Counts.made == before + 2
 
 
@@ -91,7 +91,7 @@ def test_one_object_answers_for_a_whole_submission() -> None:
 )
 def test_a_hook_that_is_none_is_refused_by_its_key(hook: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"workload.hook={re.escape(hook)}: .*{words}"):
-        Inputs().into(config_with(hook))
+        Inputs().with_workload(config_with(hook))
 
 
 def test_an_error_of_a_hook_has_its_place() -> None:
