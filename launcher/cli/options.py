@@ -6,7 +6,7 @@ The docstring of each `of_COMMAND` function is the text that `COMMAND --help` sh
 from __future__ import annotations
 
 import time
-from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError, HelpFormatter
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, near
@@ -20,34 +20,48 @@ if TYPE_CHECKING:
     from launcher.cli.commands import Parser
 
 
-RUN = "id, unique prefix of one, `latest`, or directory"
-EITHER = f"of a run, a sweep, or a sweep's point (SWEEP/7): {RUN}"
+NAMES = "its id, a unique prefix of the id, `latest`, or its directory"
+RUN = f"a run or a point of a sweep (SWEEP/7): {NAMES}"
+EITHER = f"a run, a sweep, or a point of a sweep (SWEEP/7): {NAMES}"
 RUN_USAGE = "run [-m] SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]"
 PRUNABLE = ("done", "pruned", "stopped", "failed", "cancelled", "lost")
 # The actions of commands that have several, with the line that the help shows of each below the options.
 ACTIONS: Mapping[str, Mapping[str, str]] = {
     "sweep": {
-        "status": "its progress, and points that failed or run; no SWEEP: all sweeps",
-        "results": "its points with their metrics, the best one first",
+        "status": "show progress, and failed and running points; no SWEEP: list sweeps",
+        "results": "show points with their metrics, the best one first",
         "rerun": "restart points that are not done, from their checkpoints",
-        "cancel": "end its points, and start no more",
-        "throttle": "let at most N of its points run at once from now on",
-        "wait": "wait until all its points are over; exit code 0 if all are done",
+        "cancel": "cancel points, and start no more",
+        "throttle": "let at most N points run at once from now on",
+        "wait": "wait until all points are over; exit code 0 if all are done",
     },
-    "checkpoint": dict.fromkeys(("list", "inspect", "verify", "extract", "adopt"), ""),
+    "checkpoint": {
+        "list": "show step, size and metrics of each, and which are kept",
+        "inspect": "show the contents of one: metrics, values, tensors",
+        "verify": "check sizes and checksums; exit code 1 if one is damaged",
+        "extract": "write one as a plain torch.save or safetensors file",
+        "adopt": "turn a folder that torch DCP wrote into a checkpoint: FOLDER [STEP]",
+    },
     "site": {
-        "list": "profiles that `cluster=NAME` knows, and where their files are",
-        "show": "the file of a profile",
+        "list": "list the profiles for cluster=NAME, and their files",
+        "show": "print the file of a profile",
         "init": "write a profile from the configuration of this machine's scheduler",
-        "check": "compare a profile with the scheduler of this machine",
+        "check": "compare a profile with this scheduler; exit code 1 if they differ",
     },
-    "env": {"pack": "make an archive of a venv that env.archive unpacks on each node"},
+    "env": {"pack": "pack a venv into an archive"},
     "template": {
-        "show": "one that changes nothing, to start from (--whole: our templates)",
-        "lint": "errors in one of yours, and which parts of ours it lacks",
+        "show": "print a template that changes nothing, to start from",
+        "lint": "report errors in a template, and the launcher's parts that it lacks",
     },
     "data": {"fetch": ""},
 }
+
+
+class _HelpWithActions(HelpFormatter):
+    """Keeps the lines of the list of actions, and wraps all other text."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("actions:") else super()._fill_text(text, width, indent)
 
 
 def add_actions(parser: ArgumentParser, command: str, more: str = "") -> None:
@@ -59,7 +73,7 @@ def add_actions(parser: ArgumentParser, command: str, more: str = "") -> None:
         more: text below the list.
     """
     lines = [f"  {name:<10}{words}" for name, words in ACTIONS[command].items()]
-    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
+    parser.formatter_class = lambda prog: _HelpWithActions(prog, max_help_position=26, width=80)
     parser.epilog = "\n".join(["actions:", *lines]) + more
     parser.add_argument("action", metavar="ACTION", help="see below")
 
@@ -81,7 +95,7 @@ def add_runs_dir(parser: ArgumentParser) -> None:
         "--runs-dir",
         type=folder,
         metavar="DIR",
-        help="where run directories are (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)",
+        help="folder of run directories (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)",
     )
 
 
@@ -139,70 +153,79 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def of_run(parser: Parser) -> None:
-    """Run your own script, written for torchrun or for no launcher at all, once for each rank. The run has the
-    script's name. KEY=VALUE are the keys of every run and of workload=program."""
+    """Run your own script in every rank. It may be written for torchrun, or for a single process. The run is named
+    after the script. KEY=VALUE sets any key of a run (`help --all`), or of workload=program."""
     parser.usage = parser.prog.removesuffix("run") + RUN_USAGE
     parser.behind = "arguments"
     parser.epilog = (
-        "Everything after `--` reaches the script unchanged, and needs no quotes but your shell's. An argument that is "
-        "swept (-m) is given as a key: workload.flags.lr=0.1,0.01 is --lr 0.1, then --lr 0.01, after the other "
-        "arguments; for a script that is a Hydra app workload.overrides.lr=0.1,0.01 is lr=0.1, then lr=0.01."
+        "The script gets all ARGUMENTs after `--` unchanged; they need no quotes but your shell's. In a sweep (-m), an "
+        "argument with several values is written as a key: workload.flags.lr=0.1,0.01 adds --lr 0.1 in the first run "
+        "and --lr 0.01 in the second; workload.overrides.lr=0.1,0.01 does so for a Hydra app, as lr=0.1 and lr=0.01."
     )
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or one that is executable")
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or an executable file")
     parser.add_argument(
-        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="cluster=slurm nodes=2 time=2h ..."
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="settings: cluster=slurm nodes=2 time=2h ..."
     )
-    parser.add_argument("--module", action="store_true", help="SCRIPT is a module: as `python -m` runs it")
-    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: one run for each combination")
+    parser.add_argument("--module", action="store_true", help="SCRIPT is a module, as for `python -m`")
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="a sweep: one run for each combination of values (KEY=A,B)"
+    )
     parser.add_argument("--yes", action="store_true", help="submit without confirmation (confirm_above)")
-    parser.add_argument("--cfg", choices=("job", "hydra", "all"), help="only show the config")
-    parser.add_argument("--resolve", action="store_true", help="with --cfg: all references resolved")
-    parser.add_argument("--config-dir", metavar="DIR", help="one more folder of configs")
+    parser.add_argument(
+        "--cfg", choices=("job", "hydra", "all"), help="only print the config: the run's, Hydra's, or both"
+    )
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: print values instead of references to them")
+    parser.add_argument("--config-dir", metavar="DIR", help="one more folder in which configs are searched")
 
 
 def of_status(parser: ArgumentParser) -> None:
-    """Show the state of the live runs and sweeps and the newest others, or of the named RUNs, with one query to the
-    scheduler for all."""
+    """Show the states of the live runs and sweeps and the newest others, or of the named RUNs. The scheduler is queried
+    once for all of them."""
     parser.add_argument("names", metavar="RUN", nargs="*", help=EITHER)
     parser.add_argument(
         "--all", action="store_true", dest="everything", help="all runs, not only live ones and the newest others"
     )
     parser.add_argument("--failed", action="store_true", help="only those that failed, are lost or cannot be read")
     parser.add_argument(
-        "--since", type=age, metavar="AGE", help="only those active since then: 2d, 12h, 90m, or 2026-10-31"
+        "--since", type=age, metavar="AGE", help="only those active in this time (2d, 12h) or since a day (2026-10-31)"
     )
     parser.add_argument("--watch", action="store_true", help="update until all are over; Ctrl-C exits")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: a list of objects")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON list, for programs")
     add_runs_dir(parser)
 
 
 def of_logs(parser: ArgumentParser) -> None:
-    """Print the run's output: the lines of all ranks in the order of time, each after its rank, for all attempts."""
+    """Print the output of RUN: attempt after attempt, the lines of all ranks in the order of time. A line of rank 3
+    starts with [3]."""
     parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines, too, until the run is over")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="continue until the run is over, through all attempts"
+        "--rank",
+        type=ranks,
+        default=(),
+        metavar="N",
+        help="only these ranks (3 or 0-3,7); lines of a single one lack [3]",
     )
-    parser.add_argument(
-        "--rank", type=ranks, default=(), metavar="N", help="only these ranks (3, 0-3,7); of one rank: its own files"
-    )
-    parser.add_argument("--attempt", type=whole_number, metavar="N", help="only this attempt (default: all)")
-    parser.add_argument("--tail", type=positive, metavar="N", help="begin with the last N lines")
+    parser.add_argument("--attempt", type=whole_number, metavar="N", help="only this attempt, from 0 (default: all)")
+    parser.add_argument("--tail", type=positive, metavar="N", help="start with the last N lines")
     add_runs_dir(parser)
 
 
 def of_cancel(parser: ArgumentParser) -> None:
-    """End the RUNs, or all points of a sweep. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A job of the
-    launcher may be named by its id, also when the directory of its run is gone (`status` calls it orphaned)."""
+    """Cancel the RUNs; of a sweep, all points. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A RUN can
+    also be named by the id of its job, even if the run's directory was deleted (`status` calls that job orphaned)."""
     parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of a job in the queue")
     add_runs_dir(parser)
 
 
 def of_resume(parser: ArgumentParser) -> None:
-    """Restart RUN from its newest checkpoint, with the configuration with which it was submitted, changed by the
-    KEY=VALUEs. It must be over: stopped, failed, cancelled or lost."""
+    """Restart RUN from its newest checkpoint, with the settings of its submission, except for those that KEY=VALUE
+    changes. It must be over, but not done: stopped, failed, cancelled, lost or pruned."""
     parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys to change (nodes=4, time=2h)")
-    parser.add_argument("--new-snapshot", action="store_true", help="with env.snapshot: of the code as it is now")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings to change (nodes=4 time=2h)")
+    parser.add_argument(
+        "--new-snapshot", action="store_true", help="with env.snapshot: copy the code again, as it is now"
+    )
     parser.add_argument("--yes", action="store_true", help="submit without confirmation (confirm_above)")
     add_runs_dir(parser)
 
@@ -212,7 +235,7 @@ def of_attach(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument(
         "--rank", type=whole_number, metavar="R",
-        help="this rank (default: 0; stacks: all; debugger: the one that waits)",
+        help="the rank (default: 0; --stack: all; --debug: the only one that waits)",
     )  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -221,212 +244,239 @@ def of_attach(parser: ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument(
         "--stack", action="store_const", const="stack", dest="what",
-        help="where every rank is, as Python stacks; the ranks continue (default elsewhere)",
+        help="Python stacks of the ranks, which continue (default without a terminal)",
     )  # fmt: skip
     what.add_argument(
         "--debug", action="store_const", const="debug", dest="what",
-        help="the prompt of the rank that waits at breakpoint(); submit with debug.rank=0",
+        help="the debugger of a rank that waits at breakpoint(); needs debug.rank=RANK when RUN is submitted",
     )  # fmt: skip
     add_runs_dir(parser)
 
 
 def of_open(parser: ArgumentParser) -> None:
-    """Open the report page of RUN in the browser. The page is made first if it is missing or older than the run's
+    """Open the report page of RUN in the browser. The page is written first if it is missing or older than the run's
     newest records; `report` has more options. Without a browser on this machine, the command that copies the page to
     your own machine is printed."""
     parser.add_argument("name", metavar="RUN", help=EITHER)
     parser.add_argument(
-        "--print", action="store_true", dest="only_print", help="only print where it is, and how to copy it"
+        "--print", action="store_true", dest="only_print", help="only print the page's path, and how to copy the page"
     )
     add_runs_dir(parser)
 
 
 def of_prune(parser: ArgumentParser) -> None:
-    """List the runs and sweeps that are over and older than AGE, and with --delete remove them, checkpoints included.
-    What is live, unknown, unreadable, or needed by a run that is not over is kept, and listed with the reason."""
+    """List the runs and sweeps that are over and older than AGE; with --delete remove them, checkpoints included. Runs
+    that are live, or in an unknown state, are kept. So are runs that cannot be read, or are needed by a run that is not
+    over; these are listed with the reason."""
+    parser.usage = "%(prog)s --older-than AGE [options]"
     parser.add_argument(
-        "--older-than", type=age, metavar="AGE", help="whose last activity is older than that: 30d, 12h, or 2026-10-31"
-    )
+        "--older-than", type=age, metavar="AGE",
+        help="only those without activity in this time (30d, 12h) or since a day (2026-10-31); required",
+    )  # fmt: skip
     parser.add_argument(
         "--state", action="append", choices=PRUNABLE, metavar="STATE",
-        help=f"only of this state ({', '.join(PRUNABLE)}); may be given several times",
+        help=f"only those in this state ({', '.join(PRUNABLE)}); may be given several times",
     )  # fmt: skip
     parser.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
     add_runs_dir(parser)
 
 
 def of_wait(parser: ArgumentParser) -> None:
-    """Wait until RUN is over, and exit with its code: 0 if it is done, 75 if it can be resumed, 93 if a retry would
-    fail too, else 1. Ctrl-C stops waiting."""
+    """Wait until RUN is over, and print its output; of a sweep, a line for each point that ends. Exits with 0 if RUN is
+    done, 75 if it can be resumed, 93 if a retry would fail too, else 1. Ctrl-C stops waiting (130)."""
     parser.add_argument("name", metavar="RUN", help=EITHER)
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not show the run's output")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not print the run's output")
     add_runs_dir(parser)
 
 
 def of_topology(parser: ArgumentParser) -> None:
-    """Draw this node: its NUMA nodes and CPUs, and which of them each rank would get; of a RUN, which its ranks got."""
-    parser.add_argument("name", metavar="RUN", nargs="?", help="its ranks, as they were bound in its last attempt")
+    """Show the NUMA nodes, CPUs, GPUs and network devices of this node, and which of them each rank would get. With
+    RUN, show the run's nodes, and which of them each rank got in the last attempt."""
+    parser.add_argument("name", metavar="RUN", nargs="?", help=RUN)
     parser.add_argument(
-        "--ranks", type=whole_number, metavar="N", help="ranks on this node (default: one per GPU, else one)"
+        "--ranks", type=whole_number, metavar="N", help="number of ranks on the node (default: one per GPU, else one)"
     )
-    parser.add_argument("--bind", default="auto", metavar="HOW", help="as launch.bind (default: auto)")
-    parser.add_argument("--node-type", metavar="TYPE", help="a node of this type instead of this one (`list`: all)")
+    parser.add_argument(
+        "--bind", default="auto", metavar="HOW", help="the binding, a value of launch.bind (default: auto)"
+    )
+    parser.add_argument(
+        "--node-type", metavar="TYPE", help="show a node of this type instead of this node (list: list the types)"
+    )
     add_runs_dir(parser)
 
 
 def of_why(parser: ArgumentParser) -> None:
-    """Explain why RUN waits: the reason in words, the scheduler's estimate, the limit that applies, and the smallest
-    change that would start clearly sooner. If RUN does not wait: what it does, or why it ended."""
-    parser.add_argument("name", metavar="RUN", help=f"of a run, or a sweep's point (SWEEP/7): {RUN}")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
+    """Explain why RUN waits: the reason, the scheduler's estimate of the start, the limit that applies, and the
+    smallest change with which RUN would start clearly sooner. If RUN does not wait: its state, or why it ended."""
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON object, for programs")
     add_runs_dir(parser)
 
 
 def of_post_mortem(parser: ArgumentParser) -> None:
-    """Show why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
-    output, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
+    """Show why RUN ended: the cause and its kind, the first rank that failed, with its traceback and last output, and
+    what to do. Exits with 0 if RUN is over, else with 1."""
     parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("--attempt", type=whole_number, metavar="N", help="of this attempt (default: the last one)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
+    parser.add_argument(
+        "--attempt", type=whole_number, metavar="N", help="explain this attempt, from 0 (default: the last one)"
+    )
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON object, for programs")
     add_runs_dir(parser)
 
 
 def of_sweep(parser: ArgumentParser) -> None:
-    """Show or change sweeps. Their points are runs like any others: `logs SWEEP/7` ..."""
+    """Show or change sweeps. Each point of a sweep is a run, which other commands take as SWEEP/7: `logs SWEEP/7`."""
     parser.usage = "%(prog)s ACTION [SWEEP] [POINT ...] [options]"
     add_actions(parser, "sweep")
-    parser.add_argument("name", metavar="SWEEP", nargs="?", help=RUN)
+    parser.add_argument("name", metavar="SWEEP", nargs="?", help=f"a sweep: {NAMES}")
     parser.add_argument(
         "points", metavar="POINT", nargs="*",
-        help="rerun, cancel: numbers of points (3, 0-4,7; default: all unfinished); throttle: N",
+        help="rerun, cancel: numbers of points (3, 0-4,7; default: all unfinished); throttle: the number N",
     )  # fmt: skip
-    parser.add_argument("--all", action="store_true", dest="everything", help="status: all points, all sweeps")
-    parser.add_argument("--sort", metavar="METRIC", help="results: by this, smallest first (default: its objective)")
-    parser.add_argument("--reverse", action="store_true", help="results: in reverse order")
-    parser.add_argument("--csv", metavar="FILE", help="results: everything as a CSV file (-: print it)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="status, results: for programs")
+    parser.add_argument(
+        "--all", action="store_true", dest="everything", help="status: all points; without SWEEP, all sweeps"
+    )
+    parser.add_argument(
+        "--sort", metavar="METRIC", help="results: smallest METRIC first; of the objective, the default, the best first"
+    )
+    parser.add_argument("--reverse", action="store_true", help="results: reverse the order")
+    parser.add_argument("--csv", metavar="FILE", help="results: write all of them to a CSV file (-: to stdout)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="status, results: print JSON, for programs")
     parser.add_argument("--yes", action="store_true", help="rerun: submit without confirmation (confirm_above)")
     add_runs_dir(parser)
 
 
 def of_checkpoint(parser: ArgumentParser) -> None:
-    """List the checkpoints of a run, show the contents of one, verify them, or make a plain torch.save file of one."""
+    """List, inspect and verify the checkpoints of a run, or write a plain file with the contents of one."""
     parser.usage = "%(prog)s ACTION RUN [STEP] [options]"
+    add_actions(parser, "checkpoint")
     parser.add_argument(
-        "action", metavar="ACTION", help="list, inspect, verify (exit code 1: damaged), extract or adopt"
+        "name", metavar="RUN", help=f"{RUN}; or the folder that has the checkpoints, or a checkpoint's own folder"
     )
-    parser.add_argument("name", metavar="RUN", help=f"{RUN}; or a folder of checkpoints, or of one")
     parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: for programs")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: print JSON, for programs")
     parser.add_argument("--shard", type=whole_number, metavar="R", help="extract: only the shard of rank R")
     parser.add_argument(
         "--key", action="append", metavar="NAME", dest="keys", default=[],
-        help="extract: only values of this name (model.weight, or model for all of it; may be repeated)",
+        help="extract: only this value (model.weight), or all below this name (model); may be repeated",
     )  # fmt: skip
-    parser.add_argument("-o", "--output", type=folder, metavar="FILE", help="extract: file to write (default: by name)")
+    parser.add_argument(
+        "-o", "--output", type=folder, metavar="FILE", help="extract: file to write (default: named after RUN and STEP)"
+    )
     parser.add_argument(
         "--format",
         choices=("torch", "safetensors"),
         dest="as_format",
-        help="extract: torch (default), or safetensors: only tensors",
+        help="extract: format of the file (default: torch); safetensors contains only tensors",
     )
     add_runs_dir(parser)
 
 
 def of_site(parser: ArgumentParser) -> None:
-    """Show, make and check profiles of sites. Yours are in ~/.config/launcher/cluster."""
+    """Show, write and check profiles of sites (cluster=NAME). Yours are in ~/.config/launcher/cluster."""
     parser.usage = "%(prog)s ACTION [NAME] [options]"
     add_actions(parser, "site")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of the profile (init: default the cluster's own name)")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="name of the profile (init: by default the cluster's own name)"
+    )
     # Lazily: it loads all schedulers
     from launcher.schedulers.site import described_schedulers
 
     names = [each.name for each in described_schedulers()]
-    parser.add_argument("--scheduler", choices=names, help="init: the one to query, if there are several")
-    parser.add_argument("--partition", metavar="P", help="init: a partition other than the default one")
-    parser.add_argument("--queue", metavar="Q", help="init: a queue other than the default one")
-    parser.add_argument("--print", action="store_true", dest="only_print", help="init: show it, and write nothing")
+    parser.add_argument("--scheduler", choices=names, help="init: the scheduler to query, if there are several")
+    parser.add_argument("--partition", metavar="P", help="init: use this partition, not the scheduler's default one")
+    parser.add_argument("--queue", metavar="Q", help="init: use this queue, not the scheduler's default one")
+    parser.add_argument(
+        "--print", action="store_true", dest="only_print", help="init: print the profile, and write nothing"
+    )
     parser.add_argument("--force", action="store_true", help="init: replace a profile of this name")
 
 
 def of_env(parser: ArgumentParser) -> None:
-    """Make an archive of an environment (env.archive): .tar, .tar.gz or .tar.zst."""
-    parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE"
+    """Pack a venv into an archive. A run with env.archive=ARCHIVE unpacks it on each node."""
+    parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE [--force]"
     add_actions(parser, "env")
-    parser.add_argument("paths", metavar="[FOLDER] ARCHIVE", nargs="+", help="venv (default: this one), and the file")
+    parser.add_argument(
+        "paths", metavar="[FOLDER] ARCHIVE", nargs="+",
+        help="FOLDER: the venv (default: the one of this command); ARCHIVE: file to write, .tar, .tar.gz or .tar.zst",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace an existing archive")
 
 
 def of_template(parser: ArgumentParser) -> None:
-    """Show a template to start from (cluster.template), or check what yours lacks."""
+    """Print a template for your own job scripts (cluster.template=PATH), or check yours."""
     parser.usage = "%(prog)s ACTION [PATH] [options]"
     add_actions(parser, "template", "\n\nlint exits with 0 (nothing is missing), 1 (something is) or 2 (errors)")
-    parser.add_argument("path", metavar="PATH", nargs="?", help="lint: the template (default: that of the profile)")
-    parser.add_argument("--cluster", metavar="NAME", help="the profile that it is for (default: slurm)")
-    parser.add_argument("--whole", action="store_true", help="show: our templates, with all parts of a script")
+    parser.add_argument("path", metavar="PATH", nargs="?", help="lint: your template (default: the profile's)")
+    parser.add_argument("--cluster", metavar="NAME", help="the profile that the template is for (default: slurm)")
+    parser.add_argument("--whole", action="store_true", help="show: print the launcher's templates, with all parts")
 
 
 def of_report(parser: ArgumentParser) -> None:
-    """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. It needs no network."""
+    """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. The page needs no network."""
     parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; several runs are shown side by side")
     parser.add_argument(
-        "--baseline", metavar="RUN", help=f"compare with this run (default: with the first of several); {RUN}"
+        "--baseline", metavar="RUN", help=f"the run to compare with (default: the first of several); {RUN}"
     )
     parser.add_argument(
         "-o", "--output", type=folder, metavar="FILE",
-        help="file to write (default: report.html in the run's directory; of several runs comparison.html)",
+        help="file to write (default: report.html in RUN's directory; for several, comparison.html in the first's)",
     )  # fmt: skip
-    parser.add_argument("--open", action="store_true", dest="show", help="open it in the browser")
+    parser.add_argument("--open", action="store_true", dest="show", help="open the page in the browser")
     add_runs_dir(parser)
 
 
 def of_data(parser: ArgumentParser) -> None:
     """Show which data sets are on this machine; with `fetch NAME`, download one."""
     parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
-    parser.add_argument("action", nargs="?", metavar="fetch", help="download NAME, verify its checksums, keep it here")
+    parser.add_argument(
+        "action", nargs="?", metavar="fetch", help="download the data set NAME, and verify its checksums"
+    )
     # Lazily: 10 ms, and only this command lists data sets
     from launcher.spec import data_sets
 
-    parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(data_sets.of_all_workloads()[0]))
+    known = ", ".join(data_sets.of_all_workloads()[0])
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"the data set: {known}")
     parser.add_argument(
         "--mirror",
         action="append",
         metavar="URL",
         dest="mirrors",
-        help="folder to download from, instead of ours (may be repeated)",
+        help="download from this folder, not from the default ones (may be repeated)",
     )
     parser.add_argument(
         "--data-dir",
         type=folder,
         metavar="DIR",
-        help="folder of the data sets, where runs look for them (default: the per-user data folder)",
+        help="folder of data sets (default: the per-user data folder, where runs look for them)",
     )
 
 
 def of_doctor(parser: ArgumentParser) -> None:
-    """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and names.
-    Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is shown.
-    Exits with 0 if there is no problem, else with 1."""
-    parser.add_argument("--cluster", metavar="NAME", help="check this profile (default: the one that runs get)")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
+    """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and host
+    names. Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is
+    shown. Exits with 0 if there is no problem, else with 1."""
+    parser.add_argument("--cluster", metavar="NAME", help="check this profile (default: the one that runs use)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print a JSON object, for programs")
 
 
 def of_complete(parser: ArgumentParser) -> None:
-    """Complete commands, their options, run ids and overrides (KEY=VALUE) with the Tab key, after `launcher` and
-    `python -m launcher`."""
+    """Set up your shell, so that the Tab key completes commands, their options, run ids and KEY=VALUE after `launcher`
+    and `python -m launcher`."""
     parser.usage = "%(prog)s [--install [SHELL] | --print SHELL]"
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--install", nargs="?", const="", metavar="SHELL",
-        help="have every new shell load it; bash, zsh or fish (default: that of $SHELL)",
+        help="set up every new shell: bash, zsh or fish (default: the one in $SHELL)",
     )  # fmt: skip
-    what.add_argument("--print", dest="shell", metavar="SHELL", help="print the script that the shell has to load")
-    what.add_argument("--candidates", action="store_true", help="for that script: list completions of the words so far")
+    what.add_argument("--print", dest="shell", metavar="SHELL", help="only print the script that the shell must load")
+    what.add_argument("--candidates", action="store_true", help="used by the script: list completions")
 
 
 def of_help(parser: ArgumentParser) -> None:
-    """Show keys with their defaults and meaning: those that most runs need, those of WHAT, or all."""
+    """Explain WHAT. Without WHAT, show the keys that most runs need, and all commands."""
     parser.add_argument(
-        "words", metavar="WHAT", nargs="*", default=[], help="a command, a key (nodes), a group of keys, or GROUP=NAME"
-    )
-    parser.add_argument("--all", action="store_true", dest="everything", help="all keys with their defaults")
+        "words", metavar="WHAT", nargs="*", default=[],
+        help="a command, a key (nodes), a section of keys (launch), or an option of a group (cluster=slurm)",
+    )  # fmt: skip
+    parser.add_argument("--all", action="store_true", dest="everything", help="show all keys, with their defaults")

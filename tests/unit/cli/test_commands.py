@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands, status_view
+from launcher.cli.options import ACTIONS
 from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
 from launcher.failures.codes import StopReason
@@ -98,6 +99,12 @@ def test_help_fits_the_terminal_and_names_the_command(call: Call, words: list[st
     assert (answer.code, answer.error) == (0, "")
     assert answer.out.startswith(" ".join(["usage: python -m launcher", *words[:1]]))
     assert all(len(line) <= 80 for line in answer.out.splitlines())
+
+
+@pytest.mark.parametrize("name", sorted(ACTIONS.keys() - {"data"}))  # the only action of `data` is an argument
+def test_help_describes_each_action(call: Call, name: str) -> None:
+    _, actions = call(name, "--help").out.split("\nactions:\n")
+    assert re.findall(r"^  (\w+) +\w+ \w+", actions, re.MULTILINE) == list(ACTIONS[name])
 
 
 def test_a_command_loads_only_what_it_needs() -> None:
