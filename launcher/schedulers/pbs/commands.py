@@ -166,7 +166,7 @@ class PBS:
         return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the live or ended job with this name and token, or None.
+        """Returns the id of the live or ended job with this name and token, or None if there is none.
 
         Raises:
             QueryError: PBS did not answer, so it is unknown whether such a job exists.
@@ -223,7 +223,7 @@ class PBS:
         self.run("qalter", *dependency(jobs), job_id)
 
     def _hint(self, code: int, words: str) -> str | None:
-        """Returns a hint for the user about a refusal by qsub's exit code and message, or None."""
+        """Returns a hint for the user about a refusal, by qsub's exit code and message; None: no hint."""
         if code == UNAUTHORIZED:
             with contextlib.suppress(QueryError):
                 if others := [queue.name for queue in self.queues() if queue.open]:

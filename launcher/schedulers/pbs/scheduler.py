@@ -28,7 +28,7 @@ SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
 
 
 class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
-    """PBS (OpenPBS or PBS Professional) with its capabilities."""
+    """PBS (OpenPBS or PBS Professional) as a scheduler; the base classes are the capabilities that it has."""
 
     name = "pbs"
     title = "PBS"

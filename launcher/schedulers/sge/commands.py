@@ -134,7 +134,7 @@ class SGE:
         return found
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the live job with this name and token, or None.
+        """Returns the id of the live job with this name and token, or None if there is none.
 
         Raises:
             QueryError: Grid Engine did not answer, so it is unknown whether such a job exists.

@@ -32,7 +32,7 @@ AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
 class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, SGEDiagnosis):
-    """Grid Engine with its capabilities."""
+    """Grid Engine as a scheduler; the base classes are the capabilities that it has."""
 
     name = "sge"
     title = "Grid Engine"

@@ -160,7 +160,9 @@ class Slurm:
         return job_id
 
     def find(self, token: str, name: str) -> str | None:
-        """Returns the id of the job or array with this token as its comment, or None. `name` is not used.
+        """Returns the id of the job or array with this token as its comment, or None if there is none.
+
+        `name` is not used.
 
         Raises:
             QueryError: Slurm did not answer, so it is unknown whether such a job exists.

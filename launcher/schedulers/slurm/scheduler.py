@@ -46,7 +46,7 @@ DEFAULTS = {
 
 
 class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
-    """Slurm with its capabilities."""
+    """Slurm as a scheduler; the base classes are the capabilities that it has."""
 
     name = "slurm"
     title = "Slurm"
