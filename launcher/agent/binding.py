@@ -100,8 +100,7 @@ class Binder:
             here = [each for agent in on_this_host for each in self._near(node, agent, tasks)]
         except DeviceError as error:
             count = sum(agent.ranks for agent in on_this_host)
-            why = Unbound(UnboundReason.DEVICES, error=str(error))
-            return _before(on_this_host, own), masks.unbound(node, allowed, [RankDevices()] * count, why)
+            return _before(on_this_host, own), masks.unbound(node, allowed, [RankDevices()] * count, error.unbound)
         lists = self._wanted
         if tasks and lists.kind == wanted.MAP:
             lists = wanted.Wanted(wanted.MAP, lists.lists[own.first_local_rank :])

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from launcher.binding.masks import RankDevices
-from launcher.binding.node import Gpu, Nic, Node
-from launcher.formatting import plural
+from launcher.binding.node import Gpu, Nic, Node, Unbound
+from launcher.failures.codes import UnboundReason
 
 # Variables that limit which devices a process sees, by vendor, in the order in which they are applied.
 MASKS = {
@@ -22,7 +22,15 @@ _NONE = ("", "-1", "NoDevFiles")
 
 
 class DeviceError(Exception):
-    """It is not known which devices a rank uses, or a variable or cluster.nics names a device that does not exist."""
+    """It is not known which devices a rank uses, or a variable or cluster.nics names a device that does not exist.
+
+    Attributes:
+        unbound: what is wrong. Ranks that need the devices cannot be bound for this reason.
+    """
+
+    def __init__(self, unbound: Unbound) -> None:
+        super().__init__(unbound)
+        self.unbound = unbound
 
 
 Parent = Callable[[str], "str | None"]  # from the UUID of a MIG slice to the PCI address of its GPU; None: unknown
@@ -50,11 +58,11 @@ def of_ranks(
     """
     shown = visible_gpus(node, environ, parent)[:most] if gpus else []
     if gpus and not shown:
-        raise DeviceError("no accelerator is found in /sys or /proc")
+        raise DeviceError(Unbound(UnboundReason.NO_GPU))
     named = {each: nic for nic in node.nics for each in (nic.name, nic.interface) if each}
-    if missing := [name for name in dict.fromkeys(pairs) if name not in named]:
-        there = ", ".join(nic.name for nic in node.nics) or "none"
-        raise DeviceError(f"cluster.nics names {', '.join(missing)}, and there is {there}")
+    if missing := tuple(name for name in dict.fromkeys(pairs) if name not in named):
+        nics = tuple(nic.name for nic in node.nics)
+        raise DeviceError(Unbound(UnboundReason.NO_NIC, names=missing, nics=nics))
     found = []
     for rank in ranks:
         gpu = shown[rank % len(shown)] if shown else None
@@ -85,12 +93,12 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
         if entry in _NONE:
             break
         if entry in entries:
-            raise DeviceError(f"{mask}={text} names {entry} twice")
+            raise DeviceError(Unbound(UnboundReason.ENTRY_TWICE, variable=mask, value=text, names=(entry,)))
         entries.append(entry)
         found += _of_entry(shown, mask, entry, parent)
         whole = not entry.startswith("MIG-") and "." not in entry
         if whole and (before := names.setdefault(found[-1], entry)) != entry:
-            raise DeviceError(f"{mask}={text} names one GPU as {before} and as {entry}")
+            raise DeviceError(Unbound(UnboundReason.SAME_GPU, variable=mask, value=text, names=(before, entry)))
     return found
 
 
@@ -109,7 +117,7 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     if entry.isdecimal():
         if int(entry) < len(shown):
             return [shown[int(entry)]]
-        raise DeviceError(f"{mask} names GPU {entry}, and this process may use {plural(len(shown), 'GPU')} here")
+        raise DeviceError(Unbound(UnboundReason.GPU_NUMBER, variable=mask, names=(entry,), gpus=len(shown)))
     if match := re.fullmatch(r"(\d+)\.(\d+)", entry):
         cards = list(dict.fromkeys(gpu.address for gpu in shown))
         at = [gpu for gpu in shown if cards.index(gpu.address) == int(match[1]) and gpu.tile in (int(match[2]), None)]
@@ -118,12 +126,12 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     elif entry.startswith("MIG-"):
         address = parent(entry)
         if address is None:
-            raise DeviceError(f"{mask} names {entry}, and of which GPU that is NVIDIA's library alone could tell")
+            raise DeviceError(Unbound(UnboundReason.MIG_SLICE, variable=mask, names=(entry,)))
         at = [gpu for gpu in shown if gpu.address == address]
     else:
         at = [gpu for gpu in shown if gpu.uuid.startswith(entry)]
     if len(at) != 1:
-        raise DeviceError(f"{mask} names {entry}, and no GPU here is that: it is gone, or not this job's")
+        raise DeviceError(Unbound(UnboundReason.NOT_VISIBLE, variable=mask, names=(entry,)))
     return at
 
 

@@ -85,7 +85,11 @@ class Unbound:
         ranks: for FEW_CORES, number of ranks on the node.
         cores: for FEW_CORES, number of cores that the job may use there.
         gpu: for GPU_NUMA, the PCI address of the GPU, followed by `.TILE` for a tile.
-        error: for DEVICES, the message of the DeviceError.
+        nics: for NO_NIC, the network devices of the node.
+        variable: for the reasons about a variable that limits the visible GPUs, its name.
+        value: for ENTRY_TWICE and SAME_GPU, the value of the variable.
+        names: the entries of the variable, or for NO_NIC of cluster.nics, that are wrong.
+        gpus: for GPU_NUMBER, the number of visible GPUs.
     """
 
     OPEN: ClassVar[bool] = True
@@ -95,7 +99,11 @@ class Unbound:
     ranks: int = 0
     cores: int = 0
     gpu: str = ""
-    error: str = ""
+    nics: tuple[str, ...] = ()
+    variable: str = ""
+    value: str = ""
+    names: tuple[str, ...] = ()
+    gpus: int = 0
 
 
 @dataclass(frozen=True)

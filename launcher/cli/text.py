@@ -100,7 +100,7 @@ def bound_to(plan: JobPlan) -> list[str]:
             pairs=plan.cluster.nics,
         )  # fmt: skip
     except devices.DeviceError as error:
-        return [*lines, f"on a node of type {about.name} nothing: {error}"]
+        return [*lines, f"on a node of type {about.name} nothing: {of_unbound(error.unbound)}"]
     found = masks.bind(about.node, about.allowed, ranks, asked, cpus_per_rank=plan.cpus_per_proc)
     if found.unbound is not None:
         return [*lines, f"on a node of type {about.name} nothing: {of_unbound(found.unbound)}"]

@@ -9,13 +9,11 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from launcher.binding import devices, masks, node_types, nvidia, sysfs
-from launcher.binding.node import Unbound
 from launcher.binding.wanted import parse
 from launcher.cli.find import find
 from launcher.cli.text import print_unreadable
 from launcher.cli.topology_picture import devices_of, pictures
 from launcher.errors import ConfigError, RunError
-from launcher.failures.codes import UnboundReason
 from launcher.runs.bindings import event_of, latest
 
 if TYPE_CHECKING:
@@ -79,8 +77,7 @@ def _drawn(
         )  # fmt: skip
         found = masks.bind(node, allowed, near, bind)
     except devices.DeviceError as error:
-        why = Unbound(UnboundReason.DEVICES, error=str(error))
-        found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), why)
+        found = masks.unbound(node, allowed, [masks.RankDevices()] * (wanted or 1), error.unbound)
     binding = event_of(host, node, allowed, found.ranks, unbound=found.unbound)
     names = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
     return pictures([binding], names)

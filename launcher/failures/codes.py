@@ -160,7 +160,14 @@ class UnboundReason(Code):
     MIXED_GPUS = "mixed_gpus"  # GPUs of different models, which CUDA numbers by speed: their numbers are not known
     FEW_CORES = "few_cores"  # fewer cores than ranks
     GPU_NUMA = "gpu_numa"  # the NUMA node of a GPU is not known
-    DEVICES = "devices"  # it is not known which devices a rank uses
+    NO_GPU = "no_gpu"  # no accelerator is found
+    NO_NIC = "no_nic"  # cluster.nics names a network device that the node does not have
+    # A variable that limits the visible GPUs (CUDA_VISIBLE_DEVICES, ...) names
+    ENTRY_TWICE = "entry_twice"  # an entry twice
+    SAME_GPU = "same_gpu"  # one GPU by two different entries
+    GPU_NUMBER = "gpu_number"  # a number as high as the number of GPUs, or higher
+    MIG_SLICE = "mig_slice"  # a MIG slice, of which only NVIDIA's library knows the GPU
+    NOT_VISIBLE = "not_visible"  # a GPU that is gone, or not this job's
     UNKNOWN = "unknown"
 
 

@@ -421,7 +421,13 @@ _UNBOUND = {
                               "CUDA_DEVICE_ORDER=PCI_BUS_ID",
     UnboundReason.FEW_CORES: "{ranks} and {cores}",
     UnboundReason.GPU_NUMA: "the NUMA node of GPU {gpu} is not known",
-    UnboundReason.DEVICES: "{error}",
+    UnboundReason.NO_GPU: "no accelerator is found in /sys or /proc",
+    UnboundReason.NO_NIC: "cluster.nics names {names}, and there is {nics}",
+    UnboundReason.ENTRY_TWICE: "{variable}={value} names {names} twice",
+    UnboundReason.SAME_GPU: "{variable}={value} names one GPU as {aliases}",
+    UnboundReason.GPU_NUMBER: "{variable} names GPU {names}, and this process may use {gpus} here",
+    UnboundReason.MIG_SLICE: "{variable} names {names}, and of which GPU that is NVIDIA's library alone could tell",
+    UnboundReason.NOT_VISIBLE: "{variable} names {names}, and no GPU here is that: it is gone, or not this job's",
     UnboundReason.UNKNOWN: "unknown",
 }  # fmt: skip
 
@@ -429,8 +435,10 @@ _UNBOUND = {
 def of_unbound(unbound: Unbound) -> str:
     """Returns why ranks are not bound to cores."""
     return _UNBOUND[unbound.reason].format(
-        path=unbound.path, models=", ".join(unbound.models), gpu=unbound.gpu, error=unbound.error,
-        ranks=plural(unbound.ranks, "rank"), cores=plural(unbound.cores, "core"),
+        path=unbound.path, models=", ".join(unbound.models), gpu=unbound.gpu, gpus=plural(unbound.gpus, "GPU"),
+        ranks=plural(unbound.ranks, "rank"), cores=plural(unbound.cores, "core"), variable=unbound.variable,
+        value=unbound.value, names=", ".join(unbound.names), aliases=" and as ".join(unbound.names),
+        nics=", ".join(unbound.nics) or "none",
     )  # fmt: skip
 
 

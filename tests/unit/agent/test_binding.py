@@ -102,10 +102,6 @@ def nics_of(ranks: list[Placement]) -> list[str]:
     return [rank.environment["NCCL_SOCKET_IFNAME"] for rank in ranks]
 
 
-def no_devices(error: str) -> Unbound:
-    return Unbound(UnboundReason.DEVICES, error=error)
-
-
 def test_each_rank_talks_through_the_nic_of_its_gpu(tmp_path: Path) -> None:
     about = trees.description("polaris")
     node, allowed = sysfs.read(trees.build(tmp_path, about), {}), set(trees.allowed(about))
@@ -117,21 +113,21 @@ def test_each_rank_talks_through_the_nic_of_its_gpu(tmp_path: Path) -> None:
 def test_without_gpus_and_unbound_the_nic_follows_the_local_rank() -> None:
     assert nics_of(bound(flat(8), set(range(8)), **NICS)[0]) == ["hsn1", "hsn0"]
     told = bound(flat(8), set(range(8)), **NICS)[1]
-    assert told.unbound == no_devices("cluster.nics names hsn1, hsn0, and there is none")
+    assert told.unbound == Unbound(UnboundReason.NO_NIC, names=("hsn1", "hsn0"))
     tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
     assert nics_of(bound(flat(8), {0}, agents=tasks, position=1, launch={"mode": "tasks"}, **NICS)[0]) == ["hsn0"]
 
 
 @pytest.mark.parametrize(
-    ("environ", "keys", "why"),
+    ("keys", "why"),
     [
-        ({}, {"gpus_per_node": 2}, "no accelerator is found in /sys or /proc"),
-        ({}, {"gpus_per_node": 2, "workload": {"device": "cpu"}}, ""),
+        ({"gpus_per_node": 2}, Unbound(UnboundReason.NO_GPU)),
+        ({"gpus_per_node": 2, "workload": {"device": "cpu"}}, None),
     ],
 )
-def test_gpus_that_cannot_be_told_are_told(environ: dict[str, str], keys: dict[str, Any], why: str) -> None:
-    ranks, told = bound(flat(8), set(range(8)), environ=environ, **keys)
-    assert told.unbound == (no_devices(why) if why else None)
+def test_ranks_whose_gpus_are_unknown_are_not_bound(keys: dict[str, Any], why: Unbound | None) -> None:
+    ranks, told = bound(flat(8), set(range(8)), **keys)
+    assert told.unbound == why
     assert all(bool(rank.cpus) is not bool(why) for rank in ranks)
 
 

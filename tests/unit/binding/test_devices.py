@@ -24,6 +24,11 @@ def addresses(node: Node, environ: dict[str, str]) -> list[str]:
     return [gpu.name for gpu in devices.visible_gpus(node, environ)]
 
 
+def wrong(reason: UnboundReason, *names: str, value: str = "", gpus: int = 0) -> Unbound:
+    """What is wrong with the entries `names` of CUDA_VISIBLE_DEVICES."""
+    return Unbound(reason, variable="CUDA_VISIBLE_DEVICES", value=value, names=names, gpus=gpus)
+
+
 @pytest.mark.parametrize(
     ("mask", "buses"),
     [
@@ -70,8 +75,9 @@ def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library(tmp_pa
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-11111111-2222"}
     found = devices.visible_gpus(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
     assert [gpu.address for gpu in found] == ["0000:85:00.0"]
-    with pytest.raises(DeviceError, match="NVIDIA's library alone"):
+    with pytest.raises(DeviceError) as refused:
         devices.visible_gpus(node, environ)
+    assert refused.value.unbound == wrong(UnboundReason.MIG_SLICE, "MIG-11111111-2222")
 
 
 def test_gpus_of_other_jobs_are_not_counted(tmp_path: Path) -> None:
@@ -89,18 +95,19 @@ def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("mask", "unbound"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "0,0"}, "names 0 twice"),
-        ({"CUDA_VISIBLE_DEVICES": "1,GPU-00000001-"}, "names one GPU as 1 and as GPU-00000001-"),
-        ({"CUDA_VISIBLE_DEVICES": "0,4"}, "names GPU 4, and this process may use 4 GPUs here"),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-dead"}, "names GPU-dead, and no GPU here is that: it is gone"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "no accelerator"),
+        ("0,0", wrong(UnboundReason.ENTRY_TWICE, "0", value="0,0")),
+        ("1,GPU-00000001-", wrong(UnboundReason.SAME_GPU, "1", "GPU-00000001-", value="1,GPU-00000001-")),
+        ("0,4", wrong(UnboundReason.GPU_NUMBER, "4", gpus=4)),
+        ("GPU-dead", wrong(UnboundReason.NOT_VISIBLE, "GPU-dead")),
+        ("", Unbound(UnboundReason.NO_GPU)),
     ],
 )
-def test_what_is_not_there_or_twice_is_named(environ: dict[str, str], words: str, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=words):
-        devices.of_ranks(node_of("polaris", tmp_path), environ, range(2), gpus=True)
+def test_what_is_not_there_or_twice_is_named(mask: str, unbound: Unbound, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError) as refused:
+        devices.of_ranks(node_of("polaris", tmp_path), {"CUDA_VISIBLE_DEVICES": mask}, range(2), gpus=True)
+    assert refused.value.unbound == unbound
 
 
 def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_path: Path) -> None:
@@ -121,8 +128,9 @@ def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu(tmp_path: Path) 
 
 
 def test_a_nic_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="names hsn7, and there is mlx5_0, mlx5_1"):
+    with pytest.raises(DeviceError) as refused:
         devices.of_ranks(node_of("polaris", tmp_path), {}, range(4), gpus=True, pairs=["hsn7"])
+    assert refused.value.unbound == Unbound(UnboundReason.NO_NIC, names=("hsn7",), nics=("mlx5_0", "mlx5_1"))
 
 
 def test_nics_have_the_names_and_speeds_of_infiniband_and_of_interfaces(tmp_path: Path) -> None:
