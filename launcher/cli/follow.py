@@ -171,8 +171,8 @@ def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) 
     with shown(every=None) as show:  # no progress lines where there is no terminal
         while True:
             seen = wait_until_readable(lambda: status_of(run, live))
-            if seen.state is RunState.QUEUED and seen.reason and seen.detail != why:
-                why = seen.detail  # the job may never start, so its pending reason is shown
+            if seen.state is RunState.QUEUED and seen.job.reason and seen.job.text != why:
+                why = seen.job.text  # the job may never start, so its pending reason is shown
                 print(f"queued: {why}", file=sys.stderr, flush=True)
             for text in stream.new(last=seen.state.over) if output else ():
                 show.print(_decoded(text))

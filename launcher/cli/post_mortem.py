@@ -107,7 +107,7 @@ def _print_none(seen: RunStatus, program: str, name: str) -> None:
             _wrapped("before", f"round {place} began because {line}")
         return
     where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
-    print(f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.detail})" if seen.detail else ""))
+    print(f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else ""))
     print(f"see {where}")
 
 

@@ -243,7 +243,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
         "left": far.left,
         "checkpoint": far.saved,
         "checkpoint_age": far.saved_ago,
-        "reason": seen.detail or None,
+        "reason": seen.job.text or None,
         "cause": why,
         **codes,
         "unanswered": seen.unanswered or None,

@@ -75,7 +75,7 @@ def unanswered(view: View) -> Iterator[str]:
     """Yields a line or two for each scheduler that did not respond."""
     for scheduler, seen in view.unanswered.items():
         unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
-        yield f"This is incomplete: {scheduler} does not answer ({seen.problem})."
+        yield f"This is incomplete: {scheduler} does not answer ({seen.job.problem})."
         if unknown and seen.age is not None:
             states = "1 state is" if unknown == 1 else f"{unknown} states are"
             yield f"{states} unknown; the state of {brief(seen.age)} ago is in brackets."
@@ -122,7 +122,7 @@ def _remark(seen: RunStatus) -> str | None:
         )
     if seen.state.value == "done":
         return None
-    return cause(seen) if seen.state.over else seen.detail or None
+    return cause(seen) if seen.state.over else seen.job.text or None
 
 
 def _health(seen: RunStatus) -> list[str]:

@@ -168,7 +168,7 @@ def why(each: PointStatus) -> str | None:
         return None
     if each.state == RunState.CANCELLED.value and each.seen.history.cancelled:
         return None  # the user knows
-    return cause(each.seen) if each.over else each.seen.detail or None
+    return cause(each.seen) if each.over else each.seen.job.text or None
 
 
 def _elapsed(each: PointStatus) -> int | None:

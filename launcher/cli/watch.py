@@ -63,7 +63,7 @@ def _plain(rows: Rows) -> int:
                 print(line(row), flush=True)
         for scheduler, seen in view.unanswered.items():
             if scheduler not in problems:
-                print(f"{scheduler} does not answer ({seen.problem})", flush=True)
+                print(f"{scheduler} does not answer ({seen.job.problem})", flush=True)
         if problems - set(view.unanswered):
             print(f"{', '.join(sorted(problems - set(view.unanswered)))} answers again", flush=True)
         problems = set(view.unanswered)
@@ -133,7 +133,9 @@ def layout(view: View, console: Console) -> RenderableType:
         table.add_row(*cells)
     lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
     for scheduler, seen in view.unanswered.items():
-        lines.append(f"{scheduler} does not answer ({seen.problem}); the state of {brief(seen.age)} ago is in brackets")
+        lines.append(
+            f"{scheduler} does not answer ({seen.job.problem}); the state of {brief(seen.age)} ago is in brackets"
+        )
     return Group(table, *(Text(one_line(each), "yellow") for each in lines))
 
 

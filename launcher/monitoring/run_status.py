@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from launcher import errors
@@ -28,7 +28,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
 from launcher.files.shared_files import is_transient
 from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
-from launcher.monitoring.state import RunState, run_state
+from launcher.monitoring.state import JobStatus, RunState, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed, Cancelled, Progress
 from launcher.runs.history import RunHistory, read_history
@@ -62,14 +62,11 @@ class RunStatus:
         history: its current job and last attempt, according to its own files.
         state: its state.
         progress: the last event `progress` of its last attempt; None: there is none.
-        raw_state, reason: state and reason of its job as the scheduler prints them (`PENDING`, `Resources`); empty:
-            not known.
-        problem: why the state of its job is not known; empty: it is known, or not needed.
+        job: state of its job; empty if it is not needed, because the run is done.
         left: seconds of wall time left, according to the scheduler; None: unknown.
         unanswered: name of the scheduler, if it did not respond; else empty.
         before: if `unanswered`, state and reason of the job in the scheduler's last reply; else empty.
         age: seconds since the query whose reply was used; None: no reply was used.
-        signal: number of the signal that ended the job; None: none did, or the scheduler does not report it.
     """
 
     run: Run
@@ -77,19 +74,11 @@ class RunStatus:
     history: RunHistory
     state: RunState
     progress: Progress | None
-    raw_state: str = ""
-    reason: str = ""
-    problem: str = ""
+    job: JobStatus = field(default_factory=JobStatus)
     left: int | None = None
     unanswered: str = ""
     before: str = ""
     age: float | None = None
-    signal: int | None = None
-
-    @property
-    def detail(self) -> str:
-        """State and reason of the run's job in the scheduler (`PENDING (Resources)`), or why the state is not known."""
-        return self.problem or state_text(self.raw_state, self.reason)
 
     @property
     def exit_code(self) -> int:
@@ -128,24 +117,6 @@ def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
 def forget(plan: JobPlan) -> None:
     """Invalidates the cached replies of the plan's scheduler; to be called after a change of its jobs."""
     SharedSnapshot(plan.cluster.scheduler).forget()
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """State of a run's job.
-
-    Attributes:
-        state: state of the job; None: there is no job, or `problem`.
-        raw_state, reason: state and reason as the scheduler prints them; empty: not known.
-        problem: why the state is not known; empty: it is known, or there is no job.
-        signal: number of the signal that ended the job; None: none did, or the scheduler does not report it.
-    """
-
-    state: JobState | None = None
-    raw_state: str = ""
-    reason: str = ""
-    problem: str = ""
-    signal: int | None = None
 
 
 class JobMonitor:
@@ -438,10 +409,8 @@ def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> Run
     state = run_state(history, job.state, answered=not job.problem)
     left, before, age = live.details(plan, history)
     unanswered = plan.cluster.scheduler if plan.queued and job.problem else ""
-    return RunStatus(
-        run, plan, history, state, history.last(Progress), job.raw_state, job.reason, job.problem, left, unanswered,
-        before if unanswered else "", age, job.signal,
-    )  # fmt: skip
+    before = before if unanswered else ""
+    return RunStatus(run, plan, history, state, history.last(Progress), job, left, unanswered, before, age)
 
 
 def or_damaged(run: Run, function: Callable[[], T]) -> T | Damaged:

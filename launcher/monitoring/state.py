@@ -25,12 +25,13 @@ A run whose files cannot be read now is unknown (launcher/monitoring/run_status.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from launcher import errors
 from launcher.runs.events import StopRequested
 from launcher.runs.history import RunHistory
-from launcher.schedulers.queries import JobState
+from launcher.schedulers.queries import JobState, state_text
 
 
 class RunState(Enum):
@@ -64,6 +65,29 @@ class RunState(Enum):
         return {RunState.DONE: errors.DONE, RunState.PRUNED: errors.DONE, RunState.STOPPED: errors.RESUME}.get(
             self, errors.FAILED
         )
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """State of a run's job.
+
+    Attributes:
+        state: state of the job; None: there is no job, or its state is not known.
+        raw_state, reason: state and reason as the scheduler prints them (`PENDING`, `Resources`); empty: not known.
+        problem: why the state is not known; empty: it is known, or there is no job.
+        signal: number of the signal that ended the job; None: none did, or the scheduler does not report it.
+    """
+
+    state: JobState | None = None
+    raw_state: str = ""
+    reason: str = ""
+    problem: str = ""
+    signal: int | None = None
+
+    @property
+    def text(self) -> str:
+        """State and reason for display (`PENDING (Resources)`), or why the state is not known; empty: no job."""
+        return self.problem or state_text(self.raw_state, self.reason)
 
 
 _LIVE = {

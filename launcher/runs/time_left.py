@@ -13,7 +13,7 @@ The job script computes the time left when it starts (templates/parts/shared.sh.
 | has LAUNCHER_DEADLINE only (custom template) | its own clock | sure: there is no better source |
 
 A process that is not sure does not end the attempt while other processes are sure, because a node whose clock is
-minutes ahead would end every attempt at once. If no process is sure (the script's node was left out), one is enough.
+minutes ahead would end every attempt at once. If no process is sure (the script's node was left out), any process may.
 """
 
 from __future__ import annotations

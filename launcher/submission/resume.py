@@ -96,5 +96,5 @@ def require_over(run: Run, live: JobMonitor) -> None:
     if seen.state is RunState.DONE:
         raise RunError(f"{run.id} is done: there is nothing to resume")
     if not seen.state.over:
-        word = f" ({seen.detail})" if seen.state is RunState.UNKNOWN and seen.detail else ""
+        word = f" ({seen.job.text})" if seen.state is RunState.UNKNOWN and seen.job.text else ""
         raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")

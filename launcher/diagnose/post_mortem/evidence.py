@@ -49,14 +49,7 @@ def of(seen: RunStatus) -> Evidence:
     evidence = _from_events(
         seen.plan,
         history.events,
-        Evidence(
-            seen.state,
-            begun=history.attempt is not None,
-            raw_state=seen.raw_state,
-            reason=seen.reason,
-            problem=seen.problem,
-            signal=seen.signal,
-        ),
+        Evidence(seen.state, begun=history.attempt is not None, job=seen.job),
     )
     evidence = replace(evidence, cancelled=history.cancelled, pruned=history.pruned, ended=history.code)
     if not seen.state.over or seen.state is RunState.DONE or not evidence.unexplained:
@@ -85,8 +78,8 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
         evidence = _with_texts(seen, attempt, following, evidence)
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
-        if not evidence.job_text:
-            evidence = replace(evidence, raw_state=past.raw_state)
+        if not evidence.job.text:
+            evidence = replace(evidence, job=replace(evidence.job, raw_state=past.raw_state))
         evidence = replace(evidence, memory=memory)
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     limit = scheduler.memory(seen.plan) if isinstance(scheduler, RemembersJobs) else seen.plan.mem

@@ -131,7 +131,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     if attempt is None:
         evidence = known.of(seen)
         verdict = classify(evidence)
-        case = Case(name, program, seen.plan, verdict, signal=evidence.signal, rerun=rerun(seen.run))
+        case = Case(name, program, seen.plan, verdict, signal=evidence.job.signal, rerun=rerun(seen.run))
         by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.events()
@@ -150,7 +150,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
         saved=has_saved(seen.plan, first(seen.run.attempts()[0].events(), Started)),
-        fault=fault, log=files.get("its errors", ""), signal=evidence.signal, rerun=rerun(seen.run),
+        fault=fault, log=files.get("its errors", ""), signal=evidence.job.signal, rerun=rerun(seen.run),
     )  # fmt: skip
     return Findings(
         attempt.number, verdict, time=(event.time if event else 0) or _ended(evidence, events), rank=rank, host=host,

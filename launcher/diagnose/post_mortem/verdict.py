@@ -29,10 +29,9 @@ from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.kinds import Kind
 from launcher.formatting import rough_size
-from launcher.monitoring.state import RunState
+from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRequested
 from launcher.schedulers import notices
-from launcher.schedulers.queries import state_text
 
 NEAR_LIMIT = 0.9  # a killed process that used more than this fraction of its memory limit was probably killed for it
 GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
@@ -113,10 +112,7 @@ class Evidence:
         ended: the exit code of the attempt.
         begun: whether the attempt has started.
         scheduler: the title of the scheduler (`Slurm`).
-        raw_state, reason: the state of the job and its reason, as the scheduler prints them (`FAILED`,
-            `NonZeroExitCode`).
-        problem: why the scheduler's state of the job is not known.
-        signal: the number of the signal that ended the job, if the scheduler reports it.
+        job: the state of the job in the scheduler, and the signal that ended it.
         notices: messages of the scheduler in the job's output.
         log: the last lines of the failed rank's log.
         output: the last lines of the job's output.
@@ -137,10 +133,7 @@ class Evidence:
     ended: int | None = None
     begun: bool = True
     scheduler: str = ""
-    raw_state: str = ""
-    reason: str = ""
-    problem: str = ""
-    signal: int | None = None
+    job: JobStatus = field(default_factory=JobStatus)
     notices: tuple[notices.Notice, ...] = ()
     log: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
@@ -172,13 +165,8 @@ class Evidence:
     @property
     def job_state(self) -> str:
         """The final state of the job from the scheduler or its notices (`TIMEOUT`); empty: none explains the end."""
-        state = self.raw_state
+        state = self.job.raw_state
         return state if state in DECISIVE else notices.main_state(self.notices) or state * (state in _STATE_KINDS)
-
-    @property
-    def job_text(self) -> str:
-        """The scheduler's state of the job as text, or why it is not known; empty: there is neither."""
-        return self.problem or state_text(self.raw_state, self.reason)
 
     @property
     def failed_uncancelled(self) -> bool:
@@ -320,7 +308,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
     request = text.of_request(seen.request.host, seen.request.signal) if seen.request else ""
-    reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.job_text or state
+    reported = f"{seen.scheduler} says {state}" if state in DECISIVE else seen.job.text or state
     found = symptoms.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""
     if seen.state is RunState.FAILED:
@@ -348,6 +336,6 @@ def _without_fault(seen: Evidence) -> Verdict:
         return Verdict(Kind.CONFIG_ERROR, cause, sure=False)
     if seen.state is RunState.STOPPED:
         return Verdict(Kind.STOPPED, cause)
-    if (seen.ended is not None and seen.ended > 128) or seen.signal is not None:
+    if (seen.ended is not None and seen.ended > 128) or seen.job.signal is not None:
         return Verdict(Kind.KILLED, cause, sure=False)
     return Verdict(Kind.LOST if seen.state in (RunState.LOST, RunState.UNKNOWN) else Kind.UNKNOWN, cause, sure=False)

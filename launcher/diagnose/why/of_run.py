@@ -56,7 +56,7 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
     plan, job_id = seen.plan, str(seen.history.job_id)
     fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in seen.run.record().get("overrides", []))
     scheduler, waiting = registry.scheduler(plan.cluster.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
-    unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.detail}", job=job_id)
+    unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.job.text}", job=job_id)
     if not isinstance(scheduler, ExplainsPending):
         return unexplained
     try:
@@ -77,7 +77,7 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
         return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` shows more")
     if state is RunState.SUSPENDED:
         return Explanation(
-            run, state.value, f"its scheduler has stopped its processes for another job (it says {seen.raw_state})",
+            run, state.value, f"its scheduler has stopped its processes for another job (it says {seen.job.raw_state})",
             job=job,
             do="wait: it continues by itself when the other job is over",
         )  # fmt: skip
@@ -89,10 +89,10 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
             do=f"repeat the command that submitted it with run_id={run}: it finds the job, or submits it",
         )  # fmt: skip
     if state is RunState.UNKNOWN:
-        why = seen.detail or "its scheduler does not answer"
-        if seen.plan.queued and seen.raw_state:
+        why = seen.job.text or "its scheduler does not answer"
+        if seen.plan.queued and seen.job.raw_state:
             scheduler = seen.plan.cluster.scheduler
-            why = f"{scheduler} says {seen.detail}, a state that the launcher does not know, so it counts as not over"
+            why = f"{scheduler} says {seen.job.text}, a state that the launcher does not know, so it counts as not over"
         return Explanation(
             run, state.value, f"its state is not known: {why}", job=job,
             do=f"`{program} doctor --cluster {seen.plan.cluster.name}` checks the scheduler",
@@ -112,8 +112,8 @@ def _running(seen: RunStatus) -> str:
     if seen.progress:
         total = f" of {seen.progress.total}" if seen.progress.total > 0 else ""
         parts.append(f"step {seen.progress.step}{total}")
-    says = f" (the scheduler says {seen.reason})" if seen.reason else ""
-    return ", ".join(parts) + (f" (its scheduler does not answer: {seen.problem})" if seen.problem else says)
+    says = f" (the scheduler says {seen.job.reason})" if seen.job.reason else ""
+    return ", ".join(parts) + (f" (its scheduler does not answer: {seen.job.problem})" if seen.job.problem else says)
 
 
 def _not_begun(run: Run, state: str, program: str) -> Explanation:

@@ -370,7 +370,7 @@ def test_a_job_that_no_query_can_know_yet_is_unknown_and_not_lost(
     run.journal(kinds.Submitted(job="3"))
     found = status_of(run, monitor)
     assert (found.state, found.unanswered) == (RunState.UNKNOWN, "slurm")
-    assert found.problem == "its site wants 30 s between two queries (cluster.query_interval)"
+    assert found.job.problem == "its site wants 30 s between two queries (cluster.query_interval)"
     clock.now += 31
     says({"3": RUNNING})
     assert status_of(run, monitor).state is RunState.RUNNING

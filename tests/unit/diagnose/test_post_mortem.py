@@ -18,7 +18,7 @@ from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.failures.kinds import Kind
-from launcher.monitoring.state import RunState
+from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import notices, registry
 from launcher.schedulers.pbs.notices import FORMS as PBS
@@ -51,6 +51,11 @@ def failed(told: Fault | None = None, **more: Any) -> Evidence:
     return Evidence(**{"state": RunState.FAILED, "ended": 1, "scheduler": "Slurm", "fault": told, **more})
 
 
+def said(raw_state: str, reason: str = "", signal: int | None = None) -> JobStatus:
+    """The state of the job, as the scheduler prints it."""
+    return JobStatus(raw_state=raw_state, reason=reason, signal=signal)
+
+
 def lines(*text: str) -> tuple[notices.Notice, ...]:
     return notices.find(text, [*SLURM, *PBS])
 
@@ -67,9 +72,9 @@ TOLD_WORDS = "n1 was asked to stop by SIGTERM"
         (Evidence(RunState.STOPPED, request=TOLD), Kind.STOPPED, TOLD_WORDS),
         (Evidence(RunState.FAILED, request=TOLD, ended=143, output=("Terminated",)), Kind.STOPPED,
          f"{TOLD_WORDS} (exit code 143)"),
-        (Evidence(RunState.FAILED, request=TOLD, ended=143, scheduler="PBS", raw_state="TIMEOUT"), Kind.WALL_TIME,
+        (Evidence(RunState.FAILED, request=TOLD, ended=143, scheduler="PBS", job=said("TIMEOUT")), Kind.WALL_TIME,
          f"{TOLD_WORDS} (exit code 143); PBS says TIMEOUT"),
-        (Evidence(RunState.CANCELLED, request=TOLD, ended=143, raw_state="CANCELLED"), Kind.CANCELLED,
+        (Evidence(RunState.CANCELLED, request=TOLD, ended=143, job=said("CANCELLED")), Kind.CANCELLED,
          f"{TOLD_WORDS}; CANCELLED"),
         (Evidence(RunState.STOPPED, request=TOLD, stop=Stop(reason=StopReason.KILLED, exit_code=137)),
          Kind.STOPPED, "all agents were killed (exit code 137)"),
@@ -322,8 +327,8 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
     [
         # killed without a word
         (failed(KILLED), Kind.KILLED, SAY),
-        (failed(KILLED, raw_state="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY, f"{SAY}; Slurm says OUT_OF_MEMORY"),
-        (failed(KILLED, raw_state="FAILED", reason="NonZeroExitCode", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
+        (failed(KILLED, job=said("OUT_OF_MEMORY")), Kind.OUT_OF_MEMORY, f"{SAY}; Slurm says OUT_OF_MEMORY"),
+        (failed(KILLED, job=said("FAILED", "NonZeroExitCode"), notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
          f"{SAY}; Slurm says OUT_OF_MEMORY"),
         (failed(KILLED, memory={"kills": 1}), Kind.OUT_OF_MEMORY,
          f"{SAY}; the kernel killed processes for lack of memory in its cgroup"),
@@ -345,21 +350,21 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(exited(1), log=("a", "Traceback (most recent call last):", "  x", "E: no")), Kind.EXCEPTION,
          f"{SAY}: E: no"),
         # asked to stop
-        (failed(ASKED, raw_state="TIMEOUT"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
-        (failed(ASKED, raw_state="TIMEOUT", reason="TimeLimit"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, job=said("TIMEOUT")), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, job=said("TIMEOUT", "TimeLimit")), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
         (failed(ASKED, notices=lines(BY_TIME)), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
-        (failed(ASKED, scheduler="PBS", raw_state="TIMEOUT", reason="Job run at ... exceeded resource walltime"),
+        (failed(ASKED, scheduler="PBS", job=said("TIMEOUT", "Job run at ... exceeded resource walltime")),
          Kind.WALL_TIME,
          f"{SAY}; PBS says TIMEOUT"),
-        (failed(ASKED, raw_state="PREEMPTED"), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
+        (failed(ASKED, job=said("PREEMPTED")), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
         (failed(ASKED, notices=lines(BY_PREEMPTION)), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
         (failed(ASKED, notices=lines(BY_REQUEUE)), Kind.REQUEUED, f"{SAY}; Slurm says REQUEUED"),
         (failed(ASKED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
-        (failed(ASKED, raw_state="CANCELLED"), Kind.CANCELLED, SAY),
+        (failed(ASKED, job=said("CANCELLED")), Kind.CANCELLED, SAY),
         (failed(ASKED, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, SAY),
         (failed(ASKED), Kind.STOPPED, SAY),
         # the first failure counts, and not what was ended for it
-        *((failed(told, notices=lines(line), raw_state=state), kind, SAY)
+        *((failed(told, notices=lines(line), job=said(state)), kind, SAY)
           for told, kind in ((LEFT, Kind.EXITED), (CRASHED, Kind.KILLED))
           for line, state in ((BY_SRUN[0], ""), (BY_SRUN[1], ""), (BY_SOMEBODY, ""), (BY_SOMEBODY, "CANCELLED"))),
         (failed(KILLED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
@@ -367,7 +372,7 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(LEFT, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
         # nodes and connections
         (failed(GONE), Kind.NODE_LOST, SAY),
-        (failed(GONE, raw_state="NODE_FAIL"), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
+        (failed(GONE, job=said("NODE_FAIL")), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
         (failed(GONE, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
         (failed(GONE, notices=lines(BY_NODE)), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
         (failed(fault(FaultCode.NODE_SILENT)), Kind.NODE_LOST, None),
@@ -401,24 +406,24 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(raised("MemoryError")), Kind.OUT_OF_MEMORY, SAY),
         (failed(raised("RuntimeError: a subprocess exited with code 3")), Kind.EXCEPTION, None),
         # nobody said anything
-        (failed(ended=137, raw_state="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY,
+        (failed(ended=137, job=said("OUT_OF_MEMORY")), Kind.OUT_OF_MEMORY,
          "no rank reported a cause (exit code 137); Slurm says OUT_OF_MEMORY"),
-        (failed(ended=None, raw_state="TIMEOUT", reason="TimeLimit", output=("srun: forcing job termination",)),
+        (failed(ended=None, job=said("TIMEOUT", "TimeLimit"), output=("srun: forcing job termination",)),
          Kind.WALL_TIME,
          "no rank reported a cause; Slurm says TIMEOUT"),
-        (failed(ended=None, raw_state="NODE_FAIL"), Kind.NODE_LOST, "no rank reported a cause; Slurm says NODE_FAIL"),
+        (failed(ended=None, job=said("NODE_FAIL")), Kind.NODE_LOST, "no rank reported a cause; Slurm says NODE_FAIL"),
         (failed(ended=137), Kind.KILLED, "no rank reported a cause (exit code 137)"),
         (failed(ended=1, output=("/usr/bin/python3: No module named launcher.agent", "", "ImportError: no torch", "x")),
          Kind.IMPORT_ERROR, "no rank reported a cause (exit code 1); its last line: ImportError: no torch"),
         (failed(ended=93, output=("the end",)), Kind.CONFIG_ERROR, None),
         (failed(ended=3, output=("bash: line 4: oh", " ")), Kind.UNKNOWN,
          "no rank reported a cause (exit code 3); its last line: bash: line 4: oh"),
-        (failed(begun=False, ended=None, raw_state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)"),
+        (failed(begun=False, ended=None, job=said("FAILED", "RaisedSignal:53(Real-time_signal_19)")),
          Kind.NEVER_STARTED,
          "no rank reported a cause; FAILED (RaisedSignal:53(Real-time_signal_19))"),
-        (failed(ended=None, scheduler="PBS", raw_state="FAILED", reason="in words", signal=9), Kind.KILLED,
+        (failed(ended=None, scheduler="PBS", job=said("FAILED", "in words", signal=9)), Kind.KILLED,
          "no rank reported a cause; FAILED (in words)"),
-        (failed(ended=None, scheduler="PBS", raw_state="FAILED", reason="a comment: killed by SIGKILL"),
+        (failed(ended=None, scheduler="PBS", job=said("FAILED", "a comment: killed by SIGKILL")),
          Kind.UNKNOWN, None),
         (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
         (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(reason=StopReason.SIGNAL, host="n1", step=7)),
@@ -431,16 +436,16 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
          "Slurm says PREEMPTED"),
         (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED,
          "it was cancelled before it started"),
-        (Evidence(RunState.CANCELLED, begun=False, cancelled=True, raw_state="CANCELLED", reason="Dependency"),
+        (Evidence(RunState.CANCELLED, begun=False, cancelled=True, job=said("CANCELLED", "Dependency")),
          Kind.CANCELLED,
          "it was cancelled before it started"),
-        (Evidence(RunState.CANCELLED, cancelled=True, raw_state="CANCELLED",
+        (Evidence(RunState.CANCELLED, cancelled=True, job=said("CANCELLED"),
                   stop=Stop(reason=StopReason.SIGNAL, step=21)),
          Kind.CANCELLED, "it was cancelled at step 21"),
-        (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", raw_state="TIMEOUT"), Kind.CANCELLED,
+        (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", job=said("TIMEOUT")), Kind.CANCELLED,
          "Slurm says TIMEOUT"),
-        (Evidence(RunState.CANCELLED, raw_state="CANCELLED"), Kind.CANCELLED, "CANCELLED"),
-        (Evidence(RunState.CANCELLED, scheduler="Slurm", raw_state="CANCELLED", notices=lines(BY_OOM)),
+        (Evidence(RunState.CANCELLED, job=said("CANCELLED")), Kind.CANCELLED, "CANCELLED"),
+        (Evidence(RunState.CANCELLED, scheduler="Slurm", job=said("CANCELLED"), notices=lines(BY_OOM)),
          Kind.OUT_OF_MEMORY,
          "Slurm says OUT_OF_MEMORY"),
         (Evidence(RunState.DONE, ended=0), Kind.DONE, None),

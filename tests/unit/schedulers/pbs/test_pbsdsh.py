@@ -17,7 +17,7 @@ from launcher.errors import ConfigError
 from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.files.shared_files import IN_A_JOB
-from launcher.monitoring.state import RunState
+from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault, first_fault
 from launcher.schedulers import allocation
@@ -242,7 +242,8 @@ def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
     assert (event.code, event.signal, event.host) == (code, signal, "here")
     assert (event.error or "").startswith("pbsdsh says ")
     assert classify(Evidence(RunState.FAILED, fault=event)).kind is kind
-    assert classify(Evidence(RunState.FAILED, fault=event, raw_state="NODE_FAIL")).kind is Kind.NODE_LOST
+    lost = JobStatus(raw_state="NODE_FAIL")
+    assert classify(Evidence(RunState.FAILED, fault=event, job=lost)).kind is Kind.NODE_LOST
     memory = {"limit": 100, "largest": 99}
     out_of_memory = classify(Evidence(RunState.FAILED, fault=event, memory=memory)).kind is Kind.OUT_OF_MEMORY
     assert out_of_memory == (signal == "SIGKILL")
