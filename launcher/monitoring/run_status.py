@@ -184,10 +184,12 @@ class JobMonitor:
         return left, state_text(job.raw_state, job.reason) if job else "", age
 
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
-        """Queries how jobs ended that their scheduler no longer lists, at once if there are several, for `ended`.
+        """Asks each scheduler, with one query, how those jobs ended that it no longer lists; `ended` uses the result.
+
+        A scheduler with a single such job is not queried here, but by `ended`.
 
         Args:
-            wanted: plan and history of each run; runs whose end is known are skipped.
+            wanted: plan and history of each run; runs with a known end are skipped.
         """
         gone: dict[str, tuple[JobPlan, list[str]]] = {}
         for plan, history in wanted:

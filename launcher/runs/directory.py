@@ -485,5 +485,5 @@ def _relink(link: Path, target: Path) -> None:
     temporary.symlink_to(target)
     try:
         temporary.replace(link)
-    except OSError:  # a run of this name is in that folder
+    except OSError:  # a folder of this name, another run's, is there
         temporary.unlink()

@@ -20,7 +20,7 @@ from launcher.runs.event_json import Event
 
 _END_BYTES = 1 << 12  # bytes that `read_ends` reads at the beginning and at the end of a file
 LONGEST_LINE = 1 << 20  # bytes; a longer line is invalid
-MOST_LINES = 1 << 18  # lines that are read of one piece of a file: half at its beginning and half at its end
+MOST_LINES = 1 << 18  # lines that are parsed of a piece that was read: half at its beginning and half at its end
 _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JSON list
 
 

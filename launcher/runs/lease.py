@@ -38,7 +38,7 @@ def require() -> None:
     attempt, lease = current_attempt(), os.environ.get("LAUNCHER_LEASE")
     if attempt is None or lease is None:
         return
-    holder = (unwrap(read_text(lease)) or "").split()  # LAUNCHER_LEASE is another file where there are no hard links
+    holder = (unwrap(read_text(lease)) or "").split()  # without hard links, LAUNCHER_LEASE is not RUN/lease
     if holder[:2] != [os.environ.get("LAUNCHER_JOB_ID"), str(attempt.number)]:
         other = f"attempt {holder[1]} (job {holder[0]})" if len(holder) > 1 else "nobody"
         raise LeaseLost(

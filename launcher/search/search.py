@@ -296,7 +296,7 @@ class Search:
         """Yields Optuna's study while it holds the journal's lock; changes to the study are written at the end."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)  # of constant_liar
+            warnings.simplefilter("ignore", ExperimentalWarning)  # TPESampler's constant_liar is experimental
             backend, study = self._opened or (JournalBackend(self._record, self._waiting), None)
             self._opened = None  # after an error, the study contains changes that were not written
             with backend.operation():
