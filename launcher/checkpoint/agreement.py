@@ -92,12 +92,7 @@ class Peers:
     # -- from one save to the next
 
     def record_end(self, *, published: bool, broken: bool) -> None:
-        """Records how a save ended on this rank. Any thread may call it.
-
-        Args:
-            published: whether the checkpoint was published.
-            broken: whether the process group failed on this rank.
-        """
+        """Records how a save ended on this rank; `broken`: whether the process group failed. Any thread may call it."""
         self._saves += 1
         self._last = SaveResult(published, int(broken))
         if self._store is not None:

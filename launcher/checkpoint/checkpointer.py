@@ -368,15 +368,12 @@ class Checkpointer:
         return set().union(*self._peers.on_all(lambda: list(content.tensors)))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
-        """On rank 0: quarantines a damaged checkpoint, and logs it.
+        """On rank 0: quarantines a damaged checkpoint, and logs it; returns its name and problems as a line.
 
         Args:
             path: the checkpoint.
             problems: what is wrong with it.
             manifest: its manifest, if that could be read.
-
-        Returns:
-            The checkpoint's name and the problems, as a line.
         """
         line = f"{path.name}: {'; '.join(problems)}"
         done = self._folder.quarantine(path, problems, manifest)
@@ -407,12 +404,12 @@ class Checkpointer:
         )
 
     def _doubts(self, manifest: Manifest) -> list[str]:
-        """Returns the differences due to which results could differ from those of a run without interruption."""
+        """Returns the differences in world size and torch version, which could change the results of the training."""
         now = {"world_size": self._peers.world_size, "torch": torch.__version__}
         return checkpoints.differences({"world_size": manifest.world_size, "torch": manifest.torch}, now)
 
     def _damages(self, path: Path, manifest: Manifest) -> list[str]:
-        """Compares checksums, each rank those of its share of the blocks; returns the problems of all ranks on each."""
+        """Compares checksums, each rank for its share of the blocks; returns the problems of all ranks on each rank."""
         if not self._verify:
             return []
         rank, world_size = self._peers.rank, self._peers.world_size
@@ -424,7 +421,7 @@ class Checkpointer:
         return self._problems(look)
 
     def _problems(self, look: Callable[[], list[str]]) -> list[str]:
-        """Calls the function on all ranks; returns the problems that it finds. The error Damaged is also a problem."""
+        """Calls the function on all ranks, and returns all problems that it finds; Damaged, if raised, is a problem."""
         try:
             return [problem for found in self._peers.on_all(look) for problem in found]
         except Damaged as error:
@@ -443,11 +440,7 @@ def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
 
 
 def _json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Returns the values as JSON would restore them, so that they can be compared with saved values.
-
-    Args:
-        values: the values.
-        what: name of the argument, for the error's text.
+    """Returns the values as JSON would restore them, to be compared with saved ones; `what`: name for the error's text.
 
     Raises:
         TypeError: the values contain other types than JSON's.

@@ -1,4 +1,8 @@
-"""Writes the files of a checkpoint with checksums; reads them without executing anything; refuses what does not fit."""
+"""Writes the files of a checkpoint with checksums; reads them without executing anything; refuses what does not fit.
+
+Functions that write add size and checksums of each new file, by its name, to their argument `files`. Functions that
+read retry a failing read for `timeout` seconds. `group` and `many` are the attributes of `agreement.Peers`.
+"""
 
 from __future__ import annotations
 
@@ -114,14 +118,9 @@ class NewFile:
 
 
 class HashedFile(NewFile):
-    """A new file whose checksums are computed while it is written and the data is still in the processor's cache."""
+    """A new file with checksums, computed while the data is in the processor's cache. `close` adds them to `files`."""
 
     def __init__(self, path: Path, files: dict[str, File]) -> None:
-        """
-        Args:
-            path: the file.
-            files: gets the file's size and checksums, by its name, when the file is closed.
-        """
         super().__init__(path)
         self._files = files
         self._crc32 = 0
@@ -234,10 +233,6 @@ def load_file(path: Path, timeout: float = 0.0) -> Any:
 
     Reads the whole file first, so that an error of the file system is not mistaken for damage.
 
-    Args:
-        path: the file.
-        timeout: seconds for which a failing read is retried.
-
     Raises:
         Damaged: the file is not one that torch.save writes.
         Unavailable: the file cannot be read now.
@@ -277,17 +272,10 @@ class HashedFiles(FileSystem):
 def save_sharded(
     folder: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None, many: bool, files: dict[str, File]
 ) -> None:
-    """Writes this rank's part of the tensors by torch.distributed.checkpoint. All ranks must call it.
-
-    Args:
-        folder: the checkpoint's folder.
-        state: the tensors that this rank writes, or has shards of, by name.
-        group: the process group; None: the default group.
-        many: whether there is more than one rank.
-        files: gets size and checksums of the files that this rank has written, by name.
+    """Writes this rank's tensors, and its shards, by torch.distributed.checkpoint. All ranks must call it.
 
     Raises:
-        CheckpointError: some ranks have failed.
+        CheckpointError: some ranks have failed; see `combined_error`.
     """
     writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # hashed files sync when they are closed
     writer.fs = HashedFiles(files)
@@ -307,11 +295,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
-    """Reads the `.metadata` file of the checkpoint in `path`; executes nothing in it.
-
-    Args:
-        path: the checkpoint's folder.
-        timeout: seconds for which a failing read is retried.
+    """Reads the `.metadata` file of the checkpoint in the folder `path`; executes nothing in it.
 
     Raises:
         Damaged: the file is not valid, or contains other types than metadata needs.
@@ -370,14 +354,7 @@ class _Planner(dcp.DefaultLoadPlanner):
 def load_sharded(
     path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool, timeout: float = 0.0
 ) -> None:
-    """Reads a checkpoint of torch.distributed.checkpoint into tensors, on each rank its part. All ranks must call it.
-
-    Args:
-        path: the checkpoint's folder.
-        tensors: the tensors to fill, by name.
-        group: the process group; None: the default group.
-        many: whether there is more than one rank.
-        timeout: seconds for which a failing read is retried.
+    """Fills tensors from a checkpoint of torch.distributed.checkpoint, on each rank its part. All ranks must call it.
 
     Raises:
         CheckpointError: some ranks have failed; see `combined_error`.
@@ -481,12 +458,7 @@ def require_fit(
 
 
 def refuse(path: Path, lines: list[str]) -> None:
-    """Raises Misfit if there are differences.
-
-    Args:
-        path: the checkpoint.
-        lines: the differences; the error lists the first 20.
-    """
+    """Raises Misfit if there are lines about differences from the checkpoint; its text contains the first 20."""
     if lines:
         more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
         shown = "".join(f"\n  {line}" for line in lines[:20])

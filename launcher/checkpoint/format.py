@@ -13,6 +13,9 @@
         why.txt                    what is wrong with it
 
 Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
+
+In the functions below `path` is the folder of one checkpoint, and `folder` the one that contains the checkpoints.
+Functions that read retry a failing read for `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -136,12 +139,7 @@ def temporary(step: int, attempt: int, what: str = "saving") -> str:
 
 
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
-    """Returns the folders in `folder` that have the name of a complete checkpoint, highest step first.
-
-    Args:
-        folder: directory of the checkpoints.
-        timeout: seconds for which a failing read is retried.
-        missing_ok: whether a missing folder counts as empty.
+    """Returns the folders that have the name of a complete checkpoint, highest step first.
 
     Raises:
         Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
@@ -153,15 +151,12 @@ def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -
 
 
 def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
-    """Renames a checkpoint that cannot be used, so that nothing loads or removes it.
+    """Renames a checkpoint that cannot be used, so that nothing loads or removes it; returns its new path.
 
     Args:
         path: the checkpoint.
         attempt: number of this attempt.
-        why: lines for why.txt: what is wrong with it.
-
-    Returns:
-        The new path.
+        why: what is wrong with it: lines for why.txt.
     """
     aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
     path.rename(aside)
@@ -201,10 +196,6 @@ def replaced_step(name: str) -> int | None:
 
 def read(path: Path, timeout: float = 0.0) -> Manifest:
     """Reads and checks the manifest of the checkpoint in `path`.
-
-    Args:
-        path: the checkpoint's folder.
-        timeout: seconds for which a failing read is retried.
 
     Raises:
         Damaged: the manifest is missing, or not valid.
@@ -265,13 +256,7 @@ def _version() -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Describes each difference between two identities as `model.width: 256 in the checkpoint, 512 now`. Pure.
-
-    Args:
-        old: the checkpoint's identity.
-        new: this training's identity.
-        prefix: text before each key, for nested mappings.
-    """
+    """Describes each difference between two identities as `model.width: 256 in the checkpoint, 512 now`. Pure."""
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         name = f"{prefix}{key}"
@@ -341,7 +326,7 @@ def blocks(manifest: Manifest) -> list[Block]:
 
 
 def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
-    """Returns the blocks that one rank checks, so that all ranks check about the same number of bytes. Pure."""
+    """Returns the blocks that a rank checks. All ranks together check all blocks, each about as many bytes. Pure."""
     loads, mine = [0] * world_size, []
     for block in sorted(found, key=lambda block: (-block.size, block.name, block.offset)):
         least = loads.index(min(loads))
@@ -352,13 +337,7 @@ def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
-    """Describes the blocks that have changed since they were written.
-
-    Args:
-        path: the checkpoint's folder.
-        found: the blocks to check.
-        threads: number of threads that check them.
-        timeout: seconds for which a failing read is retried.
+    """Describes those of the blocks `found` that have changed since they were written.
 
     Raises:
         Unavailable: a block cannot be read.

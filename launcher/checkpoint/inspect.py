@@ -1,4 +1,8 @@
-"""Reads a checkpoint without a process group: lists its tensors, returns the whole state, or one rank's shard of it."""
+"""Reads a checkpoint without a process group: lists its tensors, returns the whole state, or one rank's shard of it.
+
+`path` is the checkpoint's folder, and `manifest` its manifest. `keys` are dotted names (`model.layer.weight`) to read,
+or prefixes of them (`model`); empty: everything.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +58,6 @@ class Entry:
 def entries(path: Path, manifest: Manifest) -> list[Entry]:
     """Lists the tensors of a checkpoint, sorted by name; executes nothing in it.
 
-    Args:
-        path: the checkpoint's folder.
-        manifest: its manifest.
-
     Raises:
         Damaged: the checkpoint's metadata is not valid.
         Unavailable: the checkpoint cannot be read now.
@@ -107,11 +107,6 @@ def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
     """Reads the state as it was given to `save`, into CPU memory; lists of tensors become dicts by index.
 
-    Args:
-        path: the checkpoint's folder.
-        manifest: its manifest.
-        keys: dotted names (`model.layer.weight`) to read, or prefixes of them (`model`); empty: everything.
-
     Raises:
         Damaged: the checkpoint has changed since it was written.
         Unavailable: the checkpoint cannot be read now.
@@ -141,12 +136,6 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
 
 def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Reads the part of a checkpoint that one rank has written.
-
-    Args:
-        path: the checkpoint's folder.
-        manifest: its manifest.
-        rank: number of the rank.
-        keys: dotted names or prefixes of them, as for `whole`; empty: all tensors.
 
     Returns:
         A dict with `shard` (the rank), `world_size` and `step`; `parts`, a list of dicts with the `name` of a tensor,
@@ -227,13 +216,7 @@ def _wanted(name: str, keys: Sequence[str]) -> bool:
 
 
 def _only(value: Any, keys: Sequence[str], path: tuple[Any, ...]) -> Any:
-    """Returns the part of nested values that the keys name; None or empty if there is none.
-
-    Args:
-        value: the values.
-        keys: dotted names, or prefixes of them; empty: everything.
-        path: keys from the root to `value`.
-    """
+    """Returns the part of nested values that the keys name, or None or {}; `path`: keys from the root to `value`."""
     if not keys or any(_wanted(".".join(map(str, path)), [key]) for key in keys if path):
         return value
     if isinstance(value, dict):

@@ -9,7 +9,7 @@ Works without torch. A read has three outcomes:
 | unavailable (`Unavailable`) | the file system returned an error | retried; then the attempt ends with exit code 75 |
 
 NFS clients may show an old listing for a while. So a file counts as missing only when its folder was listed in full,
-and the listing has not contained the file for LAG seconds.
+and the listing has not contained the file for LAG seconds. `timeout`: seconds for which a failing read is retried.
 """
 
 from __future__ import annotations
@@ -100,18 +100,10 @@ def _entries(folder: Path) -> dict[str, bool]:
 
 
 def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> dict[str, bool]:
-    """Lists a folder.
-
-    Args:
-        folder: the folder.
-        timeout: seconds for which a failing read is retried.
-        missing_ok: whether a missing folder counts as empty.
-
-    Returns:
-        For each name in the folder whether it is a folder itself (False for links).
+    """Lists a folder: returns for each name in it whether that is a folder (False for links).
 
     Raises:
-        Unavailable: the folder cannot be listed.
+        Unavailable: the folder cannot be listed, or is missing without `missing_ok`.
     """
 
     def look() -> dict[str, bool]:

@@ -71,12 +71,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def flat(tree: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
-    """Returns the tensors in nested dicts by dotted name; other values are left out.
-
-    Args:
-        tree: nested dicts; lists must have become dicts by index.
-        prefix: text before each name.
-    """
+    """Returns the tensors in nested dicts by dotted name; other values are left out."""
     found: dict[str, Tensor] = {}
     for key, value in tree.items():
         if isinstance(value, Tensor):

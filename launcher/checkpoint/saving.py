@@ -271,10 +271,7 @@ class Writer:
     def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
         """On rank 0: compares the offers, checks the free space, and makes the temporary folder.
 
-        Args:
-            offers: the offer of each rank, in order.
-            temporary: path of the temporary folder.
-            early: the file that `_begin` has started; it is removed if the checkpoint is not a single file.
+        If the checkpoint is not to be a single file, the file `early` that `_begin` has started is removed.
 
         Raises:
             CheckpointError: ranks have faults or different steps, or there is not enough space.
@@ -310,12 +307,9 @@ class Writer:
     # -- large or sharded state: all ranks
 
     def _prepare(self, save: Save, content: Content, same: bool) -> None:
-        """Local: copies the tensors that this rank writes: sharded ones, and its share of those that all ranks have.
+        """Local: copies the tensors that this rank writes into `save.part`.
 
-        Args:
-            save: gets the copies as `part`.
-            content: this rank's state.
-            same: whether the tensors of all ranks have the same names, types and shapes; otherwise all are copied.
+        These are its sharded tensors and, if all ranks have the same tensors (`same`), its share of the others.
         """
         assert save.copying is not None
         peers, mine = self._peers, list(content.tensors)
@@ -357,14 +351,7 @@ class Writer:
     def _publish(
         self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
     ) -> Outcome:
-        """Writes the manifest, calls the fence, and publishes the temporary folder.
-
-        Args:
-            save: the save.
-            temporary: the temporary folder.
-            kind: SINGLE or SHARDED.
-            written: size and checksums of all files, by name.
-            early: file of small state that may not be on disk yet.
+        """Writes the manifest for the files in `written`, calls the fence, and publishes the temporary folder.
 
         Raises:
             Final: another attempt owns the run.
@@ -407,14 +394,10 @@ class Writer:
 
 
 def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
-    """Merges the values of all ranks that are not tensors, and the paths of their tensors.
-
-    Args:
-        contents: `values` and `paths` of each rank, in order.
-        check: whether to refuse different values under one name.
+    """Merges the `values` that are not tensors and the `paths` of all ranks.
 
     Raises:
-        Final: ranks have different values under one name.
+        Final: ranks have different values under one name, and `check` is set.
     """
     values, lines = replicas.merged_values([each["values"] for each in contents])
     if check:

@@ -32,7 +32,7 @@ class Content:
     """A state, split into tensors and other values.
 
     Attributes:
-        tensors: the tensors by dotted name (`model.layer.weight`), their name in torch.distributed.checkpoint, too.
+        tensors: the tensors by dotted name (`model.layer.weight`), which torch.distributed.checkpoint also uses.
         paths: for each of these names the keys from the root to the tensor.
         values: the state without its tensors, and without dicts and lists that contained only tensors.
     """
@@ -89,13 +89,8 @@ def python_number(value: Any) -> Any:
 def plain(value: Any, what: str, path: str = "") -> Any:
     """Copies a value that torch.load(weights_only=True) can restore; tensors are copied to the CPU.
 
-    Args:
-        value: the value, which may be nested.
-        what: name of the argument that contains it, for the error's text.
-        path: position of the value in that argument, for the error's text.
-
     Raises:
-        TypeError: only pickle could restore a value; the text says where and what it is.
+        TypeError: only pickle could restore a value; the text contains its type and where it is: `what` and `path`.
     """
     if type(value) in _PLAIN:
         return value
@@ -127,12 +122,7 @@ def _reread(value: Any) -> Any:
 
 
 def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path]) -> Any:
-    """Removes the tensors from a value.
-
-    Args:
-        value: the value, which may be nested.
-        path: keys from the root of the state to the value.
-        tensors, paths: get each tensor, and the keys to it, by dotted name.
+    """Moves the tensors in a value to `tensors`, and the keys from the root to each to `paths`, by dotted name.
 
     Returns:
         The value without its tensors; _NOTHING if it contained nothing else.
@@ -173,11 +163,7 @@ def merge(state: Any, values: Any) -> Any:
 
 
 def nested(tensors: Mapping[str, Tensor], paths: Mapping[str, Path], values: Any = None) -> dict[Any, Any]:
-    """Puts a split state together; lists that contained tensors become dicts by index.
-
-    Args:
-        tensors, paths, values: as in `Content`.
-    """
+    """Puts the fields of a `Content` together again; lists that contained tensors become dicts by index."""
     tree: dict[Any, Any] = _copied(values) if values else {}
     for name, tensor in tensors.items():
         *above, last = paths[name]
@@ -205,12 +191,7 @@ def size_of(tensor: Tensor) -> int:
 
 
 def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
-    """Chooses for each tensor the rank that writes it, so that all ranks write about the same number of bytes. Pure.
-
-    Args:
-        sizes: bytes of each tensor that all ranks have, by name.
-        world_size: number of ranks.
-    """
+    """Chooses for each tensor the rank that writes it, so that all ranks write about the same number of bytes. Pure."""
     loads = [0] * world_size
     chosen = {}
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):

@@ -75,7 +75,7 @@ class Console(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Does nothing: output is sent when a line is read. Text after the last line break is then the prompt."""
+        """Does nothing: `readline` sends the output. The text after the last line break is then the prompt."""
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
         """Returns the next line that the user types. Waits for a terminal, and for another one if it disconnects."""
@@ -112,7 +112,7 @@ class Console(io.TextIOBase):
         return self._terminal is not None
 
     def close(self) -> None:
-        """Does nothing: Python's `exit()` closes standard input."""
+        """Does nothing, since Python's `exit()` closes standard input, and the console must stay open."""
 
     def end(self) -> None:
         """Disconnects the terminal, and accepts no further one."""

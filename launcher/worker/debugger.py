@@ -128,13 +128,7 @@ class Debugger(pdb.Pdb):
         self.error("there is no interpreter here besides this prompt, which takes any Python statement")
 
     def _complete(self, word: str, line: str, begin: int, end: int) -> list[str]:
-        """Returns the completions of a word like cmd.Cmd.complete, but without readline, which runs in the terminal.
-
-        Args:
-            word: the word to complete.
-            line: the whole line.
-            begin, end: where the word starts and ends in the line.
-        """
+        """Completes the word at [begin, end) of a line like cmd.Cmd.complete, but without readline."""
         command = self.parseline(line)[0] if begin > 0 else None
         chosen: Callable[..., list[str]] = self.completenames
         if command is not None:

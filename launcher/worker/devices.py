@@ -44,12 +44,7 @@ def torch_build() -> str:
 
 
 def variables(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables to set in a rank before torch uses an accelerator.
-
-    Args:
-        plan: the run's plan.
-        environ: environment of the rank, with LOCAL_RANK and LOCAL_WORLD_SIZE.
-    """
+    """Returns the variables to add to a rank's environment, which has LOCAL_RANK, before torch uses an accelerator."""
     changes = visible_device_changes(
         environ,
         local_rank=int(environ["LOCAL_RANK"]),

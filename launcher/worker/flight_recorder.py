@@ -69,17 +69,18 @@ class Suspect:
 def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
     """Returns the ranks that block the others. Pure; in each group the first row that applies decides.
 
-    "It" is the first collective of the group that is not finished on every rank:
+    C is the first collective of the group that is not finished on every rank:
 
     | what the recorders show | to blame |
     |---|---|
-    | some ranks have enqueued it, others have not | the ranks that have not |
-    | the ranks have enqueued different operations | the ranks whose operation differs from the majority's |
-    | it has finished on some GPUs only | the ranks on which it has not |
-    | it has started on some GPUs only | the ranks on which it has not: earlier work of their GPU does not finish |
+    | some ranks have enqueued C, others have not | the ranks that have not |
+    | the ranks have enqueued different operations as C | the ranks whose operation differs from the majority's |
+    | C has finished on some GPUs only | the ranks on whose GPU it has not |
+    | C has started on some GPUs only | the ranks on whose GPU it has not: earlier work there does not finish |
     | anything else | no rank |
 
-    A rank to blame in one group is left out if it waits for a rank to blame in another group, unless all do.
+    A rank to blame in one group is left out if it waits in another group for a rank to blame there, unless all of the
+    ranks to blame do.
     """
     accused: dict[int, Suspect] = {}
     waits_for: dict[int, set[int]] = {}
@@ -96,12 +97,7 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
 
 
 def _in_group(name: str, seen: Mapping[int, Group]) -> dict[int, BlockedCollective]:
-    """Returns the ranks to blame in one group, each with the collective that it blocks.
-
-    Args:
-        name: name of the group.
-        seen: what each rank's recorder shows about the group, by rank.
-    """
+    """Returns the ranks to blame in one group, each with the collective that it blocks; `seen`: the group by rank."""
     pending = [group.pending for group in seen.values() if group.pending is not None]
     if not pending:
         return {}
@@ -226,11 +222,7 @@ class Recorders:
         self._file = environ.get("TORCH_FR_DUMP_TEMP_FILE" if renamed else _FILE) or environ.get(_FILE, wanted[_FILE])
 
     def take(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> list[str]:
-        """Requests the dumps of these ranks, and waits for them.
-
-        Args:
-            ranks: numbers of the ranks.
-            timeout: seconds to wait for all dumps.
+        """Requests the dumps of these ranks, and waits for them at most `timeout` seconds.
 
         Returns:
             For each rank its Recorder as `to_json` writes it; empty if the rank has none, or did not respond in time.

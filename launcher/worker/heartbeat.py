@@ -157,12 +157,7 @@ class Pulse:
         ]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """Shows the ranks the newest proposal of a stop or save.
-
-        Args:
-            proposal: the newest proposal; None: there was none yet.
-            committed: number of the last committed proposal.
-        """
+        """Shows the ranks the newest proposal (None: none yet), and the number of the last committed one."""
         self._agent.show(proposal, committed)
 
     def stops(self) -> list[RankState]:

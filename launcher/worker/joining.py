@@ -115,12 +115,7 @@ def compare(facts: Sequence[Facts]) -> list[Refusal]:
 
 
 def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
-    """Groups the ranks by one of their facts.
-
-    Args:
-        facts: the facts of all ranks.
-        name: name of the field of `Facts` to group by.
-    """
+    """Groups the ranks by one of their facts, the field `name`."""
     found: dict[str, list[Facts]] = {}
     for each in facts:
         found.setdefault(getattr(each, name), []).append(each)
@@ -128,15 +123,7 @@ def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
 
 
 def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> Facts:
-    """Collects the facts about this rank.
-
-    Args:
-        rank: number of this rank.
-        host: name of its node.
-        device: its device.
-        backend: backend of its process group.
-        environ: its environment, for the masks that limit which GPUs it sees.
-    """
+    """Collects the facts about this rank, with its GPU's id by the masks in its environment."""
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)

@@ -47,7 +47,6 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
 
     Raises:
         SystemExit: a file cannot be read now, so that the attempt ends with exit code 75.
-        Exception: whatever the workload raises.
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
     agents = rank_report.take()

@@ -250,13 +250,7 @@ def _backend(wanted: str, device: torch.device) -> str:
 
 
 def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
-    """Connects to the store that the ranks share; rank 0 may have to serve it.
-
-    Args:
-        place: this rank's position in the job.
-        host: name of this host.
-        timeout: seconds to wait for the store, and limit of each request.
-    """
+    """Connects to the store that the ranks share, or serves it, within `timeout` seconds."""
     if place.master_port is not None:
         limit = timedelta(seconds=timeout)
         # An elastic agent serves the store itself; elsewhere rank 0 must bind MASTER_PORT.

@@ -110,13 +110,7 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
     """Returns the program's environment variables besides those of its rank. Pure.
 
     Like torchrun, this limits OpenMP's threads, so that ranks that share a node do not each use all CPUs. A value of
-    OMP_NUM_THREADS that the user has set stays.
-
-    Args:
-        plan: the run's plan.
-        environ: the rank's environment.
-        attempt: number of this attempt, from 0.
-        lives: how often the ranks of this attempt were started before.
+    OMP_NUM_THREADS that the user has set stays. For `attempt` and `lives` see `main`.
     """
     found = {
         "LAUNCHER_RESTART": str(int(attempt > 0 or lives > 0)),

@@ -2,7 +2,7 @@
 
 Unpickling executes whatever the sender chose, and gloo accepts whoever connects as a rank (docs/security.md). So these
 functions replace torch's `all_gather_object` and the like: they unpickle only data with a MAC made with the secret that
-the ranks of a job share. All ranks of the group must call the same function.
+the ranks of a job share. All ranks of the process group `group` (None: the default group) must call the same function.
 """
 
 from __future__ import annotations
@@ -34,14 +34,7 @@ class NotFromARank(RuntimeError):
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Collects a value of each rank on rank 0.
-
-    Args:
-        value: this rank's value; it must be picklable.
-        group: the process group; None: the default group.
-
-    Returns:
-        On rank 0 the values of all ranks, in order; an empty list on the other ranks.
+    """Returns on rank 0 the values of all ranks, in order; on the other ranks an empty list.
 
     Raises:
         NotFromARank: a received value has no valid MAC.
@@ -53,7 +46,7 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Collects a value of each rank on every rank, in order of rank. For the arguments see `gather`.
+    """Returns the values of all ranks, in order, on every rank.
 
     Raises:
         NotFromARank: a received value has no valid MAC.
@@ -65,11 +58,7 @@ def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
-    """Returns rank 0's value on every rank. A small value takes a single message.
-
-    Args:
-        value: the value, on rank 0; ignored on the other ranks.
-        group: the process group; None: the default group.
+    """Returns rank 0's value on every rank; the values of other ranks are ignored. A small one takes a single message.
 
     Raises:
         NotFromARank: the received value has no valid MAC.

@@ -63,11 +63,8 @@ class AgentChannels:
     def wait(self, timeout: float) -> None:
         """Waits until the agent lets this rank use the store.
 
-        Args:
-            timeout: seconds.
-
         Raises:
-            GateError: the timeout has passed.
+            GateError: `timeout` seconds have passed.
         """
         gate = select.poll()  # select() cannot handle descriptors above 1023
         gate.register(self.gate, select.POLLIN)
@@ -86,7 +83,7 @@ def take() -> AgentChannels:
 
 @dataclass(frozen=True)
 class WorkerError:
-    """The error with which a rank failed, from the rank's own report.
+    """The error with which a rank failed, from its report or from the error file of torch's `@record`.
 
     Attributes:
         code: raised, lost peer (the rank lost its connection to another rank), or sys.exit (called with a text).
@@ -211,11 +208,7 @@ def end_process(code: int) -> None:
 
 
 def read_report(descriptor: int) -> Report:
-    """Reads the report of a rank that has ended; an empty Report if there is none, or it is not readable.
-
-    Args:
-        descriptor: descriptor of the report.
-    """
+    """Reads the report of a rank that has ended; returns an empty Report if there is none, or it is not readable."""
     try:
         report = json.loads(os.pread(descriptor, 2 * LONGEST_REPORT, 0))
     except (OSError, ValueError):
@@ -250,13 +243,7 @@ def read_error_file(path: Path) -> WorkerError | None:
 
 
 def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
-    """Like `script.lost_peer`, for an error that is known only as text.
-
-    Args:
-        kind: name of the exception's class.
-        text: text of the exception.
-        trace: its traceback as text.
-    """
+    """Like `script.lost_peer`, for an error of which class name, message and printed traceback are known."""
     if kind == "DistNetworkError":
         return True
     if not LOST_PEER.search(text) or not (kind == "RuntimeError" or kind.startswith("Dist")):

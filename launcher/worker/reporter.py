@@ -44,13 +44,7 @@ class Reporter:
         self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
 
     def progress(self, step: int, total: int, **values: Any) -> None:
-        """Reports progress; cheap enough for every step.
-
-        Args:
-            step: steps of the run that are done.
-            total: steps of the whole run; 0 if unknown.
-            values: other values of this step, such as the loss; numbers also go to the trackers.
-        """
+        """Reports progress (see `process_group.progress`); the numbers among `values` also go to the trackers."""
         done = 0 < total <= step
         if self._attempt and self._due["progress" if values else "steps"](always=done):
             self._events(Progress(step=step, total=total, values=values or None))
@@ -70,14 +64,7 @@ class Reporter:
             self._track("result", metrics, done=True)
 
     def _track(self, prefix: str, values: dict[str, Any], step: int | None = None, *, done: bool = False) -> None:
-        """Passes numbers to the run's trackers, if it has any.
-
-        Args:
-            prefix: train, eval or result.
-            values: the numbers by name; other values are ignored.
-            step: steps of the run that are done; None: as many as at the last call.
-            done: whether the run's work is complete.
-        """
+        """Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete."""
         if self._tracked and self._tracking is None:
             try:
                 self._tracking = tracking.of(self._attempt) if self._attempt else None

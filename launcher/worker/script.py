@@ -269,11 +269,7 @@ def _debug_error(error: BaseException) -> BaseException:
 
 
 def _prepare(settings: dict[str, Any]) -> None:
-    """Installs the debugger and the handler that writes stacks; makes the agent's descriptors not inheritable.
-
-    Args:
-        settings: the JSON object in LAUNCHER_PROGRAM; see `program._execute`.
-    """
+    """Installs the debugger and the handler that writes stacks; makes the agent's descriptors not inheritable."""
     if "debug" in settings and "PYTHONBREAKPOINT" not in os.environ:
         _debug["arguments"] = settings["debug"]
         if settings["debug"]["ranks"]:

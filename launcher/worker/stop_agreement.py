@@ -135,7 +135,7 @@ class RankState:
 
 
 class Then(Enum):
-    """What a rank does at a boundary."""
+    """What a rank does at a boundary about the newest proposal."""
 
     CONTINUE = "continue"
     REFUSE = "refuse"  # refuse the proposal, and continue
@@ -299,12 +299,7 @@ class LeaderSide:
         self._margin = 1
 
     def receive(self, index: int, message: Message) -> list[Message]:
-        """Takes a message `want` or `agree` from an agent; returns the messages to send.
-
-        Args:
-            index: index of the agent.
-            message: the message.
-        """
+        """Takes a message `want` or `agree` from the agent with this index; returns the messages to send."""
         self._highest = max(self._highest, int(message["boundary"]))
         if message["type"] == "want":
             self._wants[index] = want_of(message)
@@ -319,7 +314,7 @@ class LeaderSide:
         return self._finish()
 
     def leave(self, index: int) -> list[Message]:
-        """Records that no rank of an agent will have another boundary; returns the messages to send."""
+        """Records that no rank of the agent with this index will reach another boundary; returns messages to send."""
         self._awaited.discard(index)
         self._wants.pop(index, None)
         return self._finish()

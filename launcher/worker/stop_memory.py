@@ -42,11 +42,7 @@ class AgentWords:
         self._words = memoryview(memory)[:AGENT].cast("Q")
 
     def clear(self, world_size: int = 0) -> None:
-        """For the agent: resets all words.
-
-        Args:
-            world_size: number of ranks of all agents if they agree on stops through their agents; otherwise 0.
-        """
+        """For the agent: resets all words, the first to `world_size`."""
         for index, word in enumerate((0, 0, 0, 0)):
             self._words[index] = word
         self._words[0] = world_size
@@ -57,12 +53,7 @@ class AgentWords:
         return self._words[0]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """For the agent: shows its ranks the newest proposal.
-
-        Args:
-            proposal: the newest proposal; None: there was none yet.
-            committed: number of the last committed proposal.
-        """
+        """For the agent: shows its ranks the newest proposal (None: none yet), and the number of the last committed."""
         if proposal is not None:
             number, want = proposal.number << _NUMBER, proposal.want
             self._words[2] = number | want.cause << _RANK + 1 | want.save << _RANK | want.rank
