@@ -2,7 +2,7 @@
 
 It may import worker, rendezvous, schedulers, runs and what is below them.
 
-- `connect`: connects to a rank's node: directly, through srun (its options), or over the network
+- `connect`: connects to a rank's node: directly, by a job step (srun), or over the network
 - `requests`: files of the run directory that hold requests to agents, and their replies
 - `request_handler`: how an agent answers a request: stacks, a rank's location and environment, network access
 - `node_session`: program that is started on a rank's node: shell, relay to a debugger, server for a network client

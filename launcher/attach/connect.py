@@ -1,4 +1,4 @@
-"""Connects this machine to a rank's node: directly if it is this machine, through srun, or over the network."""
+"""Connects this machine to a rank's node: directly if it is this machine, by a job step, or over the network."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from launcher.files.os_errors import NOT_ON_PATH
 from launcher.own_module import own_module
 from launcher.rendezvous.handshake import NotTrusted, as_client
 from launcher.runs.directory import Attempt
+from launcher.schedulers import registry
+from launcher.schedulers.scheduler import StartsJobSteps
 from launcher.spec.plan import JobPlan
 
 REPLY_TIMEOUT = 15.0  # seconds for the agents' replies; the leading agent looks for requests every second
@@ -30,54 +32,64 @@ CONNECT_TIMEOUT = 10.0  # seconds for one address of a node
 
 
 class Way(Enum):
-    """How `attach` reaches a rank's node."""
+    """How `attach` reaches a rank's node if not by a job step."""
 
     HERE = "here"
-    SRUN = "srun"
     NETWORK = "network"
 
 
-def way(host: str, job: str | None, here: str) -> Way:
-    """Decides how to reach a rank's node. Pure.
+@dataclass(frozen=True)
+class JobStep:
+    """Access to a rank's node by a step of the run's job.
 
-    | the node | the job | way |
+    Attributes:
+        scheduler: the job's scheduler.
+        plan: the run's plan.
+        host: name of the rank's node.
+        job: id of the job.
+    """
+
+    scheduler: StartsJobSteps
+    plan: JobPlan
+    host: str
+    job: str
+
+    def command(self, *arguments: str, terminal: bool) -> list[str]:
+        """Returns the command that runs `node_session` with these arguments on the node. Pure."""
+        session = [self.plan.python, *own_module("launcher.attach.node_session"), *arguments]
+        return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment for `command`. Pure."""
+        return session_environment(self.plan, self.scheduler.step_environment(environ))
+
+
+def way(plan: JobPlan, host: str, job: str | None, here: str) -> Way | JobStep:
+    """Decides how to reach a rank's node.
+
+    | the node | its job | way |
     |---|---|---|
     | is this machine | any | HERE |
-    | is another one | of Slurm | SRUN: Slurm checks who may, and no port has to be open |
+    | is another one | of Slurm | JobStep: Slurm checks who may, and no port has to be open |
     | is another one | of PBS, or none | NETWORK: in PBS only the job itself can start processes on its nodes |
 
     Args:
+        plan: the run's plan.
         host: name of the rank's node.
         job: the Slurm job's id; None: not a Slurm job.
         here: name of this machine.
     """
     if host.partition(".")[0] == here.partition(".")[0]:
         return Way.HERE
-    return Way.SRUN if job else Way.NETWORK
+    scheduler = registry.starting_steps(plan.starter) if job else None
+    return JobStep(scheduler, plan, host, job) if scheduler and job else Way.NETWORK
 
 
-def srun(plan: JobPlan, host: str, job: str, *arguments: str, terminal: bool) -> list[str]:
-    """Returns the command that runs `launcher.attach.node_session` on a node of a running Slurm job. Pure.
-
-    --overlap shares the CPUs that the job's other steps occupy (Slurm 20.11 and newer).
-    """
-    return [
-        "srun", f"--jobid={job}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
-        f"--chdir={plan.run_dir}", *(["--pty"] if terminal else ["--unbuffered"]),
-        plan.python, *own_module("launcher.attach.node_session"), *arguments,
-    ]  # fmt: skip
-
-
-def srun_environment(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `environ` without the variables that srun takes as options; PYTHONPATH finds the run's launcher. Pure."""
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))
-    }
-    if plan.code_root:
-        kept["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code_root, environ.get("PYTHONPATH", "")]))
-    return kept
+def session_environment(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns `environ` with a PYTHONPATH on which `node_session` finds the run's launcher. Pure."""
+    if not plan.code_root:
+        return dict(environ)
+    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, [plan.code_root, environ.get("PYTHONPATH", "")]))}
 
 
 @dataclass
@@ -121,13 +133,13 @@ def over_socket(connection: socket.socket) -> DebuggerConnection:
     return DebuggerConnection(file, file, close)  # type: ignore[arg-type]
 
 
-def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
-    """Starts an srun command, and returns a connection to a debugger over its stdin and stdout.
+def over_process(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
+    """Starts a command (srun), and returns a connection to a debugger over its stdin and stdout.
 
-    srun's stderr goes to the terminal.
+    Its stderr goes to the terminal.
 
     Raises:
-        RunError: srun is not on this machine's PATH.
+        RunError: the command is not on this machine's PATH.
     """
     try:
         process = subprocess.Popen(
@@ -135,7 +147,7 @@ def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> Debugge
             start_new_session=True,  # Ctrl-C is for the prompt
         )  # fmt: skip
     except NOT_ON_PATH:
-        raise RunError("srun is not on this machine's PATH: attach from a login node of the cluster") from None
+        raise not_on_path(command) from None
     reading, writing = process.stdout, process.stdin
     assert reading is not None and writing is not None
 
@@ -150,6 +162,11 @@ def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> Debugge
         reading.close()
 
     return DebuggerConnection(reading, writing, close)
+
+
+def not_on_path(command: Sequence[str]) -> RunError:
+    """Returns the error for a job step's command that is not on this machine's PATH."""
+    return RunError(f"{command[0]} is not on this machine's PATH: attach from a login node of the cluster")
 
 
 def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> socket.socket:

@@ -113,17 +113,19 @@ def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int)
         raise RunError(f"the agent of rank {rank} does not answer within {connect.REPLY_TIMEOUT:g} s")
     file, location = folder / f"member-{place}", requests.replies(folder)[place]
     host, job = location["host"], location["job"]
-    way = connect.way(host, job, socket.gethostname())
+    way = connect.way(seen.plan, host, job, socket.gethostname())
     if way is connect.Way.NETWORK:
         term = os.environ.get("TERM")
         return connect_terminal(connect.over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
     command = [sys.executable, *own_module("launcher.attach.node_session"), "shell", str(file)]
-    if way is connect.Way.SRUN:
-        command = connect.srun(seen.plan, host, job, "shell", str(file), terminal=sys.stdin.isatty())
+    environment = connect.session_environment(seen.plan, os.environ)
+    if isinstance(way, connect.JobStep):
+        command = way.command("shell", str(file), terminal=sys.stdin.isatty())
+        environment = way.environment(os.environ)
     try:
-        return subprocess.run(command, env=connect.srun_environment(seen.plan, os.environ), check=False).returncode
+        return subprocess.run(command, env=environment, check=False).returncode
     except NOT_ON_PATH:
-        raise RunError("srun is not on this machine's PATH: attach from a login node of the cluster") from None
+        raise connect.not_on_path(command) from None
 
 
 # -- the debugger
@@ -149,10 +151,10 @@ def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
 def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     at = _choose(seen, waiting(attempt.events()), rank)
     rank, host, job = at.rank, at.host, at.job
-    way = connect.way(host, job, socket.gethostname())
-    if way is connect.Way.SRUN:
-        command = connect.srun(seen.plan, host, str(job), "relay", at.socket, terminal=False)
-        debugger = connect.over_srun(command, connect.srun_environment(seen.plan, os.environ))
+    way = connect.way(seen.plan, host, job, socket.gethostname())
+    if isinstance(way, connect.JobStep):
+        command = way.command("relay", at.socket, terminal=False)
+        debugger = connect.over_process(command, way.environment(os.environ))
     elif way is connect.Way.HERE:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -170,8 +172,8 @@ def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int 
         code = run_prompt(debugger, rank)
     finally:
         debugger.close()
-    if code and way is connect.Way.SRUN:
-        print(f"launcher: that was srun --overlap, of Slurm 20.11 or newer, to {host}", file=sys.stderr)
+    if code and isinstance(way, connect.JobStep):
+        print(f"launcher: that was {way.scheduler.step_requirement}, to {host}", file=sys.stderr)
     return code
 
 

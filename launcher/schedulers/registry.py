@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
-from launcher.schedulers.scheduler import ExcludesNodes, Queue, Scheduler
+from launcher.schedulers.scheduler import ExcludesNodes, Queue, Scheduler, StartsJobSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -117,6 +117,18 @@ def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
         ):  # a package that cannot be imported is reported when somebody selects its scheduler
             found.append(scheduler(name))
     return found
+
+
+def starting_steps(starter: str | None) -> StartsJobSteps | None:
+    """Returns the scheduler that starts job steps with the same command as a run's tasks, or None if there is none.
+
+    The run may be in an allocation of that scheduler (cluster=allocation), so `cluster.scheduler` does not name it.
+
+    Args:
+        starter: command that starts the run's tasks (`JobPlan.starter`).
+    """
+    able = (each for each in schedulers() if isinstance(each, StartsJobSteps))
+    return next((each for each in able if each.step_starter == starter), None)
 
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:

@@ -7,7 +7,7 @@ scheduler's folder compares its name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
@@ -212,6 +212,34 @@ class CountsJobs(ABC):
         Raises:
             QueryError: the scheduler does not answer within `timeout` seconds.
         """
+
+
+class StartsJobSteps(ABC):
+    """A scheduler with a command that starts a process on a node of a running job, as another step of the job.
+
+    Attributes:
+        step_starter: name of that command, which also starts the tasks of such jobs (`JobPlan.starter`).
+        step_requirement: the command and the versions that support it, for messages after a failure.
+    """
+
+    step_starter: str
+    step_requirement: str
+
+    @abstractmethod
+    def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
+        """Returns the command that runs another command in a running job. Pure.
+
+        Args:
+            argv: the command to run.
+            job_id: id of the running job.
+            host: name of a node of the job.
+            folder: working directory of the command.
+            terminal: whether the command gets a terminal of its own on the node.
+        """
+
+    @abstractmethod
+    def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment for the command of `step`: `environ` without variables that change it. Pure."""
 
 
 class ExcludesNodes(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
@@ -20,8 +20,9 @@ from launcher.schedulers.scheduler import (
     Queue,
     Requeues,
     ShowsPreemption,
+    StartsJobSteps,
 )
-from launcher.schedulers.slurm import directives
+from launcher.schedulers.slurm import directives, job_step
 from launcher.schedulers.slurm.commands import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 from launcher.schedulers.slurm.settings import SlurmSettings
@@ -45,7 +46,9 @@ DEFAULTS = {
 }
 
 
-class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
+class SlurmScheduler(
+    Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, StartsJobSteps, SlurmDiagnosis
+):
     """Slurm as a scheduler; the base classes are the capabilities that it has."""
 
     name = "slurm"
@@ -57,6 +60,8 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
     )  # fmt: skip
     interactive = "salloc"
     allocation_variables = ("SLURM_JOB_ID",)
+    step_starter = "srun"
+    step_requirement = "srun --overlap, of Slurm 20.11 or newer"
 
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
         nodes = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
@@ -133,6 +138,12 @@ class SlurmScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreempt
 
     def preempted(self, job_id: str) -> float | None:
         return Slurm(JOB_TIMEOUT).preempted(job_id)
+
+    def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
+        return job_step.command(argv, job_id, host, folder, terminal=terminal)
+
+    def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return job_step.environment(environ)
 
     def without(self, hosts: str, plan: JobPlan | None = None) -> str:
         excluded = settings_of(plan, SlurmSettings).exclude if plan else None

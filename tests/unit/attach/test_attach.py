@@ -24,36 +24,42 @@ from launcher.worker.hangs import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
 
-HERE, SRUN, NETWORK = connect.Way.HERE, connect.Way.SRUN, connect.Way.NETWORK
+HERE, NETWORK = connect.Way.HERE, connect.Way.NETWORK
 
 
 @pytest.mark.parametrize(
-    ("host", "job", "here", "way"),
+    ("starter", "host", "job", "here", "way"),
     [
-        ("node1", "12", "node1", HERE),
-        ("node1", None, "node1.site.org", HERE),
-        ("node1", "12", "login", SRUN),
-        ("node1", None, "login", NETWORK),
-        ("node1", None, "node10", NETWORK),
+        ("srun", "node1", "12", "node1", HERE),
+        (None, "node1", None, "node1.site.org", HERE),
+        ("srun", "node1", "12", "login", connect.JobStep),
+        ("pbsdsh", "node1", None, "login", NETWORK),
+        ("qrsh", "node1", None, "node10", NETWORK),
+        (None, "node1", None, "login", NETWORK),
     ],
 )
-def test_the_way_to_a_rank(host: str, job: str | None, here: str, way: connect.Way) -> None:
-    assert connect.way(host, job, here) is way
+def test_the_way_to_a_rank(
+    starter: str | None, host: str, job: str | None, here: str, way: connect.Way | type[connect.JobStep]
+) -> None:
+    found = connect.way(bare_plan(starter=starter), host, job, here)
+    assert (type(found) if isinstance(found, connect.JobStep) else found) is way
 
 
 def test_srun_overlaps_the_steps_that_run_and_takes_nothing_of_this_shells_job() -> None:
-    plan = bare_plan(python="/venv/bin/python", run_dir="/runs/a b", code_root="/src")
-    command = connect.srun(plan, "node2", "12", "shell", "/runs/a b/x", terminal=True)
+    plan = bare_plan(python="/venv/bin/python", run_dir="/runs/a b", code_root="/src", starter="srun")
+    step = connect.way(plan, "node2", "12", "login")
+    assert isinstance(step, connect.JobStep)
+    command = step.command("shell", "/runs/a b/x", terminal=True)
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
     assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach.node_session"), "shell", "/runs/a b/x"]
     environ = {"SLURM_CONF": "/c", "SLURM_NTASKS_PER_NODE": "4", "SRUN_DEBUG": "1", "HOME": "/h", "PYTHONPATH": "/mine"}
-    assert connect.srun_environment(plan, environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
+    assert step.environment(environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
 
 
 def test_an_srun_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "EXIT_TIMEOUT", 0.05)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()"
-    debugger = connect.over_srun([sys.executable, "-c", deaf], {})
+    debugger = connect.over_process([sys.executable, "-c", deaf], {})
     assert debugger.receive() == {}
     debugger.close()
     assert debugger.reading.closed
