@@ -150,7 +150,7 @@ def sections(*, others: bool = True) -> tuple[Section, ...]:
 
 
 def all_keys() -> list[str]:
-    """Returns the names of all keys, for near matches."""
+    """Returns the full names of all keys, to suggest those that are similar to a misspelled one."""
     return list(dict.fromkeys(key.name for section in sections() for key in keys_of(section.kind, section.prefix)))
 
 

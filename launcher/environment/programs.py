@@ -282,7 +282,7 @@ def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
 
 def _spec(name: str, path: Sequence[str], *, top: bool) -> ModuleSpec | None:
     """Finds a module like `importlib.util.find_spec`, but without importing its parent packages."""
-    # By the last part of its name: for a namespace package, the parent would have to be imported already.
+    # Searches the last part of the name: with the whole name, a parent namespace package would have to be imported.
     if found := PathFinder.find_spec(name.rpartition(".")[2], list(path)):
         found.name = name
         return found

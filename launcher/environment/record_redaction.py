@@ -75,7 +75,7 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
     Raises:
         ConfigError: a value or a key contains the value of a secret.
     """
-    # The path of a file with a key is no secret.
+    # A variable may have the path of a file with the secret: this path itself is no secret.
     wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and not _is_path(text)}
     for key, text in _texts("", values):
         for name, value in wanted.items():

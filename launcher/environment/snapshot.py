@@ -153,11 +153,10 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
         check(found, parse_size(config.env.snapshot_limit))
         _require_workload(config, site, found)
         root, code, known = str(found.root), str(folder), ()
-    found_by_name = (
-        sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path
-    )  # `python -m launcher` adds the working folder
+    # `python -m launcher` puts the working folder first.
+    module_path = sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path
     named = config.cluster.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-    imports = [os.path.realpath(path) for path in [*str(named).split(os.pathsep), *found_by_name] if path]
+    imports = [os.path.realpath(path) for path in [*str(named).split(os.pathsep), *module_path] if path]
     ours = [path for path in imports if within(path, root) and not _of_python(path)]
     code_root = site.code_root
     if code_root is not None and not within(code_root, _runs_dir(site.run_dir)):  # a folder of runs is in no snapshot
@@ -184,9 +183,8 @@ def _require_workload(config: Config, site: Site, found: Tree) -> None:
     workload = config.workload
     if not isinstance(workload, (Program, Function)):
         return
-    place = replace(
-        programs.here(config.cluster.environment, [], site.workdir), complete=False
-    )  # `programs` has already refused what is nowhere
+    # Not complete: a module that does not exist was refused before, by `checked_program` or `checked_function`.
+    place = replace(programs.here(config.cluster.environment, [], site.workdir), complete=False)
     key, file = programs.entry_file(workload, place)
     path = "" if file is None else _real(file)
     if within(path, str(found.root)) and not _of_python(path) and os.path.relpath(path, found.root) not in found.files:

@@ -228,7 +228,7 @@ def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Ite
             evaluated = (where for pattern, where in EVALUATED.items() if re.search(pattern, before))
             words, inside = [], f"within {shell.inside}" if shell.inside else next(evaluated, "")
         elif kind == "variable_end":
-            shell.read("_")  # a word
+            shell.read("_")  # stands for the value
             before += "_"
             expression = "".join(words).strip()
             if inside and not re.search(r"\|\s*(int|float|raw)\s*$", expression):

@@ -50,7 +50,7 @@ def _environment(folder: Path) -> jinja2.Environment:
     import jinja2
 
     class Environment(jinja2.Environment):
-        # `finalize` gets the result of a block once more if another template prints it.
+        # jinja2 passes the text of a block to `finalize` again if another template prints it (`{{ super() }}`).
         concat = staticmethod(lambda parts: Rendered("".join(parts)))
 
     def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:

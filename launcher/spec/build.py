@@ -171,7 +171,7 @@ def _settings(cluster: schema.Cluster) -> dict[str, Any]:
     common = {each.name for each in dataclasses.fields(schema.Cluster)}
     own = [each.name for each in dataclasses.fields(cluster) if each.name not in common]
     for name in own:
-        resolved_value(cluster, name, "cluster.")  # refuses a value that is not of its form
+        resolved_value(cluster, name, "cluster.")  # refuses a value of the wrong form
     return {name: _plain(getattr(cluster, name)) for name in own}
 
 

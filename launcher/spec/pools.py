@@ -19,7 +19,7 @@ def of(cluster: Cluster) -> dict[str, Pool]:
     """
     settings = vars(cluster) if isinstance(cluster, SchedulerSettings) else {}
     keys = cluster.POOLS if isinstance(cluster, SchedulerSettings) else ()
-    names = [(settings[key] or "").partition("@")[0] for key in keys]  # of several (`a,b`) no pool has the name
+    names = [(settings[key] or "").partition("@")[0] for key in keys]  # several partitions (`a,b`) match no pool
     return {name: cluster.pools[name] for name in names if name in cluster.pools}
 
 
