@@ -108,7 +108,7 @@ class Manifest:
         return sum(file.size for file in self.files.values())
 
     def text(self) -> str:
-        """The manifest as JSON, with a checksum of itself."""
+        """Returns the manifest as JSON, with a checksum of itself."""
         values = asdict(self)
         return json.dumps({**values, "crc32": _own_checksum(values)}, indent=1)
 

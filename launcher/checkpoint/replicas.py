@@ -37,8 +37,8 @@ class Table:
 
     Attributes:
         kinds: type and shape of each tensor, by name.
-        parts: for each name the offset of this rank's part in the whole tensor, with a hash of the part; without
-            tensors whose parts no other rank can have.
+        parts: for each name a hash of this rank's part of the tensor, by the part's offset in the whole tensor. Parts
+            that no other rank can have are left out.
     """
 
     kinds: dict[str, str]

@@ -131,8 +131,7 @@ class _Offer:
         values: digest of the values that are not tensors.
         hashes: digest of the tensors' bytes that other ranks may have as well; empty if they are not compared.
         rank_state: this rank's own state, if the rest is small.
-        fault: what is wrong with this rank's state; None if it can be saved.
-        final: whether the fault will also be there at the next save.
+        fault, final: as in `Save`.
     """
 
     step: int

@@ -123,7 +123,7 @@ def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
 
 
 def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> Facts:
-    """Collects the facts about this rank, with its GPU's id by the masks in its environment."""
+    """Collects the facts about this rank; `environ`: its environment, whose masks are needed to identify its GPU."""
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)

@@ -1,4 +1,4 @@
-"""How the next run can be kept off bad nodes, for workloads that find some. The run's scheduler decides."""
+"""Text on how the next run can exclude bad nodes, for workloads that find some. It depends on the run's scheduler."""
 
 from __future__ import annotations
 
