@@ -42,7 +42,7 @@ class RequestHandler:
     """Answers the requests that commands send to one agent. One object serves all rounds of the agent.
 
     Attributes:
-        attempt: the attempt whose agent this is.
+        attempt: the attempt to which the agent belongs.
         stacks: reads the stacks of processes.
     """
 

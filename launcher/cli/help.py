@@ -40,7 +40,7 @@ Runs PyTorch here, on Slurm, PBS and Grid Engine, and inside allocations.
 
   run train.py procs_per_node=2 -- --lr 0.1   runs your script on this machine
   run train.py cluster=slurm nodes=2 time=2h  submits it (dry_run=true: shows)
-  workload=ddp_mnist                          runs a training that is included
+  workload=ddp_mnist                          runs an example that is included
 
 Keys that most runs need (KEY=DEFAULT; null is empty):
 
@@ -57,13 +57,16 @@ Options:
 
   -m, --multirun      a sweep: a run for each combination of workload.lr=1,2
   --yes               submit without confirmation (confirm_above)
-  --cfg job           only show the resulting config; with --resolve, all
-                      references in it are resolved
-  --config-dir DIR    one more folder of configs
-  --info, --hydra-help   where the config comes from; all flags of Hydra
-  --version
+  --cfg job           only print the resulting config; with --resolve, values
+                      instead of references to them
+  --config-dir DIR    one more folder in which configs are searched
+  --info              print which files the config comes from
+  --hydra-help        print all options of Hydra
+  --version           print the version
 
-Keys for all your runs are in {settings}.
+Settings for all your runs are read from this file:
+
+  {settings}
 
 Exit codes: 0 done, 1 failed, 2 bad input (nothing was submitted), 3 not
 confirmed (confirm_above; nothing was submitted), 75 stopped early and can be
@@ -139,7 +142,7 @@ def everything() -> Iterator[str]:
     for group in GROUPS:
         yield from _wrapped(f"{group}=NAME: {', '.join(choices(group))}", "", "  ")
     yield ""
-    yield f"Keys for all your runs are in {_settings()}."
+    yield f"Settings for all your runs are read from {_settings()}."
 
 
 @cache

@@ -165,7 +165,7 @@ def _round(path: Path) -> int:
 
 
 class OneRank:
-    """Reads the output of one rank from the rank's own files, which are complete even if its agent was killed.
+    """Reads the output of one rank from the rank's own files, which are complete even if the agent was killed.
 
     Its lines have no prefix `[RANK]`. It has the methods of `Stream` that `logs` uses.
     """

@@ -1,4 +1,4 @@
-"""`template`: prints a job script template to start from, and checks which parts of ours the user's own lacks."""
+"""`template`: prints a job script template to start from, and checks the user's own for errors and missing parts."""
 
 from __future__ import annotations
 
