@@ -28,7 +28,7 @@ from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 FORMAT = 4
 QUICKEST, SLOWEST = 2.0, 60.0  # minimum and maximum seconds for which a result is fresh
 SLOWER = 1.3  # factor by which this time grows with each unchanged result
-SHARE = 10  # a result is fresh for at least this many times the duration of its query: at most 10% load
+SHARE = 10  # a result is fresh for at least 10 durations of its query, so queries take at most a tenth of the time
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,14 @@ def queue(name: str) -> Queue:
 
 
 def without(name: str, hosts: str, plan: JobPlan | None = None) -> str:
-    """Returns the override with which `resume` excludes nodes (see ExcludesNodes.without).
+    """Returns the override with which `resume` excludes nodes; see `ExcludesNodes.without`.
 
-    Empty: the scheduler of this name cannot exclude nodes.
+    Returns an empty text if the scheduler cannot exclude nodes.
+
+    Args:
+        name: name of the scheduler.
+        hosts: the nodes (`node3,node7`).
+        plan: the run's plan; nodes that it excludes already stay excluded.
 
     Raises:
         ConfigError: see `scheduler`.

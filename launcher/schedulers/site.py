@@ -1,4 +1,4 @@
-"""`site init` and `site check`: the facts of a site, and the parts of a profile that all schedulers share."""
+"""The parts of `site init` and `site check` that all schedulers share: the facts of a site, lines of its profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.schedulers.diagnosis import DescribesSite
 from launcher.schedulers.queries import QueryError
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
-READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # texts that YAML does not read as text
+READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # YAML: booleans, null
 T = TypeVar("T")
 
 

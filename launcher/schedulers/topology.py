@@ -223,7 +223,10 @@ def _uniform(
 
 
 def _launcher(place: _Place) -> Topology | None:
-    """The launcher's own variables, set by `task_group.environments` where srun does not start the tasks."""
+    """Reads the launcher's own variables, set by `task_group.environments` where srun does not start the tasks.
+
+    This and the other sources return None if one of their variables is not set.
+    """
     if not place.has("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE", "LAUNCHER_HOSTS"):
         return None
     hosts = tuple(place.environ["LAUNCHER_HOSTS"].split(","))
@@ -237,7 +240,7 @@ def _launcher(place: _Place) -> Topology | None:
 
 
 def _torchrun(place: _Place) -> Topology | None:
-    """torchrun's variables: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables."""
+    """Reads torchrun's variables: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables."""
     if not place.has("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         return None
     world, local_world = place.number("WORLD_SIZE"), place.number("LOCAL_WORLD_SIZE")
@@ -262,7 +265,7 @@ def _torchrun(place: _Place) -> Topology | None:
 
 
 def _srun(place: _Place) -> Topology | None:
-    """srun's variables: man srun, OUTPUT ENVIRONMENT VARIABLES.
+    """Reads srun's variables: man srun, OUTPUT ENVIRONMENT VARIABLES.
 
     The step's values are used, because the job may have more nodes. The batch script has SLURM_PROCID too, but not
     SLURM_STEP_*, so it is not taken for a task.
@@ -297,7 +300,7 @@ def _srun(place: _Place) -> Topology | None:
 
 
 def _openmpi(place: _Place) -> Topology | None:
-    """The variables of OpenMPI's mpirun: docs.open-mpi.org, "Environment variables set at run time"."""
+    """Reads the variables of OpenMPI's mpirun: docs.open-mpi.org, "Environment variables set at run time"."""
     prefix = "OMPI_COMM_WORLD_"
     if not place.has(*(prefix + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))):
         return None
@@ -309,7 +312,7 @@ def _openmpi(place: _Place) -> Topology | None:
 
 
 def _pals(place: _Place) -> Topology | None:
-    """The variables of HPE Cray PALS (mpiexec on Cray EX): man intro_pals; the world size is from Cray PMI."""
+    """Reads the variables of HPE Cray PALS (mpiexec on Cray EX): man intro_pals; the world size is from Cray PMI."""
     local_world = place.first("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
     if not place.has("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID", "PMI_SIZE") or local_world is None:
         return None
@@ -321,7 +324,7 @@ def _pals(place: _Place) -> Topology | None:
 
 
 def _mpich(place: _Place) -> Topology | None:
-    """The variables of MPICH's and Intel MPI's Hydra process manager (mpiexec -genvlist; MPI_LOCALRANKID)."""
+    """Reads the variables of MPICH's and Intel MPI's Hydra process manager (mpiexec -genvlist; MPI_LOCALRANKID)."""
     if not place.has("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
         return None
     rank, world, local_rank, local_world = (
@@ -332,7 +335,7 @@ def _mpich(place: _Place) -> Topology | None:
 
 
 def _pbs(place: _Place) -> Topology | None:
-    """The variables of pbsdsh and pbs_tmrsh with one task per node: PBS_NODENUM is the node's index in the job.
+    """Reads the variables of pbsdsh and pbs_tmrsh with one task per node: PBS_NODENUM is the node's index in the job.
 
     The job script has PBS_TASKNUM=1; pbsdsh did not start it, so it is not taken for a task.
     """

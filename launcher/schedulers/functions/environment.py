@@ -133,9 +133,9 @@ class FunctionEnvironment(job_environment.JobEnvironment):
                 timeout=TIMEOUT,
             )
         except SubmissionError as error:
-            raise utils.UncompletedJobError(f"checkpointed, but it does not go on: {error}") from None
+            raise utils.UncompletedJobError(f"checkpointed, but not resubmitted: {error}") from None
         self.record_resubmission(job_id)
-        logger.get_logger().info(f"{first} goes on as {job_id} ({countdown} remaining timeouts)")
+        logger.get_logger().info(f"{first} continues as job {job_id} ({countdown} remaining timeouts)")
 
     def record_resubmission(self, job_id: str) -> None:
         """Appends a job's id to the file of `resubmissions`, unless the file has it already."""

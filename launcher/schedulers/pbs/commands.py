@@ -211,7 +211,7 @@ class PBS:
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `queries.Queries`."""
+        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `Queries.submit_behind`."""
         return self.submit(script, environment, "-f", "-v", f"{TOKEN}={token}", *dependency(jobs))
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:

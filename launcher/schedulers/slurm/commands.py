@@ -205,7 +205,7 @@ class Slurm:
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `queries.Queries`."""
+        """Submits a script as a job that starts when all jobs in `jobs` have ended; see `Queries.submit_behind`."""
         return self.submit(script, environment, *dependency(jobs), f"--comment={token}")
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:

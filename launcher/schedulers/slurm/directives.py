@@ -101,7 +101,7 @@ def _gpus(gpus: int, settings: SlurmSettings) -> dict[str, str]:
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
-    """Returns the #SBATCH lines without this prefix; see `directives`."""
+    """Returns the #SBATCH lines of a run without this prefix; for arguments and errors see `directives`."""
     return [line(name, value) for name, value in directives(plan, token, array, folder).items()]
 
 
