@@ -1,4 +1,4 @@
-"""Connects this terminal to a shell on a rank's node, over the network; see `launcher.attach.node_session`."""
+"""Connects the user's terminal to a shell on a rank's node, over the network; see `launcher.attach.node_session`."""
 
 from __future__ import annotations
 

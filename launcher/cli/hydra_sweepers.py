@@ -137,7 +137,7 @@ def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> lis
         run: the point's id, for the error.
 
     Raises:
-        ConfigError: the point does not have one of the metrics. The search ends, since later points will not either.
+        ConfigError: the point lacks one of the metrics. This ends the search, since later points would lack it, too.
         PointFailed: a metric is not a number.
     """
     for name in names:

@@ -84,7 +84,7 @@ def _left(seconds: float | None) -> list[str]:
 
 
 def of_training(progress: Progress, rate: Rate) -> str:
-    """Formats the progress of a training: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`. Pure.
+    """Formats the progress of a training run: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`. Pure.
 
     Args:
         progress: the newest progress event. Values whose names end in `_per_s` are rates of samples: `images_per_s` is

@@ -105,9 +105,13 @@ def with_program_arguments(words: list[str]) -> list[str]:
 
 
 class Task:
-    """The task function: Hydra calls it with the config of a single run, or passes it to our plug-in for a multirun.
+    """The task function of Hydra, with the command line, which Hydra does not pass on.
 
-    It carries the command line, which Hydra does not pass on.
+    For a single run Hydra calls it with the config. For a multirun Hydra passes it to the launcher's Hydra plug-in.
+
+    Attributes:
+        command: the command line.
+        problem: the error of the run, which `_hydra_main` raises; None: no error.
     """
 
     def __init__(self, command: CommandLine) -> None:

@@ -99,7 +99,7 @@ def is_gone(folder: Path) -> bool:
 
 
 class Orphans:
-    """Finds orphaned jobs repeatedly. The origin of a job that is not an orphan is queried only once."""
+    """Finds orphaned jobs, call after call. The origin of a job that is not an orphan is queried only once."""
 
     def __init__(self, live: JobMonitor) -> None:
         self._live = live
