@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import formatting, progress, run_dir
+from launcher.runs.events import Fabric
 from launcher.worker import accelerator, nccl_report
 from workloads import baselines, results, roof, tables
 from workloads.operations import BY_NAME
@@ -125,7 +126,7 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
     return conclude(report, faults, baseline, config)
 
 
-def own_network(rank: int) -> nccl_report.Fabric | None:
+def own_network(rank: int) -> Fabric | None:
     """Returns the network that NCCL uses on this rank, from its log; None: the launcher has no log of it.
 
     The log is missing, or the user has set NCCL_DEBUG_FILE to another file.
@@ -134,7 +135,7 @@ def own_network(rank: int) -> nccl_report.Fabric | None:
     return nccl_report.read(log) if log.name == nccl_report.log_name(rank) else None
 
 
-def networks(fabrics: Sequence[nccl_report.Fabric | None]) -> list[str]:
+def networks(fabrics: Sequence[Fabric | None]) -> list[str]:
     """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`. Pure.
 
     Args:

@@ -151,6 +151,56 @@ class PreflightReason(Code):
     UNKNOWN = "unknown"
 
 
+class CheckCode(Code):
+    """What a check of a preflight has measured, or what is wrong."""
+
+    # measured
+    COMPUTES = "computes"  # the device computes right
+    NETWORK = "network"  # the network that NCCL uses, and with which the site agrees
+    SPACE = "space"  # a directory has enough free space
+    FILES_SEEN = "files_seen"  # this node sees the files that other nodes have written
+    FILE_WRITTEN = "file_written"  # this node has written its own file
+    CLOCK = "clock"  # the clock is right
+    REDUCED = "reduced"  # an all_reduce had the right result
+    REACHED = "reached"  # all other nodes can be reached
+    # devices and network
+    FEW_GPUS = "few_gpus"  # torch sees fewer GPUs than gpus_per_node asks for
+    COMPUTES_WRONG = "computes_wrong"  # the device computes wrong results
+    GPU_IN_USE = "gpu_in_use"  # other processes use the GPU's memory
+    OTHER_NETWORK = "other_network"  # NCCL uses another network than the site expects
+    # directories
+    LITTLE_SPACE = "little_space"
+    FEW_FILES = "few_files"  # the file system takes hardly any more files
+    NO_DIRECTORY = "no_directory"  # a file is in its place
+    NO_TMPDIR = "no_tmpdir"  # TMPDIR does not exist
+    FULL = "full"  # a file cannot be written, since the file system or a quota is full
+    NOT_WRITABLE = "not_writable"  # a file cannot be written
+    OTHER_OWNER = "other_owner"  # a new file belongs to another user
+    OTHER_MODE = "other_mode"  # a new file has another mode than it was created with
+    NOT_SHARED = "not_shared"  # files of other nodes are not visible
+    # all nodes together
+    CLOCK_OFF = "clock_off"  # the clock differs too much from the first node's
+    CLOCK_UNKNOWN = "clock_unknown"  # other nodes did not respond in time, so the clock was not compared
+    WRONG_ELEMENTS = "wrong_elements"  # an all_reduce had a wrong result
+    NOT_REACHED = "not_reached"  # connections to other nodes fail
+    # the check itself
+    ERROR = "error"  # an exception of torch, a library or the system
+    PROCESS_ENDED = "process_ended"  # the process that checks a device ended
+    RANK_ENDED = "rank_ended"  # a process ended in an all_reduce
+    SILENT = "silent"  # a node reported nothing in time
+    LEADER_LOST = "leader_lost"  # the leader does not respond
+    UNKNOWN = "unknown"
+
+
+class MismatchCode(Code):
+    """Why NCCL uses another network than the site expects, as far as its log shows."""
+
+    NO_PLUGIN = "no_plugin"  # it found no plug-in (libnccl-net.so)
+    NOT_FOUND = "not_found"  # it found no device, or a plug-in failed: see `Fabric.missing`
+    CHOSEN = "chosen"  # the log has no message about anything missing
+    UNKNOWN = "unknown"
+
+
 class UnboundReason(Code):
     """Why ranks are not bound to cores."""
 

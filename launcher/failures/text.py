@@ -1,4 +1,7 @@
-"""Makes one line of text for users of each event: fault, stop, continuation and others. Only this module does. Pure."""
+"""Makes one line of text for users of each event: fault, stop, continuation and others. Pure.
+
+Only this module does, and `preflight_text` for the checks of a preflight.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from launcher.failures.codes import (
     StopReason,
     UnboundReason,
 )
+from launcher.failures.preflight_text import of_observation
 from launcher.formatting import plural
 
 if TYPE_CHECKING:
@@ -247,12 +251,12 @@ def _preflight(fault: Fault) -> str:
 
 
 def _why_preflight(failure: PreflightFailure) -> str:
-    first = failure.findings[0].words if failure.findings else "no details"
+    first = of_observation(failure.findings[0].found) if failure.findings else "no details"
     if failure.reason is PreflightReason.UNKNOWN_NODE:
         return f"{failure.failed} of {failure.nodes} nodes lost the others, and the bad node is unknown: {first}"
     if failure.reason is PreflightReason.ALL_NODES:
         return f"all {failure.nodes} nodes fail: {first}"
-    shown = "; ".join(f"{each.name}: {each.words}" for each in failure.findings)
+    shown = "; ".join(f"{each.name}: {of_observation(each.found)}" for each in failure.findings)
     if (more := failure.failed - len(failure.findings)) > 0:
         shown += f"; and {more} more"
     if failure.nodes == 1:

@@ -16,7 +16,6 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,8 @@ from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from launcher.failures.codes import PreflightThen
+from launcher.failures.codes import CheckCode, PreflightThen
+from launcher.failures.text import signal_name
 from launcher.files.json_types import from_json
 from launcher.log_line import log_line
 from launcher.preflight import bad_nodes as verdicts
@@ -36,7 +36,7 @@ from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, address_
 from launcher.rendezvous.ports import free_ports, listen
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
-from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
+from launcher.runs.events import CheckEnded, Finding, NodeChecked, Observation, Preflighted
 from launcher.runs.health import preflight_lines
 from launcher.spec.plan import JobPlan
 
@@ -127,7 +127,7 @@ class Preflight:
                 verdict = self._agree("together", mine, self._together, verdict.warnings)
             agreed = True
         except LeaderLost as error:
-            verdict = self._without_leader(f"it leads the agents, and does not respond: {error}")
+            verdict = self._without_leader(str(error))
         finally:
             self._end()
         self._report(verdict, found, time.monotonic() - began, first=self._place == (0 if agreed else 1))
@@ -187,20 +187,20 @@ class Preflight:
         return None if waiting else [each for place in sorted(found) for each in found[place]]
 
     def _died_alone(self, place: int) -> Check:
-        code = self._code(place)
-        words = f"the process that checks the device of local rank {place} {_how(code)}"
-        return Check("device", Level.FAILED, words)
+        return Check("device", Level.FAILED, self._ended(CheckCode.PROCESS_ENDED, place))
 
     def _died_together(self, place: int) -> Check:
-        code = self._code(place)
-        words = f"local rank {place} {_how(code)} in an all_reduce"
-        return Check("all_reduce", Level.FAILED, words, symptom=code == -signal.SIGABRT)  # NCCL aborts on a timeout
+        found = self._ended(CheckCode.RANK_ENDED, place)
+        return Check("all_reduce", Level.FAILED, found, symptom=found.signal == "SIGABRT")  # NCCL aborts on a timeout
 
-    def _code(self, place: int) -> int | None:
+    def _ended(self, code: CheckCode, place: int) -> Observation:
+        """Returns how the process of a local rank ended."""
         process = self._children[place][0]
         process.join(1)
-        code: int | None = process.exitcode
-        return code
+        exit_code: int | None = process.exitcode
+        if exit_code is not None and exit_code < 0:
+            return Observation(code=code, local_rank=place, signal=signal_name(-exit_code))
+        return Observation(code=code, local_rank=place, exit_code=exit_code)
 
     def _end(self) -> None:
         self._send("end")
@@ -235,9 +235,8 @@ class Preflight:
         if self._place == 0:
             reports = self._agents.collect(key, value, SLACK + (0.0 if mine is None else timeout))
             checks = {member.index: checks_of(reports.get(member.index)) for member in self._rendezvous.members}
-            silent = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
             verdict = verdicts.decide(
-                self._nodes, checks, least=self._least, scheduler=self._plan.cluster.scheduler, silent=silent
+                self._nodes, checks, least=self._least, scheduler=self._plan.cluster.scheduler, timeout=timeout
             )
             self._agents.publish(key, asdict(verdict))
         else:
@@ -246,10 +245,10 @@ class Preflight:
         kept = (*warnings, *verdict.warnings)
         return Verdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.failure, verdict.exit_code)
 
-    def _without_leader(self, words: str) -> Verdict:
+    def _without_leader(self, error: str) -> Verdict:
         leader = self._rendezvous.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
-        bad = (Finding(node.name, node.host, LEADER, words),)
+        bad = (Finding(node.name, node.host, LEADER, Observation(code=CheckCode.LEADER_LOST, error=error)),)
         return Verdict(PreflightThen.WITHOUT, bad, node.members)
 
     # -- reporting
@@ -267,7 +266,7 @@ class Preflight:
             NodeChecked(
                 round=self._round, host=self._own.host, node=self._own.node_rank,
                 fine=self._own.index not in verdict.lost, seconds=round(seconds, 3),
-                checks=tuple(CheckEnded(each.name, each.level.value, each.words, each.ms) for each in found),
+                checks=tuple(CheckEnded(each.name, each.level.value, each.found, each.ms) for each in found),
             )
         )  # fmt: skip
         if not first:
@@ -281,11 +280,6 @@ class Preflight:
             event = replace(event, bad=())
         for line in preflight_lines(event):
             log_line(line)
-
-
-def _how(code: int | None) -> str:
-    killed = code is not None and code < 0
-    return f"was killed by {signal.Signals(-code).name}" if killed and code else f"ended with exit code {code}"
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import errors
-from launcher.failures.codes import PreflightReason, PreflightThen
+from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
 from launcher.preflight.checks import Check, Level
-from launcher.runs.events import Finding, PreflightFailure
+from launcher.runs.events import Finding, Observation, PreflightFailure
 from launcher.schedulers import registry
 
 
@@ -56,7 +56,7 @@ MOST_FINDINGS = 4  # largest number of problems in a PreflightFailure
 Reports = Mapping[int, Sequence[Check] | None]  # checks by index of the agent; None: it did not report in time
 
 
-def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, silent: str) -> Verdict:
+def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, timeout: float) -> Verdict:
     """Returns the leader's decision. The first row that applies decides.
 
     | the checks | decision |
@@ -72,7 +72,7 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
         reports: the checks that each agent has reported.
         least: number of agents that the run needs.
         scheduler: name of the scheduler that started the run; it decides how the failure advises to exclude nodes.
-        silent: text for a node that reported nothing in time.
+        timeout: seconds within which a node must report.
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
@@ -90,6 +90,7 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
             reason=PreflightReason.UNKNOWN_NODE, nodes=len(nodes), failed=len(symptoms), findings=symptoms[:1]
         )
         return Verdict(PreflightThen.FAIL, warnings=warnings, failure=failure)
+    silent = Observation(code=CheckCode.SILENT, seconds=timeout)
     bad = tuple(
         Finding(node.name, node.host, SILENT, silent) if check is None else _finding(node, check)
         for node, check in found.items()
@@ -112,7 +113,7 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
 
 
 def _finding(node: Node, check: Check) -> Finding:
-    return Finding(node.name, node.host, check.name, check.words)
+    return Finding(node.name, node.host, check.name, check.found)
 
 
 def blame(

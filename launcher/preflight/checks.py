@@ -1,4 +1,4 @@
-"""The checks that a node makes alone in a preflight. A failed check says what is wrong and what to do about it.
+"""The checks that a node makes alone in a preflight. `failures.preflight_text` makes the text of their results.
 
 They run in processes that the agent forks (see `preflight.attempt`): a device or a file system that hangs must not hang
 the agent, and an agent must never touch a GPU, since ranks are forked from it.
@@ -22,17 +22,19 @@ import torch
 
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Device, LaunchMode
+from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
-from launcher.formatting import format_size, plural
+from launcher.runs.events import Observation
+from launcher.runs.events.preflights import NOTHING
 from launcher.spec.plan import JobPlan
 from launcher.worker import accelerator, devices, nccl_report
-from launcher.worker.nccl_report import MismatchCode
 
 MIB = 2**20
 # Free bytes in a directory: below LEAST a check fails, below ENOUGH it warns.
 LEAST, ENOUGH = 16 * MIB, 1024 * MIB
 LEAST_TMP, ENOUGH_TMP = 16 * MIB, 256 * MIB
 LEAST_SHM, ENOUGH_SHM = MIB, 64 * MIB  # ENOUGH_SHM is per rank: NCCL and data loaders keep buffers there
+SHM = Path("/dev/shm")  # noqa: S108
 WRITTEN = 65536  # bytes of the test file that is written to a directory
 SEEN = 10.0  # timeout until a file of another node is visible, in seconds; NFS caches may delay it
 SIDE = 256  # rows and columns of the matrices that a device multiplies
@@ -55,7 +57,7 @@ class Check:
     Attributes:
         name: device, space, run_dir, clock, all_reduce, fabric or reach.
         level: how it ended.
-        words: what is wrong, and what to do; for a check that is fine, what was measured.
+        found: what is wrong; for a check that is fine, what was measured.
         ms: duration in milliseconds.
         accused: the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the
             cause.
@@ -65,7 +67,7 @@ class Check:
 
     name: str
     level: Level = Level.FINE
-    words: str = ""
+    found: Observation = NOTHING
     ms: float = 0.0
     accused: tuple[int, ...] = ()
     looked: int = 0
@@ -75,26 +77,29 @@ class Check:
 class Problem(Exception):
     """Raised by a check that fails or warns. The fields are those of `Check`."""
 
-    def __init__(self, words: str, level: Level = Level.FAILED, accused: Sequence[int] = (), looked: int = 0) -> None:
-        super().__init__(words)
-        self.level, self.accused, self.looked = level, tuple(accused), looked
+    def __init__(
+        self, found: Observation, level: Level = Level.FAILED, accused: Sequence[int] = (), looked: int = 0
+    ) -> None:
+        super().__init__(found)
+        self.found, self.level, self.accused, self.looked = found, level, tuple(accused), looked
 
 
-def check(name: str, look: Callable[[], str]) -> Check:
+def check(name: str, look: Callable[[], Observation]) -> Check:
     """Runs a check and returns its result, with its duration. Any error but a Problem makes it a failed check.
 
     Args:
         name: name of the check.
-        look: makes the check; returns text about what it measured, or raises Problem.
+        look: makes the check; returns what it measured, or raises Problem.
     """
     began = time.monotonic()
     try:
-        outcome = Check(name, words=look())
+        outcome = Check(name, found=look())
     except Problem as problem:
-        outcome = Check(name, problem.level, str(problem), accused=problem.accused, looked=problem.looked)
+        outcome = Check(name, problem.level, problem.found, accused=problem.accused, looked=problem.looked)
     except Exception as error:  # drivers and file systems raise anything
-        words = str(error).strip().partition("\n")[0] or type(error).__name__
-        outcome = Check(name, Level.FAILED, words, symptom=bool(_SYMPTOM.search(str(error))))
+        message = str(error).strip().partition("\n")[0] or type(error).__name__
+        found = Observation(code=CheckCode.ERROR, error=message)
+        outcome = Check(name, Level.FAILED, found, symptom=bool(_SYMPTOM.search(str(error))))
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
 
 
@@ -122,10 +127,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
         return
     wanted = 1 if plan.launch.mode == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
     if there < wanted:
-        raise Problem(
-            f"torch sees {plural(there, 'GPU')}, and gpus_per_node={plan.gpus_per_node} asks for "
-            f"{max(plan.gpus_per_node, 1)}: see what `nvidia-smi` (`rocm-smi`, `xpu-smi`) says there"
-        )
+        raise Problem(Observation(code=CheckCode.FEW_GPUS, count=there, of=plan.gpus_per_node))
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
@@ -140,8 +142,8 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
     return torch.device(seen.kind, local_rank % count) if count else torch.device("cpu")
 
 
-def compute(where: torch.device) -> str:
-    """Multiplies two matrices on a device, and returns the device's name.
+def compute(where: torch.device) -> Observation:
+    """Multiplies two matrices on a device, and returns the device's name (COMPUTES).
 
     The elements are small integers, so the product is exact in any floating-point format.
 
@@ -156,15 +158,16 @@ def compute(where: torch.device) -> str:
     known = left.double() @ right.double()
     product = (left.to(where, torch.float32) @ right.to(where, torch.float32)).cpu().double()
     if wrong := int((product != known).sum()):
-        raise Problem(f"{where} computes wrong: {wrong} of {SIDE * SIDE} elements of a product of matrices; replace it")
+        raise Problem(Observation(code=CheckCode.COMPUTES_WRONG, device=str(where), count=wrong, of=SIDE * SIDE))
     if memory is not None and memory[1] - memory[0] > BUSY * memory[1]:
-        used = f"{(memory[1] - memory[0]) / 2**30:.1f} of {memory[1] / 2**30:.0f} GiB"
-        raise Problem(f"{used} of the memory of {where} are in use: does a process of another job live?", Level.WARNING)
-    return accelerator.name(where) or "cpu"
+        used, total = memory[1] - memory[0], memory[1]
+        in_use = Observation(code=CheckCode.GPU_IN_USE, device=str(where), used=used, total=total)
+        raise Problem(in_use, Level.WARNING)
+    return Observation(code=CheckCode.COMPUTES, device=accelerator.name(where) or "cpu")
 
 
-def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
-    """Compares the network that NCCL chose with the one that the cluster expects; returns NCCL's choice as text.
+def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
+    """Compares the network that NCCL chose with the one that the cluster expects; returns NCCL's choice (NETWORK).
 
     Args:
         log: NCCL's log file of this rank.
@@ -175,30 +178,18 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
     """
     found = nccl_report.read(log)
     if wrong := nccl_report.mismatch(found, expects):
-        raise Problem(mismatch_text(wrong))
-    return found.text if found is not None else "NCCL wrote no log"
-
-
-def mismatch_text(wrong: nccl_report.Mismatch) -> str:
-    """Returns text for the user about a network that the site does not expect, and what to do. Pure."""
-    wanted = " or ".join(wrong.accepted)
-    todo = {
-        MismatchCode.NO_PLUGIN: "it found no plug-in (libnccl-net.so); put its folder on LD_LIBRARY_PATH in "
-                                "cluster.setup",
-        MismatchCode.NOT_FOUND: f"{'; '.join(wrong.fabric.missing)}; see NCCL_DEBUG=INFO, and cluster.environment",
-        MismatchCode.CHOSEN: "set NCCL_NET in cluster.environment, and see NCCL_DEBUG=INFO",
-    }[wrong.code]  # fmt: skip
-    return f"{wrong.fabric.text}, and this cluster expects {wrong.name} {wanted} (cluster.expects): {todo}"
+        raise Problem(Observation(code=CheckCode.OTHER_NETWORK, mismatch=wrong))
+    return Observation(code=CheckCode.NETWORK, network=found)
 
 
 # -- space
 
 
-def judge_space(what: str, folder: str, free: int, files: int, least: int, enough: int) -> str:
-    """Judges the free space of a directory, and returns it as text. Pure.
+def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
+    """Judges the free space of a directory, and returns it (SPACE). Pure.
 
     Args:
-        what: config key or variable to set if there is too little space.
+        key: config key or variable to set if there is too little space.
         folder: the directory.
         free: free bytes.
         files: number of files that can still be created; -1: the file system does not count them.
@@ -209,18 +200,18 @@ def judge_space(what: str, folder: str, free: int, files: int, least: int, enoug
         Problem: less than `least` bytes are free, or fewer than 10 files can be created (FAILED); less than `enough`
             bytes are free (WARNING).
     """
-    has = f"{folder} has {free / MIB:,.0f} MiB free"
+    little = Observation(code=CheckCode.LITTLE_SPACE, path=folder, key=key, free=free)
     if 0 <= files < 10:
-        raise Problem(f"{folder} takes {files} more files: remove some, or set {what} to another file system")
+        raise Problem(Observation(code=CheckCode.FEW_FILES, path=folder, key=key, count=files))
     if free < least:
-        raise Problem(f"{has}, less than {format_size(least)}: free some, or set {what} to another file system")
+        raise Problem(replace(little, least=least))
     if free < enough:
-        raise Problem(f"{has}: free some, or set {what} to another file system", Level.WARNING)
-    return has
+        raise Problem(little, Level.WARNING)
+    return Observation(code=CheckCode.SPACE, path=folder, free=free)
 
 
-def space(what: str, folder: Path, least: int, enough: int) -> str:
-    """Checks that a small file can be written to a directory and that it has free space; returns the space as text.
+def space(key: str, folder: Path, least: int, enough: int) -> Observation:
+    """Checks that a small file can be written to a directory and that it has free space; returns the space.
 
     If the directory does not exist yet, its nearest existing parent is checked. The arguments are those of
     `judge_space`.
@@ -232,44 +223,51 @@ def space(what: str, folder: Path, least: int, enough: int) -> str:
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise Problem(f"{there} is no folder: set {what} to one")
+        raise Problem(Observation(code=CheckCode.NO_DIRECTORY, path=str(there), key=key))
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".preflight-") as file:
             file.write(bytes(WRITTEN))
             file.flush()
             os.fsync(file.fileno())  # some file systems report a full quota only here
     except OSError as error:
-        why = "its file system is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-        raise Problem(f"{there} cannot be written to ({why}): set {what} to a folder that can") from None
+        raise Problem(_not_written(error, there, key)) from None
     has = os.statvfs(there)
-    return judge_space(
-        what, str(there), has.f_bavail * has.f_frsize, has.f_favail if has.f_files else -1, least, enough
-    )
+    return judge_space(key, str(there), has.f_bavail * has.f_frsize, has.f_favail if has.f_files else -1, least, enough)
 
 
-def temporary(ranks: int) -> str:
-    """Checks the space for temporary files (TMPDIR) and in shared memory (/dev/shm); returns both as text.
+def _not_written(error: OSError, folder: Path, key: str) -> Observation:
+    """Returns why a file could not be written to a directory that the user sets with `key`."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    code = CheckCode.FULL if full else CheckCode.NOT_WRITABLE
+    return Observation(code=code, path=str(folder), key=key, error=error.strerror or str(error))
 
-    Args:
-        ranks: number of ranks on this node.
+
+def temporary() -> Observation:
+    """Checks the directory for temporary files (TMPDIR), and returns its space.
 
     Raises:
-        Problem: TMPDIR does not exist, or one of the two has too little space.
+        Problem: TMPDIR does not exist, cannot be written to, or has too little space.
     """
     folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
-        raise Problem(f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment")
-    results = [space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)]
-    shared = Path("/dev/shm")  # noqa: S108
-    if shared.is_dir():
-        has = os.statvfs(shared)
-        results.append(judge_space("a container's --shm-size", str(shared), has.f_bavail * has.f_frsize, -1, LEAST_SHM,
-                                   ENOUGH_SHM * ranks))  # fmt: skip
-    return "; ".join(results)
+        raise Problem(Observation(code=CheckCode.NO_TMPDIR, path=str(folder)))
+    return space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)
 
 
-def checkpoint_space(plan: JobPlan) -> str:
-    """Checks the space for checkpoints, and returns it as text.
+def shared_memory(ranks: int) -> Observation:
+    """Checks the free shared memory (/dev/shm) of a node with `ranks` ranks, and returns it.
+
+    Raises:
+        Problem: as by `judge_space`.
+    """
+    has = os.statvfs(SHM)
+    return judge_space(
+        "a container's --shm-size", str(SHM), has.f_bavail * has.f_frsize, -1, LEAST_SHM, ENOUGH_SHM * ranks
+    )
+
+
+def checkpoint_space(plan: JobPlan) -> Observation:
+    """Checks the space for checkpoints, and returns it.
 
     The check fails if a checkpoint of the newest one's size would not fit, and warns if two would not.
 
@@ -285,8 +283,8 @@ def checkpoint_space(plan: JobPlan) -> str:
 # -- the run directory, which all nodes share
 
 
-def write_mine(folder: Path, index: int, text: str) -> str:
-    """Writes this agent's file `member-INDEX` to the attempt's directory `preflight`. Returns "".
+def write_mine(folder: Path, index: int, text: str) -> Observation:
+    """Writes this agent's file `member-INDEX` to the attempt's directory `preflight` (FILE_WRITTEN).
 
     Args:
         folder: the directory; it is created with mode 0700.
@@ -305,12 +303,13 @@ def write_mine(folder: Path, index: int, text: str) -> str:
             os.fsync(file.fileno())
         status = path.stat()
     except OSError as error:
-        raise Problem(f"{folder} cannot be written to ({error.strerror}): set runs_dir to a shared folder") from None
-    return judge_owner(path, status.st_uid, os.getuid(), status.st_mode)
+        raise Problem(_not_written(error, folder, "runs_dir")) from None
+    judge_owner(path, status.st_uid, os.getuid(), status.st_mode)
+    return Observation(code=CheckCode.FILE_WRITTEN, path=str(path))
 
 
-def judge_owner(path: Path, owner: int, me: int, mode: int) -> str:
-    """Checks the owner and mode of a file that was created with mode 0600. Returns "". Pure.
+def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
+    """Checks the owner and mode of a file that was created with mode 0600. Pure.
 
     Args:
         path: the file.
@@ -322,18 +321,13 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> str:
         Problem: the file belongs to another user (the file system maps ids), or others can write to it.
     """
     if owner != me:
-        raise Problem(
-            f"{path} belongs to user {owner} and was made by {me}: ids are mapped there; set runs_dir elsewhere"
-        )
+        raise Problem(Observation(code=CheckCode.OTHER_OWNER, path=str(path), owner=owner, user=me))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Problem(
-            f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600: set runs_dir to another file system"
-        )
-    return ""
+        raise Problem(Observation(code=CheckCode.OTHER_MODE, path=str(path), mode=stat.S_IMODE(mode)))
 
 
-def see(folder: Path, texts: Mapping[int, str], timeout: float) -> str:
-    """Waits until the files of other agents are visible, and returns their number as text.
+def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
+    """Waits until the files of other agents are visible, and returns their number (FILES_SEEN).
 
     Args:
         folder: the attempt's directory `preflight`.
@@ -350,11 +344,9 @@ def see(folder: Path, texts: Mapping[int, str], timeout: float) -> str:
                 if (folder / f"member-{index}").read_text() == left[index]:
                     del left[index]
         if not left:
-            return f"{plural(len(texts), 'file')} of other nodes seen"
+            return Observation(code=CheckCode.FILES_SEEN, count=len(texts))
         if time.monotonic() > deadline:
-            raise Problem(
-                f"{folder} does not show what other nodes write within {timeout:g} s: is it on a file system that "
-                "all nodes share? Set runs_dir to one", accused=sorted(left), looked=len(texts),
-            )  # fmt: skip
+            missing = Observation(code=CheckCode.NOT_SHARED, path=str(folder), seconds=timeout)
+            raise Problem(missing, accused=sorted(left), looked=len(texts))
         os.scandir(folder).close()  # refreshes NFS's cache
         time.sleep(0.05)

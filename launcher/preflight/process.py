@@ -13,11 +13,13 @@ import torch
 from torch.distributed import DistStoreError, PrefixStore, TCPStore
 
 from launcher.config.schema import Backend
+from launcher.failures.codes import CheckCode
 from launcher.preflight import checks, together
 from launcher.preflight.checks import Check, Level, Problem, check
 from launcher.processes import orphans
 from launcher.rendezvous.members import Rendezvous
 from launcher.rendezvous.rank_environment import place_variables
+from launcher.runs.events import Observation
 from launcher.spec.plan import JobPlan
 from launcher.worker import nccl_report, process_group
 
@@ -94,8 +96,10 @@ class RankChecks:
             found += [
                 check("space", lambda: checks.space("runs_dir", Path(plan.run_dir), checks.LEAST, checks.ENOUGH)),
                 check("space", lambda: checks.checkpoint_space(plan)),
-                check("space", lambda: checks.temporary(self._local_ranks)),
+                check("space", checks.temporary),
             ]
+            if checks.SHM.is_dir():
+                found.append(check("space", lambda: checks.shared_memory(self._local_ranks)))
             seen = written if written.level is Level.FAILED else check("run_dir", self._see_others)
             found.append(seen)
         return found
@@ -108,7 +112,7 @@ class RankChecks:
         """
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 
-        def reduce() -> str:
+        def reduce() -> Observation:
             backend = process_group._backend(name, self._device)
             where = torch.device("cpu") if self._plan.workload.backend == Backend.mpi.value else self._device
             group = PrefixStore("group", self._store)
@@ -131,16 +135,16 @@ class RankChecks:
             found.append(check("reach", self._reach_others))
         return found
 
-    def _compare_clocks(self) -> str:
+    def _compare_clocks(self) -> Observation:
         self._store.set_timeout(timedelta(seconds=NEAR))
         try:
             return together.clock(self._store, self._own == self._heads[0], len(self._heads))
         except DistStoreError:  # the all_reduce will report the missing node
-            raise Problem(f"not compared with the others, which did not respond in {NEAR:g} s", Level.WARNING) from None
+            raise Problem(Observation(code=CheckCode.CLOCK_UNKNOWN, seconds=NEAR), Level.WARNING) from None
         finally:
             self._store.set_timeout(timedelta(seconds=STORE))
 
-    def _reach_others(self) -> str:
+    def _reach_others(self) -> Observation:
         others = [head for head in self._heads if head is not self._own]
         keys = {head.index: f"door/{head.index}" for head in others}
         with contextlib.suppress(DistStoreError):
@@ -150,11 +154,11 @@ class RankChecks:
         }
         return together.reach(addresses, {head.index: head.host for head in others})
 
-    def _look_at_device(self) -> str:
+    def _look_at_device(self) -> Observation:
         self._device = checks.device(self._plan, int(os.environ["LOCAL_RANK"]))
         return checks.compute(self._device)
 
-    def _see_others(self) -> str:
+    def _see_others(self) -> Observation:
         """Waits for the files of the first node and of the next two nodes, so that several nodes look for each file."""
         at, count = self._heads.index(self._own), len(self._heads)
         wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._own.index}

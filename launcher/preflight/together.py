@@ -10,20 +10,23 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from launcher.formatting import plural
+from launcher.failures.codes import CheckCode
 from launcher.preflight.checks import Level, Problem
 from launcher.rendezvous.interfaces import listen
+from launcher.runs.events import Observation
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import accelerator
 
 CALL = 2.0  # timeout of a connection to another node, in seconds
 SKEW = 1.0  # difference of two clocks without a warning, in seconds
+MOST_RANKS = 8  # most ranks with wrong elements in an observation
 ELEMENTS = 65536  # least number of elements of the all_reduce
 
 
@@ -41,9 +44,8 @@ def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tupl
     return (before + after) / 2 - then, (after - before) / 2
 
 
-def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
-    """Compares this node's clock with the first node's, and returns the result as text. One process of each node calls
-    it.
+def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation:
+    """Compares this node's clock with the first node's (CLOCK). One process of each node calls it.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
     which is between any node's two readings. From the second round on all requests come at almost the same time, so
@@ -73,8 +75,8 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
     return judge_clock(0.0 if first else ahead, error)
 
 
-def judge_clock(ahead: float, error: float) -> str:
-    """Judges the difference between a node's clock and the first node's, and returns the result as text. Pure.
+def judge_clock(ahead: float, error: float) -> Observation:
+    """Judges the difference between a node's clock and the first node's, and returns it (CLOCK). Pure.
 
     Args:
         ahead: seconds by which this node's clock is ahead; negative: behind.
@@ -84,19 +86,17 @@ def judge_clock(ahead: float, error: float) -> str:
         Problem: the difference is larger than SKEW plus `error`. It is only a WARNING, because leases, timeouts and
             the time left of an attempt never compare the clocks of two hosts.
     """
-    words = (
-        f"its clock is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} the first node's (± {error:.3f} s)"
-    )
+    found = Observation(code=CheckCode.CLOCK, ahead=ahead, accuracy=error)
     if abs(ahead) > SKEW + error:
-        raise Problem(f"{words}: have the nodes' clocks synchronised; times in its records are wrong", Level.WARNING)
-    return words
+        raise Problem(replace(found, code=CheckCode.CLOCK_OFF), Level.WARNING)
+    return found
 
 
 # -- all ranks together
 
 
-def reduce(rank: int, world_size: int, where: torch.device) -> str:
-    """Makes an all_reduce in which each element comes from one rank, and returns its size and time as text.
+def reduce(rank: int, world_size: int, where: torch.device) -> Observation:
+    """Makes an all_reduce in which each element comes from one rank, and returns its size and time (REDUCED).
 
     All ranks call it. Element i is a number on rank (i modulo world size) and 0 on all others. The sums are exact in
     float32 in any order, and a wrong element shows which rank it came from.
@@ -122,11 +122,11 @@ def reduce(rank: int, world_size: int, where: torch.device) -> str:
     wrong = torch.nonzero((received != known) | (first.cpu() != known)).flatten()
     if len(wrong):
         accused = torch.unique(wrong % world_size).tolist()
-        raise Problem(
-            f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank "
-            f"{', '.join(map(str, accused[:8]))}): test its network card and memory", accused=accused,
-        )  # fmt: skip
-    return f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')} in {seconds * 1000:.2f} ms"
+        found = Observation(
+            code=CheckCode.WRONG_ELEMENTS, count=len(wrong), of=len(places), ranks=tuple(accused[:MOST_RANKS])
+        )
+        raise Problem(found, accused=accused)
+    return Observation(code=CheckCode.REDUCED, count=world_size, total=len(places) * 4, seconds=seconds)
 
 
 def open_port(interface: str) -> tuple[socket.socket | None, str]:
@@ -143,8 +143,8 @@ def open_port(interface: str) -> tuple[socket.socket | None, str]:
     return None, ""
 
 
-def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> str:
-    """Connects to the ports of other nodes, and returns as text how many nodes it reached.
+def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation:
+    """Connects to the ports of other nodes, and returns how many nodes it reached (REACHED).
 
     Args:
         addresses: `ADDRESS PORT` of each node, by its agent's index; empty: the node has opened no port.
@@ -154,25 +154,25 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> str:
         Problem: some nodes cannot be reached; accuses their agents.
     """
 
-    def call(text: str) -> str:
+    def call(text: str) -> str | None:
         address, _, port = text.partition(" ")
         try:
             socket.create_connection((address, int(port)), timeout=CALL).close()
         except (OSError, ValueError) as error:
-            return str(error) if text else "it has opened no port"
-        return ""
+            return str(error)
+        return None
 
     with ThreadPoolExecutor(32) as pool:
-        failed = {index: why for index, why in zip(addresses, pool.map(call, addresses.values()), strict=True) if why}
+        errors = zip(addresses, pool.map(call, addresses.values()), strict=True)
+        failed = {index: error for index, error in errors if error is not None}
     if not failed:
-        return f"{len(addresses)} other nodes reached"
+        return Observation(code=CheckCode.REACHED, count=len(addresses))
     first = next(iter(failed))
-    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-    raise Problem(
-        f"from {socket.gethostname()} {names[first]}{more} cannot be reached ({failed[first]}) at {addresses[first]}: "
-        "is there a firewall between the nodes, or the wrong cluster.interface?",
-        accused=sorted(failed), looked=len(addresses),
+    found = Observation(
+        code=CheckCode.NOT_REACHED, host=socket.gethostname(), hosts=tuple(names[index] for index in failed),
+        address=addresses[first], error=failed[first] if addresses[first] else "",
     )  # fmt: skip
+    raise Problem(found, accused=sorted(failed), looked=len(addresses))
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.failures.codes import PreflightThen
+from launcher.failures.preflight_text import of_observation
 from launcher.formatting import plural
 from launcher.runs.events import Pace, Preflighted, every
 
@@ -29,8 +30,8 @@ def preflight_lines(result: Preflighted) -> list[str]:
     fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"
     lines = [fine] if result.then is PreflightThen.GO else []
     what = " is left out" if result.then is PreflightThen.WITHOUT else ""
-    lines += [f"preflight: {each.name}{what}: {each.words}" for each in result.bad]
-    return lines + [f"preflight: warning: {each.name}: {each.words}" for each in result.warnings]
+    lines += [f"preflight: {each.name}{what}: {of_observation(each.found)}" for each in result.bad]
+    return lines + [f"preflight: warning: {each.name}: {of_observation(each.found)}" for each in result.warnings]
 
 
 def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
+
+from launcher.failures.codes import MismatchCode
+from launcher.runs.events import Fabric, Mismatch
+from launcher.runs.events.preflights import SOCKET
 
 LEVELS = (
     "",
     "VERSION",
     "WARN",
 )  # values of NCCL_DEBUG that INFO may replace; the user has set any other value on purpose
-SOCKET = "Socket"
 MOST = 1 << 20  # at most so many characters of a log are read
 
 _VERSION = re.compile(r"\b[NR]CCL version (\S+)")
@@ -36,61 +37,6 @@ _MISSING = re.compile(
     r"(No plugin found|Could not find: libnccl-net\S*|libnccl-net\S*: cannot open shared object file"
     r"|NET/OFI aws-ofi-[nr]ccl initialization failed|NET/IB : No device found)"
 )
-
-
-@dataclass(frozen=True)
-class Fabric:
-    """The network that the NCCL of a rank uses between nodes.
-
-    Attributes:
-        version: NCCL's version; empty: not in the log.
-        net: the transport: `IB`, `Socket`, or the name of a plug-in's transport; empty: not in the log.
-        plugin: name and version of the plug-in; empty: NCCL uses its own transports.
-        provider: the provider of libfabric, if the plug-in uses libfabric.
-        devices: the network devices that were found for the transport.
-        missing: messages about plug-ins and devices that were not found.
-    """
-
-    version: str = ""
-    net: str = ""
-    plugin: str = ""
-    provider: str = ""
-    devices: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """Text for the user, such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
-        name = f"NCCL {self.version}" if self.version else "NCCL"
-        if not self.net:
-            return f"{name} does not report its network"
-        about = [*filter(None, (self.plugin, self.provider)), *self.devices]
-        return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
-
-
-class MismatchCode(str, Enum):
-    """Why NCCL uses another network than the site expects, as far as its log shows."""
-
-    NO_PLUGIN = "no_plugin"  # it found no plug-in (libnccl-net.so)
-    NOT_FOUND = "not_found"  # it found no device, or a plug-in failed: see `Fabric.missing`
-    CHOSEN = "chosen"  # the log has no message about anything missing
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """A difference between the network that NCCL uses and the one that the site expects.
-
-    Attributes:
-        code: why NCCL uses another network.
-        fabric: the network that NCCL uses.
-        name: the field of `fabric` that differs: `net`, `plugin` or `provider`.
-        accepted: the values of this field that the site accepts.
-    """
-
-    code: MismatchCode
-    fabric: Fabric
-    name: str
-    accepted: tuple[str, ...]
 
 
 def log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]:

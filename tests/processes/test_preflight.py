@@ -22,14 +22,15 @@ from launcher import Env
 from launcher.agent.control import Control
 from launcher.agent.failure_detection import Limits
 from launcher.agent.signals import Signals
-from launcher.failures.codes import HangSign, PreflightThen
+from launcher.failures.codes import CheckCode, HangSign, PreflightThen
+from launcher.failures.preflight_text import of_observation
 from launcher.preflight import attempt, checks, together
 from launcher.preflight import process as preflight_process
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.checks import Problem, check
 from launcher.rendezvous.members import Member
 from launcher.runs import directory
-from launcher.runs.events import Place
+from launcher.runs.events import Observation, Place
 from launcher.spec.plan import JobPlan
 from launcher.worker.hangs import Blamed
 from tests.processes.workload_ranks import _context, run_ranks
@@ -39,7 +40,7 @@ from tests.unit.plans import bare_plan
 def test_clocks_are_compared_over_the_store() -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     clients = [store, *(TCPStore("localhost", store.port, is_master=False, wait_for_workers=False) for _ in range(3))]
-    told: list[str] = []
+    told: list[Observation] = []
     threads = [
         threading.Thread(target=lambda place=place: told.append(together.clock(clients[place], place == 0, 4)))
         for place in range(4)
@@ -86,8 +87,8 @@ def fine(index: int) -> None:
 
 
 def computes_wrong(index: int) -> None:
-    def wrong(where: torch.device) -> str:
-        raise Problem("cuda:3 computes wrong")
+    def wrong(where: torch.device) -> Observation:
+        raise Problem(Observation(code=CheckCode.COMPUTES_WRONG, device="cuda:3"))
 
     if index == 1:
         checks.compute = wrong
@@ -124,7 +125,7 @@ _see = checks.see
 def breaks_in_the_all_reduce(index: int) -> None:
     attempt.TOGETHER = 26.0
 
-    def broken(*_: object) -> str:
+    def broken(*_: object) -> Observation:
         raise RuntimeError("unhandled system error")
 
     if index == 1:
@@ -248,7 +249,7 @@ def test_all_agents_hear_the_same_verdict(
     verdicts = [verdict for verdict, _ in answers]
     assert len({repr(verdict) for verdict in verdicts}) == 1
     assert (verdicts[0].then, verdicts[0].lost) == (then, lost)
-    assert all(words in each.words for each in verdicts[0].bad)
+    assert all(words in of_observation(each.found) for each in verdicts[0].bad)
     told = answers[0][1]["preflighted"]
     assert (told.then, told.nodes, len(told.bad)) == (then, 3, len(lost))
     assert not any("preflighted" in events for _, events in answers[1:])
@@ -263,9 +264,9 @@ def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
         assert (event.host, event.fine) == (f"host{index}", True)
         names = [each.name for each in event.checks]
         assert sorted(names) == sorted(
-            ["device", "device", "space", "space", "space", "run_dir", "all_reduce", "all_reduce", "clock"]
+            ["device", "device", *["space"] * 4, "run_dir", "all_reduce", "all_reduce", "clock"]
         )
-        assert all(each.ms >= 0 and each.words for each in event.checks)
+        assert all(each.ms >= 0 and each.found.code is not CheckCode.UNKNOWN for each in event.checks)
 
 
 def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +286,7 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
         mine, rendezvous, round_number=0,
     ).run()  # fmt: skip
     assert (verdict.then, verdict.lost) == (PreflightThen.WITHOUT, (0,))
-    assert "does not respond" in verdict.bad[0].words
+    assert verdict.bad[0].found.code is CheckCode.LEADER_LOST
     assert leader._hub is not None
     leader._hub.close()
 

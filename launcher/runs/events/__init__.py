@@ -6,7 +6,8 @@ convert those of one kind to its class, and code that reads many events (`progre
 package imports all its modules, because any file may contain any kind:
 
 - `journal`: submissions and cancellations, in the journals of runs and sweeps
-- `attempts`: events of an attempt's script, agents and ranks: rendezvous, preflight, progress, checkpoints, binding
+- `attempts`: events of an attempt's script, agents and ranks: rendezvous, progress, checkpoints, binding
+- `preflights`: events of a preflight: the observations of its checks, bad nodes, the result
 - `failures`: faults, restarts and stops of an attempt, and how the run continues
 - `slot_managers`: events of slot managers, which run points in pilots
 - `reading`: finds the first, the last or all events of a kind
@@ -20,19 +21,15 @@ from launcher.runs.events.attempts import (
     Bound,
     BoundRank,
     Breakpoint,
-    CheckEnded,
     ConditionsMet,
     Continued,
     Ended,
     Evaluated,
-    Finding,
     Finished,
     Met,
-    NodeChecked,
     Pace,
     PassedOver,
     Place,
-    Preflighted,
     Progress,
     Resized,
     Saved,
@@ -58,6 +55,7 @@ from launcher.runs.events.failures import (
     StopRequested,
 )
 from launcher.runs.events.journal import CancelFailed, Cancelled, ProcessStarted, Pruned, Refused, Submitted, Submitting
+from launcher.runs.events.preflights import CheckEnded, Fabric, Finding, Mismatch, NodeChecked, Observation, Preflighted
 from launcher.runs.events.reading import as_kind, every, first, first_fault, last
 from launcher.runs.events.slot_managers import (
     GroupBroken,
@@ -87,6 +85,7 @@ __all__ = [
     "Continues",
     "Ended",
     "Evaluated",
+    "Fabric",
     "Fault",
     "Finding",
     "Finished",
@@ -97,8 +96,10 @@ __all__ = [
     "ManagerEnded",
     "ManagerIdle",
     "Met",
+    "Mismatch",
     "NodeChecked",
     "NodeLeftOut",
+    "Observation",
     "Pace",
     "PartEnded",
     "PassedOver",

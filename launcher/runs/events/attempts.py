@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from launcher.binding.node import Unbound
-from launcher.failures.codes import PreflightThen
 from launcher.runs.event_json import Event, Open
 
 
@@ -129,75 +128,6 @@ class Finished(Event):
     """All ranks of an agent have ended successfully."""
 
     event: ClassVar[str] = "finished"
-
-
-@dataclass(frozen=True)
-class CheckEnded(Open):
-    """The result of one check of a preflight on one node; see `launcher.preflight.checks.Check`."""
-
-    name: str
-    level: str
-    words: str = ""
-    ms: float = 0.0
-
-
-class NodeChecked(Event):
-    """The result of a preflight on one node, written by the node's agent.
-
-    Attributes:
-        round: round before which the preflight ran.
-        host, node: name and number of the node.
-        fine: whether the node takes part in the round.
-        seconds: duration of the preflight.
-        checks: results of all checks that ran.
-    """
-
-    event: ClassVar[str] = "preflight"
-    round: int
-    host: str
-    node: int
-    fine: bool
-    seconds: float
-    checks: tuple[CheckEnded, ...] = ()
-
-
-@dataclass(frozen=True)
-class Finding(Open):
-    """A problem that a preflight has found on a node.
-
-    Attributes:
-        name: name of the node in messages.
-        host: host name of the node.
-        check: the check that failed (`device`, `reach`); `silent`: no result in time; `leader`: the leading agent was
-            lost.
-        words: the problem and how to fix it, as text for the user.
-    """
-
-    name: str
-    host: str
-    check: str
-    words: str
-
-
-class Preflighted(Event):
-    """The result of a preflight on all nodes.
-
-    Attributes:
-        round: round before which the preflight ran.
-        then: what the attempt does next.
-        nodes: number of nodes that took part in the preflight.
-        seconds: duration of the preflight.
-        bad: problem of each bad node.
-        warnings: problems that do not exclude a node.
-    """
-
-    event: ClassVar[str] = "preflighted"
-    round: int
-    then: PreflightThen
-    nodes: int
-    seconds: float
-    bad: tuple[Finding, ...] = ()
-    warnings: tuple[Finding, ...] = ()
 
 
 class Pace(Event):

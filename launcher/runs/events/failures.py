@@ -17,7 +17,8 @@ from launcher.failures.codes import (
     StopReason,
 )
 from launcher.runs.event_json import Event, Open
-from launcher.runs.events.attempts import Finding, Place
+from launcher.runs.events.attempts import Place
+from launcher.runs.events.preflights import Finding
 
 
 @dataclass(frozen=True)

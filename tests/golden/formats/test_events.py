@@ -28,6 +28,7 @@ from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import (
     AgentPhase,
+    CheckCode,
     CollectiveSign,
     FaultCode,
     HangSign,
@@ -55,6 +56,7 @@ from launcher.runs.events import (
     Finding,
     Hang,
     HostSignal,
+    Observation,
     PreflightFailure,
     StartLimit,
     Stays,
@@ -198,13 +200,17 @@ def test_paces_and_a_straggler(tmp_path: Path) -> None:
     frozen("paces", tmp_path)
 
 
+NO_GPU = Observation(code=CheckCode.FEW_GPUS, of=8)
+
+
 def test_a_preflight(tmp_path: Path) -> None:
     told = SimpleNamespace(
         _events=Events(attempt_of(tmp_path), "node-0"), _own=MEMBERS[0], _round=0, _nodes=MEMBERS
     )  # fmt: skip
-    found = [Check("disk", Level.WARNING, "/tmp has 1.0G free", ms=12.0)]
-    bad = (Finding("node2 (node 2)", "node2", "device", "no GPU"),)
-    warnings = (Finding("node0 (node 0)", "node0", "disk", "/tmp has 1.0G free"),)
+    low = Observation(code=CheckCode.LITTLE_SPACE, path="/tmp", key="TMPDIR", free=1 << 30)
+    found = [Check("space", Level.WARNING, low, ms=12.0)]
+    bad = (Finding("node2 (node 2)", "node2", "device", NO_GPU),)
+    warnings = (Finding("node0 (node 0)", "node0", "space", low),)
     verdict = Verdict(PreflightThen.WITHOUT, bad, (2,), warnings)
     Preflight._report(told, verdict, found, 1.25, first=True)  # type: ignore[arg-type]
     frozen("preflight", tmp_path)
@@ -349,7 +355,7 @@ WHOLE = (
             reason=PreflightReason.TOO_FEW,
             nodes=2,
             failed=1,
-            findings=(Finding("node2", "node2", "device", "no GPU"),),
+            findings=(Finding("node2", "node2", "device", NO_GPU),),
             exclude="cluster.exclude=node2",
         ),
     ),

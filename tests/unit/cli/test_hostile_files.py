@@ -26,7 +26,7 @@ from launcher.cli.text import cause
 from launcher.diagnose.post_mortem.evidence import of
 from launcher.diagnose.why.of_run import explain
 from launcher.errors import LauncherError, RunError
-from launcher.failures.codes import FaultCode, NextReason, PreflightThen, StopReason
+from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files import run_files
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
@@ -82,7 +82,8 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1", output=0))
         node = events / "node-0.jsonl"
         event_file.append(node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5))
-        bad = (kinds.Finding("node2", "node2", "device", "slow"),)
+        wrong = kinds.Observation(code=CheckCode.ERROR, error="slow")
+        bad = (kinds.Finding("node2", "node2", "device", wrong),)
         event_file.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
         event_file.append(node, kinds.Restart(round=1, rank=0, signal="SIGKILL", step=3, world_size=2))
         event_file.append(node, kinds.Resized(round=1, members=1, world_size=2, size=2))

@@ -12,6 +12,7 @@ from launcher.binding.node import Unbound
 from launcher.failures import text
 from launcher.failures.codes import (
     AgentPhase,
+    CheckCode,
     CollectiveSign,
     FaultCode,
     HangSign,
@@ -29,6 +30,7 @@ from launcher.runs.events import (
     Finding,
     Hang,
     HostSignal,
+    Observation,
     Place,
     PreflightFailure,
     StartLimit,
@@ -175,7 +177,7 @@ def test_one_rank_waits() -> None:
 def test_why_a_preflight_ends_the_attempt(
     reason: PreflightReason, nodes: int, failed: int, exclude: str, shown: str
 ) -> None:
-    findings = (Finding("node2", "node2", "device", "no GPU"),)
+    findings = (Finding("node2", "node2", "device", Observation(code=CheckCode.ERROR, error="no GPU")),)
     failure = PreflightFailure(reason=reason, nodes=nodes, failed=failed, findings=findings, exclude=exclude)
     assert text.of_fault(Fault(code=FaultCode.PREFLIGHT, preflight=failure)) == f"preflight: {shown}"
 

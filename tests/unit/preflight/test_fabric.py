@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from launcher.failures.codes import PreflightReason, PreflightThen
+from launcher.failures.preflight_text import of_mismatch, of_observation
 from launcher.preflight import bad_nodes, checks
 from launcher.preflight.bad_nodes import Node
-from launcher.preflight.checks import Check, Level, check, mismatch_text
+from launcher.preflight.checks import Check, Level, check
 from launcher.worker import nccl_report
 
 LOGS = Path(__file__).parents[1] / "worker" / "nccl"
@@ -22,7 +23,10 @@ def fabric(name: str) -> Check:
 
 def test_the_right_network_is_told() -> None:
     found = fabric("cxi")
-    assert (found.level, found.words) == (Level.FINE, "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)")
+    assert (found.level, of_observation(found.found)) == (
+        Level.FINE,
+        "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,15 +47,15 @@ def test_another_network_than_expected_is_told_with_the_way_to_change_it(
 ) -> None:
     found = nccl_report.mismatch(nccl_report.read(LOGS / f"{name}.txt"), {"net": accepted})
     assert found is not None
-    assert text in mismatch_text(found)
+    assert text in of_mismatch(found)
 
 
 def test_sockets_on_all_nodes_are_a_matter_of_settings() -> None:
     found = fabric("2.19.3-roce")
     assert (found.level, found.symptom) == (Level.FAILED, False)
     nodes = [Node(f"node{index}", f"node{index}", (index,), (index,)) for index in range(2)]
-    verdict = bad_nodes.decide(nodes, {0: [found], 1: [found]}, least=2, scheduler="slurm", silent="silent")
+    verdict = bad_nodes.decide(nodes, {0: [found], 1: [found]}, least=2, scheduler="slurm", timeout=40)
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 93)
     assert verdict.failure is not None
     assert verdict.failure.reason is PreflightReason.ALL_NODES
-    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in verdict.failure.findings[0].words
+    assert "put its folder on LD_LIBRARY_PATH in cluster.setup" in of_observation(verdict.failure.findings[0].found)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Train
 from launcher.errors import ConfigError
-from launcher.failures.codes import PreflightThen
+from launcher.failures.codes import CheckCode, PreflightThen
 from launcher.runs import event_file
-from launcher.runs.events import Finding, Preflighted
+from launcher.runs.events import Finding, Observation, Preflighted
 from launcher.runs.health import Straggler, _median_without, preflight_lines, preflights, stragglers
 from tests.unit.plans import plan_of
 
@@ -117,7 +117,9 @@ def test_the_median_of_the_others(values: list[float], data: st.DataObject) -> N
     assert _median_without(sorted(values), values[place]) == pytest.approx(statistics.median(others))
 
 
-BAD = [Finding("node3 (node 2)", "node3", "space", "TMPDIR=/x is not there")]
+LOW = Observation(code=CheckCode.LITTLE_SPACE, path="/x", key="TMPDIR", free=2**20)
+LOW_TEXT = "/x has 1 MiB free: free some, or set TMPDIR to another file system"
+BAD = [Finding("node3 (node 2)", "node3", "space", LOW)]
 
 
 @pytest.mark.parametrize(
@@ -125,11 +127,11 @@ BAD = [Finding("node3 (node 2)", "node3", "space", "TMPDIR=/x is not there")]
     [
         ("go", [], [], ["preflight: 4 nodes fine in 1.2 s"]),
         (
-            "go", [], [Finding("node1", "node1", "clock", "its clock is off")],
-            ["preflight: 4 nodes fine in 1.2 s", "preflight: warning: node1: its clock is off"],
+            "go", [], [Finding("node1", "node1", "space", LOW)],
+            ["preflight: 4 nodes fine in 1.2 s", f"preflight: warning: node1: {LOW_TEXT}"],
         ),
-        ("without", BAD, [], ["preflight: node3 (node 2) is left out: TMPDIR=/x is not there"]),
-        ("fail", BAD, [], ["preflight: node3 (node 2): TMPDIR=/x is not there"]),
+        ("without", BAD, [], [f"preflight: node3 (node 2) is left out: {LOW_TEXT}"]),
+        ("fail", BAD, [], [f"preflight: node3 (node 2): {LOW_TEXT}"]),
     ],
 )  # fmt: skip
 def test_a_preflight_in_lines(then: str, bad: Any, warnings: Any, lines: list[str]) -> None:

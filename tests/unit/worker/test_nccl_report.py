@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.failures.codes import MismatchCode
+from launcher.runs.events import Fabric, Mismatch
 from launcher.worker import nccl_report
-from launcher.worker.nccl_report import Fabric, Mismatch, MismatchCode, mismatch, parse
+from launcher.worker.nccl_report import mismatch, parse
 
 LOGS = Path(__file__).parent / "nccl"
 NO_PLUGIN = "libnccl-net.so: cannot open shared object file"
