@@ -7,7 +7,7 @@ fsync and rename, while the other rank waits. The contestants take turns.
 
 - blocked: seconds for which `save`, and `staged` directly after it, block training; nothing is computed in between,
   which is the worst case
-- whole: seconds until the checkpoint is published (`wait=True`), with manifest, checksums and renames; shown only
+- whole: seconds until the checkpoint is published (`wait=True`), with manifest, checksums and renames; has no target
 - loading: `Checkpointer.load` into existing tensors, with verified checksums, against torch.load with weights_only=True
   of the file that torch.save wrote; both from the page cache, in both ranks at the same time
 

@@ -80,10 +80,10 @@ def results(repeats: int = 15, size: int = 1 << 30) -> list[Result]:
         calls["python -c print"] = ("-c", "print('x', flush=True)")
         seconds = interleaved({name: lambda c=call: _first_byte(c, env) for name, call in calls.items()}, repeats)  # type: ignore[misc]
         mib = _memory(logs, env)
-    told = medians(seconds)
+    detail = medians(seconds)
     return [
         *(
-            Result(f"{name} of {size >> 20} MiB: first output", statistics.median(seconds[name]), 0.3, told, unit="s")
+            Result(f"{name} of {size >> 20} MiB: first output", statistics.median(seconds[name]), 0.3, detail, unit="s")
             for name in CALLS
         ),
         Result(f"logs of {size >> 20} MiB: memory", mib, 64, "largest resident set of the whole process", unit="MiB"),

@@ -41,9 +41,9 @@ def results(repeats: int = 5, warmup: int = 1) -> list[Result]:
         def with_preflight() -> float:
             seconds = until_stamp("preflight=true")
             events = all_runs(Path(folder))[0].attempts()[-1].events()
-            told = next(event for event in events if event["event"] == "preflighted")
-            assert told["then"] == "go", told
-            took.append(told["seconds"])
+            result = next(event for event in events if event["event"] == "preflighted")
+            assert result["then"] == "go", result
+            took.append(result["seconds"])
             return seconds
 
         seconds = interleaved({"with": with_preflight, "without": until_stamp}, repeats, warmup)

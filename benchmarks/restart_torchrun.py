@@ -20,10 +20,10 @@ def main() -> None:
         dist.all_reduce(torch.ones(1))
         step += 1
         if rank == 0:
-            told = json.dumps({"round": known, "step": step, "time": time.time()})
+            state = json.dumps({"round": known, "step": step, "time": time.time()})
             for name in ["now", f"first-{known}"] if step == 1 else ["now"]:
                 temporary = folder / f".{name}"
-                temporary.write_text(told)
+                temporary.write_text(state)
                 temporary.replace(folder / name)
         time.sleep(0.005)
 

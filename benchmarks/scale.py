@@ -1,4 +1,4 @@
-"""Time to derive ranks, and to render the job script, for 10,000 nodes with 8 ranks each, first in a new process.
+"""Time to derive ranks, and to render the job script, for 10,000 nodes with 8 ranks each, in a new process.
 
     python -m benchmarks.scale
 

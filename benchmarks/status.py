@@ -106,7 +106,7 @@ def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: b
     events = run.path / "attempts" / "0" / "events"
     events.mkdir(parents=True, mode=0o700)
     event_file.append(events / "script.jsonl", kinds.Started(job=str(job), host="node1"))
-    for writer, text in _told(step).items():
+    for writer, text in _event_files(step).items():
         (events / f"{writer}.jsonl").write_text(text)
     if over:
         event_file.append(events / "script.jsonl", kinds.Ended(code=0))
@@ -118,10 +118,10 @@ def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: b
 
 
 @cache
-def _told(step: int) -> dict[str, str]:
+def _event_files(step: int) -> dict[str, str]:
     """Returns the event files of a training after `step` steps, by the name of the writer."""
     began = time.time() - 1800
-    told: dict[str, list[dict[str, Any]]] = {
+    events: dict[str, list[dict[str, Any]]] = {
         "node-0": [{"time": began + 5, "event": "met", "ranks": 4, "members": 2}],
         "rank-0": [
             {"time": began + 10 + each, "event": "progress", "step": each * step // 500, "total": STEPS,
@@ -133,7 +133,7 @@ def _told(step: int) -> dict[str, str]:
             for each in range(11)
         ],
     }  # fmt: skip
-    return {writer: "".join(json.dumps(line) + "\n" for line in lines) for writer, lines in told.items()}
+    return {writer: "".join(json.dumps(line) + "\n" for line in lines) for writer, lines in events.items()}
 
 
 def _status(env: Mapping[str, str], *options: str) -> tuple[float, str]:

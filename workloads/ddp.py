@@ -274,6 +274,10 @@ class Trainer:
     def log(self, step: int, epoch: int) -> tuple[float, float]:
         """Returns the mean loss and images/s since the last call; rank 0 prints them. All ranks must call it.
 
+        Args:
+            step: number of the last step, counted from 0.
+            epoch: number of the epoch, counted from 0.
+
         Raises:
             WorkloadError: the loss of a step was not finite.
         """

@@ -63,7 +63,7 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
     one rank of each node. With explicit ranks, some ranks may be in no group.
 
     Args:
-        kind: from `parse_groups`.
+        kind: a kind that `parse_groups` returned.
         node_of: node rank of each rank.
 
     Raises:

@@ -27,10 +27,10 @@ def lines(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) -> 
         how_to_exclude: returns text on how the next run can exclude nodes (see launcher.worker.node_exclusion).
     """
     small, large = (format_size(size) for size in matrix.sizes)
-    whose = "ranks" if config.matrix.value == "ranks" else "nodes"
+    rows = "ranks" if config.matrix.value == "ranks" else "nodes"
     rounds = "1 round" if matrix.rounds == 1 else f"{matrix.rounds} rounds"
     found = [
-        f"matrix: {len(matrix.ranks)} {whose} in {rounds}, latency of {small}, bandwidth of {config.window} x {large}"
+        f"matrix: {len(matrix.ranks)} {rows} in {rounds}, latency of {small}, bandwidth of {config.window} x {large}"
     ]
     usual = {within: links.usual(matrix.seen, within) for within in (False, True)}
     words = ", ".join(

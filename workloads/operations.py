@@ -154,12 +154,13 @@ class Operation:
         return sum(piece.length for piece in self.gives(case))
 
     def elements(self, case: Case, place: str) -> tuple[int, int]:
-        """Returns this rank's number of elements in both buffers together, and in the larger one."""
+        """Returns this rank's number of elements in both buffers together, and in the larger one. `place` as in
+        `allocate`."""
         takes, gives = (case.count, case.count) if self.one_buffer else (self.takes(case), self.received(case))
         return (max(takes, gives) if place == "in" else takes + gives), max(takes, gives)
 
     def allocate(self, case: Case, place: str) -> Buffers:
-        """Returns uninitialised buffers for this rank. `place` is "in" or "out" (of place)."""
+        """Returns uninitialised buffers for this rank. `place` is "in" (place) or "out" (of place)."""
         values = case.values
         make = partial(torch.empty, dtype=values.dtype, device=values.device)
         if place == "out":

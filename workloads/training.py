@@ -67,9 +67,9 @@ def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
         env: this rank.
         invariant: `train.invariant`.
     """
-    told = os.environ.get("OMP_NUM_THREADS", "")
+    variable = os.environ.get("OMP_NUM_THREADS", "")
     own = 1 if invariant else cores(os.environ, env.local_world_size)
-    count = threads or (int(told) if told.isdecimal() and int(told) else own)
+    count = threads or (int(variable) if variable.isdecimal() and int(variable) else own)
     torch.set_num_threads(count)
     return count
 

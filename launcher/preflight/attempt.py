@@ -224,7 +224,7 @@ class Preflight:
         Args:
             part: "alone" or "together".
             mine: this agent's checks; None: a process did not report in time.
-            timeout: of the part, in seconds.
+            timeout: timeout of the part, in seconds.
             warnings: warnings of the part before; they are added to the decision.
 
         Raises:

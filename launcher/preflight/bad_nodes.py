@@ -121,16 +121,15 @@ def blame(
 ) -> dict[Node, Check | None]:
     """Returns the bad nodes, each with the check that shows it; None: the node reported nothing.
 
-    The first row that applies to any node decides:
+    The first row that applies decides:
 
-    | a node is bad if |
-    |---|
-    | it reported nothing, or has an error of its own, which may cause the errors of other nodes |
-    | most nodes received wrong elements of an all_reduce from it |
-    | it received wrong elements of an all_reduce |
-    | it does not reach (or see the files of) more than half of the nodes that it tried, and this is so on at most half
-      of the nodes; or a node that reached more does not reach it (or see its file) |
-    | another node does not reach it (or see its file) |
+    | what nodes report | the bad nodes |
+    |---|---|
+    | nothing, or an error of their own | these nodes: they may cause the errors of the others |
+    | wrong elements of an all_reduce, on most nodes from the same node | the node that they are from |
+    | other wrong elements of an all_reduce | the nodes that received them |
+    | nodes that they do not reach, or whose files they do not see | the nodes that miss more than half of those that
+      they tried, unless most nodes do; and every node that one of the others misses |
 
     A node whose ranks only lost other ranks, or waited for them in vain, is not bad.
 

@@ -32,7 +32,7 @@ def run(
     plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int, timeout: float, pipe: Connection,
     agent: int,
 ) -> None:  # fmt: skip
-    """The main function of a preflight process. Makes the checks of one future rank, and does not return.
+    """Makes the checks of one future rank: the main function of a preflight process. Does not return.
 
     Args:
         plan: the run's plan.
@@ -40,7 +40,7 @@ def run(
         rendezvous: the agents that take part; its port is that of the preflight's TCPStore.
         index: index of this process's agent in `rendezvous.members`.
         place: number of the future rank on this agent.
-        timeout: of the process group, in seconds.
+        timeout: timeout of the process group, in seconds.
         pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
         agent: process id of the agent, with which this process dies.
     """
@@ -108,7 +108,7 @@ class RankChecks:
         """Makes the checks of the second part with all ranks: clocks, an all_reduce, and the network that NCCL chose.
 
         Args:
-            timeout: of the process group, in seconds.
+            timeout: timeout of the process group, in seconds.
         """
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 

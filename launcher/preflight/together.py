@@ -184,7 +184,7 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
         rank: this rank.
         world_size: number of ranks.
         where: device of this rank.
-        timeout: of the process group, in seconds.
+        timeout: timeout of the process group, in seconds.
 
     Raises:
         RuntimeError: from the backend, if other ranks cannot be reached.

@@ -1,4 +1,4 @@
-"""Checks of all trainings before a submission. Pure."""
+"""Checks the numbers and the batch size of ddp_mnist and fsdp_lm before a submission. Pure."""
 
 from __future__ import annotations
 
