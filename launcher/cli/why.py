@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.find import find
 from launcher.cli.text import cause, print_unreadable, program
 from launcher.diagnose.why.of_run import explain
-from launcher.schedulers.explanation import as_json
+from launcher.diagnose.why.text import as_json, of_why
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -40,7 +40,7 @@ def shown(found: Explanation, now: float) -> str:
     """
     job = f", job {found.job}" if found.job and found.state == "queued" else ""
     lines = [f"{found.run}: {found.state}{job}"]
-    rows = [("why", found.why), ("reason", found.code), ("do", found.do)]
+    rows = [("why", of_why(found)), ("reason", found.code), ("do", found.do)]
     if found.state == "queued":
         known = f"{moment(found.starts, now)}, says the scheduler" if found.starts else "the scheduler has no estimate"
         rows.insert(2, ("starts", known))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from launcher.failures.codes import Code
 from launcher.spec.plan import JobPlan
 
 CLEARLY = 60.0  # minimum seconds that a change must save to be shown
@@ -46,6 +46,67 @@ class Option:
     note: str = ""
 
 
+class Why(Code):
+    """Why a run is in its current state. For a pending job it is the kind of the scheduler's reason.
+
+    The kind of a pending reason also decides what else is queried, and whether a change of the run could help.
+    """
+
+    # its job is pending
+    ROOM = "room"  # too little is free, or other jobs come first
+    LIMIT = "limit"  # a limit of a queue, a QOS, an account or the site
+    PARTITION = "partition"  # a limit or the state of the partition
+    NODES = "nodes"  # nodes are down, drained or reserved
+    RESERVATION = "reservation"  # the state of a reservation
+    WAITS = "waits"  # it waits for something other than resources: other jobs, or a start time
+    THROTTLED = "throttled"  # its array runs as many elements as it may
+    HELD = "held"  # until somebody releases it
+    ALLOCATED = "allocated"  # no longer: the scheduler has just given it nodes
+    # a point of a sweep that has not started
+    NOT_SUBMITTED = "not_submitted"  # the scheduler accepted no more jobs, or the command was interrupted
+    TURN = "turn"  # as many points of its sweep run as may
+    NO_PILOT = "no_pilot"  # no pilot of its sweep runs now
+    SLOT = "slot"  # no slot of a pilot is free
+    NEVER_STARTED = "never_started"  # it was cancelled before it started
+    # the other states
+    UNCONFIRMED = "unconfirmed"  # its submission was interrupted
+    RUNNING = "running"
+    SUSPENDED = "suspended"  # the scheduler has stopped its processes for another job
+    DONE = "done"
+    CANCELLED = "cancelled"  # it has been cancelled, and no other cause is known
+    LOST = "lost"  # its job is gone, and nothing recorded a cause
+    ENDED = "ended"  # any other end, or an end with a known cause
+    NO_STATE = "no_state"  # the scheduler does not answer, or reports a state that the launcher does not know
+    UNKNOWN = "unknown"  # the scheduler's reason is not known, or not explained
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts behind a `Why`, from which `launcher.diagnose.why.text` makes its text. Each code has some of them.
+
+    Attributes:
+        meaning: what the scheduler's reason means. The text is from the table in the scheduler's own folder.
+        scheduler: name of the scheduler; empty for a run without a job in a queue.
+        job_state: state of the job, as the scheduler prints it.
+        reason: reason of that state, as the scheduler prints it.
+        error: why the scheduler does not answer.
+        seconds: seconds since the run's first event; None if it has not reported yet.
+        step: last step that the run reported; None if it reported none.
+        total: number of steps of the whole run; None if not known.
+        cause: cause of the run's end as one line, as `post-mortem` shows it.
+    """
+
+    meaning: str = ""
+    scheduler: str = ""
+    job_state: str = ""
+    reason: str = ""
+    error: str = ""
+    seconds: int | None = None
+    step: float | None = None
+    total: float | None = None
+    cause: str = ""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why a run is in its current state, usually why it is pending.
@@ -53,8 +114,9 @@ class Explanation:
     Attributes:
         run: id of the run.
         state: state of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for a sweep's points.
-        why: the reason in plain text.
+        why: code of the reason.
         job: id of the run's job; None if it has none.
+        facts: the facts behind `why`.
         code: the pending reason as the scheduler prints it.
         do: what the user can do about it.
         starts: the scheduler's estimate of the start, in seconds since the epoch; None if it has none.
@@ -64,13 +126,13 @@ class Explanation:
         tried: all options that were evaluated; the first is the unchanged run.
         commands: shell commands that apply the first option.
         notes: further remarks, such as failed queries.
-        throttled: whether the run waits only because its job array runs as many elements as its throttle allows.
     """
 
     run: str
     state: str
-    why: str
+    why: Why
     job: str | None = None
+    facts: Facts = Facts()
     code: str = ""
     do: str = ""
     starts: float | None = None
@@ -80,7 +142,6 @@ class Explanation:
     tried: tuple[Option, ...] = ()
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    throttled: bool = False
 
 
 def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
@@ -128,8 +189,3 @@ def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
         return ()
     program, run = waiting.program, waiting.run
     return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(options[0].overrides)}")
-
-
-def as_json(explanation: Explanation) -> dict[str, Any]:
-    """Returns the explanation as a dict of plain JSON types."""
-    return asdict(explanation)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from launcher.formatting import format_time
 from launcher.monitoring import packed
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
@@ -15,7 +14,7 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Packing, Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import ExplainsPending
-from launcher.schedulers.explanation import Explanation, Waiting
+from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why
 from launcher.schedulers.queries import QueryError
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
@@ -56,14 +55,14 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
     plan, job_id = seen.plan, str(seen.history.job_id)
     fixed = any(each.partition("=")[0].lstrip("+~") == "min_nodes" for each in seen.run.record().get("overrides", []))
     scheduler, waiting = registry.scheduler(plan.cluster.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
-    unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.job.text}", job=job_id)
+    unexplained = Explanation(seen.run.id, "queued", Why.UNKNOWN, job_id, _facts(seen))
     if not isinstance(scheduler, ExplainsPending):
         return unexplained
     try:
         found = scheduler.explain(waiting, min(TIMEOUT, plan.cluster.submit_timeout))
     except QueryError as error:
         return replace(unexplained, notes=(f"not answered: {error}",))
-    if found.throttled and (sweep := sweep_of(seen.run)):
+    if found.why is Why.THROTTLED and (sweep := sweep_of(seen.run)):
         found = replace(found, do=_throttle(program, sweep))
     if seen.history.attempt is None:
         return found
@@ -72,48 +71,43 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
 
 
 def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
-    run, state, job = seen.run.id, seen.state, seen.history.job_id
+    run, state = seen.run.id, seen.state
+    facts = _facts(seen)
     if state is RunState.RUNNING:
-        return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` shows more")
-    if state is RunState.SUSPENDED:
-        return Explanation(
-            run, state.value, f"its scheduler has stopped its processes for another job (it says {seen.job.raw_state})",
-            job=job,
-            do="wait: it continues by itself when the other job is over",
-        )  # fmt: skip
-    if state is RunState.DONE:
-        return Explanation(run, state.value, "it is done", job=job, do=f"`{program} report {run}` shows its results")
-    if state is RunState.UNCONFIRMED:
-        return Explanation(
-            run, state.value, "it was being submitted, and it is not known whether the scheduler accepted it", job=job,
-            do=f"repeat the command that submitted it with run_id={run}: it finds the job, or submits it",
-        )  # fmt: skip
-    if state is RunState.UNKNOWN:
-        why = seen.job.text or "its scheduler does not answer"
-        if seen.plan.queued and seen.job.raw_state:
-            scheduler = seen.plan.cluster.scheduler
-            why = f"{scheduler} says {seen.job.text}, a state that the launcher does not know, so it counts as not over"
-        return Explanation(
-            run, state.value, f"its state is not known: {why}", job=job,
-            do=f"`{program} doctor --cluster {seen.plan.cluster.name}` checks the scheduler",
-        )  # fmt: skip
-    why = cause(seen) or {
-        RunState.CANCELLED: "it was cancelled", RunState.LOST: "its job is gone, and its script recorded no end"
-    }.get(state, "no rank reported a cause")  # fmt: skip
-    again = packed.rerun(seen.run) or f"resume {run}"
-    do = f"`{program} post-mortem {run}` shows more; `{program} {again}` continues it"
-    return Explanation(run, state.value, why, job=job, do=do)
+        why, do = Why.RUNNING, f"`{program} status {run}` shows more"
+        facts = _with_progress(seen, facts)
+    elif state is RunState.SUSPENDED:
+        why, do = Why.SUSPENDED, "wait: it continues by itself when the other job is over"
+    elif state is RunState.DONE:
+        why, do = Why.DONE, f"`{program} report {run}` shows its results"
+    elif state is RunState.UNCONFIRMED:
+        why = Why.UNCONFIRMED
+        do = f"repeat the command that submitted it with run_id={run}: it finds the job, or submits it"
+    elif state is RunState.UNKNOWN:
+        why, do = Why.NO_STATE, f"`{program} doctor --cluster {seen.plan.cluster.name}` checks the scheduler"
+    else:
+        facts = replace(facts, cause=cause(seen) or "")
+        unexplained = {RunState.CANCELLED: Why.CANCELLED, RunState.LOST: Why.LOST}.get(state, Why.ENDED)
+        why = Why.ENDED if facts.cause else unexplained
+        again = packed.rerun(seen.run) or f"resume {run}"
+        do = f"`{program} post-mortem {run}` shows more; `{program} {again}` continues it"
+    return Explanation(run, state.value, why, seen.history.job_id, facts, do=do)
 
 
-def _running(seen: RunStatus) -> str:
-    events = seen.history.events
-    since = format_time(int(time.time() - events[0]["time"])) if events else None
-    parts = [f"it has run for {since}" if since else "it runs, and has not reported yet"]
+def _facts(seen: RunStatus) -> Facts:
+    """Returns what is known about the run's job."""
+    scheduler = seen.plan.cluster.scheduler if seen.plan.queued else ""
+    return Facts(scheduler=scheduler, job_state=seen.job.raw_state, reason=seen.job.reason, error=seen.job.problem)
+
+
+def _with_progress(seen: RunStatus, facts: Facts) -> Facts:
+    """Adds for how long the run has been running, and its step."""
+    if seen.history.events:
+        facts = replace(facts, seconds=int(time.time() - seen.history.events[0]["time"]))
     if seen.progress:
-        total = f" of {seen.progress.total}" if seen.progress.total > 0 else ""
-        parts.append(f"step {seen.progress.step}{total}")
-    says = f" (the scheduler says {seen.job.reason})" if seen.job.reason else ""
-    return ", ".join(parts) + (f" (its scheduler does not answer: {seen.job.problem})" if seen.job.problem else says)
+        total = seen.progress.total if seen.progress.total > 0 else None
+        facts = replace(facts, step=seen.progress.step, total=total)
+    return facts
 
 
 def _not_begun(run: Run, state: str, program: str) -> Explanation:
@@ -121,19 +115,19 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
     assert sweep is not None  # only points can be in this state
     if state == RunState.CANCELLED.value:
         return Explanation(
-            run.id, state, "it was cancelled before it started",
+            run.id, state, Why.NEVER_STARTED,
             do=f"`{program} sweep rerun {sweep.id}` starts the points that did not run",
         )  # fmt: skip
     if (packing := sweep.manifest().packing) is not None:
         return _waits_for_slot(run, state, program, sweep, packing)
     if int(run.path.name) not in sweep.local_requests():
         return Explanation(
-            run.id, state, "it is not submitted: the scheduler accepted no more jobs, or the command was interrupted",
+            run.id, state, Why.NOT_SUBMITTED,
             do=f"`{program} sweep rerun {sweep.id}` submits the remaining points",
         )  # fmt: skip
     at_once = sweep.manifest().parallelism or 1
     return Explanation(
-        run.id, state, "it waits for its turn among the points of its sweep",
+        run.id, state, Why.TURN,
         limits=(f"sweep {sweep.id}: {at_once} point{'' if at_once == 1 else 's'} at once (sweep.parallelism)",),
         do=_throttle(program, sweep),
     )  # fmt: skip
@@ -144,12 +138,12 @@ def _waits_for_slot(run: Run, state: str, program: str, sweep: Sweep, packing: P
     managers = len(packed.Boards().of(sweep, packing).alive)
     if not managers:
         return Explanation(
-            run.id, state, "no pilot of its sweep runs now",
+            run.id, state, Why.NO_PILOT,
             do=f"`{program} why {sweep.pilot(0).id}` shows what the first one waits for, if it does; "
                f"`{program} sweep rerun {sweep.id}` submits pilots where too few are left",
         )  # fmt: skip
     return Explanation(
-        run.id, state, "it waits for a free slot of a pilot", do=_throttle(program, sweep, "pilots there are"),
+        run.id, state, Why.SLOT, do=_throttle(program, sweep, "pilots there are"),
         limits=(f"sweep {sweep.id}: {managers * packing.slots} points at once, in pilots that run now",),
     )  # fmt: skip
 

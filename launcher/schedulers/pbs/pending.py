@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.schedulers.explanation import Explanation, Waiting, commands
+from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why, commands
 from launcher.schedulers.pbs import limits, resource_queries, suggestions
 from launcher.schedulers.pbs.commands import array_of, pbs_id
-from launcher.schedulers.pbs.pending_reasons import CHANGE, Comment, Kind, held, in_words
+from launcher.schedulers.pbs.pending_reasons import CHANGE, Comment, held, in_words
 from launcher.schedulers.pbs.resource_queries import Node, QueueFacts, ResourceQueries
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import QueryError
@@ -45,31 +45,31 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         )
     except QueryError as error:
         notes.append(f"not answered: {error}")
-    if not comment.never and comment.kind is Kind.ROOM:
+    if not comment.never and comment.kind is Why.ROOM:
         comment = for_ever(comment, plan, nodes, str(record.get("queue", "")))
     tried = suggestions.options(plan, nodes, now, fixed_nodes=waiting.fixed_nodes) if nodes else ()
-    better = tried[1:] if comment.kind in (Kind.ROOM, Kind.LIMIT) else ()
+    better = tried[1:] if comment.kind in (Why.ROOM, Why.LIMIT) else ()
     if better:
         notes.append("what fits now is computed from pbsnodes: jobs in front of it may come first")
-    if comment.kind is Kind.ROOM and tried and tried[0].starts is not None:
+    if comment.kind is Why.ROOM and tried and tried[0].starts is not None:
         notes.append("enough nodes are free for it now: the scheduler may keep them for another job, or start it soon")
     if plan.min_nodes < plan.nodes and "run_count" in record:
         notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
     return Explanation(
         run=waiting.run,
         state="queued",
-        why=comment.words,
+        why=comment.kind,
+        facts=Facts(meaning=comment.words),
         job=job_id,
         code=text,
         do=comment.do.replace("{job}", pbs_id(job_id)),
         starts=resource_queries.estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
-        nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) else (),
+        nodes=node_lines(nodes, plan) if comment.kind not in (Why.WAITS, Why.THROTTLED, Why.HELD) else (),
         options=better,
         tried=tried if better else (),
         commands=commands(waiting, better),
         notes=tuple(notes),
-        throttled=comment.kind is Kind.THROTTLED,
     )
 
 
@@ -92,14 +92,14 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
     if letter == "H":
         if depend := str(record.get("depend", "")):
             return Comment(
-                Kind.WAITS, f"it waits for other jobs: {depend}", "it starts when they have ended as it wants"
+                Why.WAITS, f"it waits for other jobs: {depend}", "it starts when they have ended as it wants"
             )
         if found := held(str(record.get("Hold_Types", ""))):
-            return Comment(Kind.HELD, *found)
+            return Comment(Why.HELD, *found)
     if letter == "W":
-        return Comment(Kind.WAITS, f"it was asked to begin at {record.get('Execution_Time', 'a later time')}", "")
+        return Comment(Why.WAITS, f"it was asked to begin at {record.get('Execution_Time', 'a later time')}", "")
     if letter == "T":
-        return Comment(Kind.WAITS, "it is on its way to another queue", "ask again in a minute")
+        return Comment(Why.WAITS, "it is on its way to another queue", "ask again in a minute")
     return in_words(comment)
 
 
@@ -108,7 +108,7 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
     if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
         return None
     return Comment(
-        Kind.HELD,
+        Why.HELD,
         f"PBS has tried {record.get('run_count', 'several')} times to start it, and no node could: most likely they do "
         f"not see {plan.run_dir}, where its output goes",
         "cancel it, and submit it again with a runs_dir that all nodes share",
@@ -146,13 +146,13 @@ def explain_array(array: Mapping[str, Any], comment: str) -> Comment:
     if running and most.isdecimal() and int(running[1]) >= int(most):
         return in_words("Not Running: Number of concurrent running subjobs limit reached")
     return Comment(
-        Kind.ROOM, "other elements of its array run, and too little is free for it", "it starts when one ends"
+        Why.ROOM, "other elements of its array run, and too little is free for it", "it starts when one ends"
     )
 
 
 def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
     most = record.get("max_run_subjobs")
-    if comment.kind is not Kind.THROTTLED or not most:
+    if comment.kind is not Why.THROTTLED or not most:
         return ()
     return (f"its array: {most} element{'' if str(most) == '1' else 's'} at once (max_run_subjobs, sweep.parallelism)",)
 
@@ -162,7 +162,7 @@ def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | N
     found = []
     if queue is not None and not queue.started:
         found.append(f"queue {queue.name}: started = False")
-    if comment.kind is Kind.LIMIT or comment.never:
+    if comment.kind is Why.LIMIT or comment.never:
         for where, facts in (("queue", queue), ("server", server)):
             if facts is not None:
                 most = {f"resources_max.{key}": value for key, value in facts.most.items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.explanation import Explanation, Waiting
+from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.sge.commands import array_of, jobs_of, sge_id
-from launcher.schedulers.sge.pending_reasons import Kind, Reason, of_all
+from launcher.schedulers.sge.pending_reasons import Reason, of_all
 from launcher.schedulers.sge.resource_queries import QUEUE_STATES, QueueInstance, ResourceQueries
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.plan import JobPlan, settings_of
@@ -40,13 +40,13 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     return Explanation(
         run=waiting.run,
         state="queued",
-        why=reason.words,
+        why=reason.kind,
+        facts=Facts(meaning=reason.words),
         job=waiting.job,
         code="; ".join(messages[:3]),
         do=reason.do.replace("{job}", sge_id(waiting.job)),
-        nodes=instance_lines(instances, waiting.plan) if reason.kind in (Kind.ROOM, Kind.LIMIT, Kind.UNKNOWN) else (),
+        nodes=instance_lines(instances, waiting.plan) if reason.kind in (Why.ROOM, Why.LIMIT, Why.UNKNOWN) else (),
         notes=tuple(notes),
-        throttled=reason.kind is Kind.THROTTLED,
     )
 
 
@@ -62,9 +62,9 @@ def of_job(root: Element) -> Reason | None:
         if errors:
             words = re.sub(r"^\S+ \S+ \[\d+:\d+\]: (error: )?", "", " ".join(errors[-1].split()))
             do = "correct that, then `qmod -cj {job}` lets Grid Engine try it once more"
-            return Reason(Kind.HELD, f"its start has failed: {words}", do)
+            return Reason(Why.HELD, f"its start has failed: {words}", do)
         if jobs := [each.text or "" for each in job.iterfind("JB_jid_predecessor_list/*/JRE_job_number")]:
-            return Reason(Kind.WAITS, f"it waits for other jobs: {', '.join(jobs)}", "it starts when they have ended")
+            return Reason(Why.WAITS, f"it waits for other jobs: {', '.join(jobs)}", "it starts when they have ended")
     return None
 
 

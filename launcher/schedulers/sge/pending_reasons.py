@@ -8,18 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
-
-class Kind(Enum):
-    """The kind of a pending reason. It decides whether the queue instances are shown."""
-
-    ROOM = "room"  # too little is free, or the free resources do not fit
-    LIMIT = "limit"  # a quota, or a limit of the site
-    WAITS = "waits"  # it waits for something that does not depend on its size, such as a dependency
-    THROTTLED = "throttled"  # its array already runs as many elements as its throttle allows
-    HELD = "held"  # it waits until somebody releases it
-    UNKNOWN = "unknown"
+from launcher.schedulers.explanation import Why
 
 
 @dataclass(frozen=True)
@@ -33,7 +23,7 @@ class Reason:
         never: whether the unchanged job can never start.
     """
 
-    kind: Kind
+    kind: Why
     words: str
     do: str = ""
     never: bool = False
@@ -42,37 +32,37 @@ class Reason:
 CHANGE = "cancel it, and resume it with less, or in another queue"
 ENDS = "it starts when others end"
 # Patterns that match a whole message, with kind, words and advice. Messages about the whole job come first.
-TABLE: tuple[tuple[str, Kind, str, str], ...] = (
-    (r"Job is in error state", Kind.HELD, "its start has failed", "`qmod -cj {job}` lets it be tried once more"),
-    (r"Job is in hold state", Kind.HELD, "it is held", "`qrls {job}` lets it go on"),
-    (r"job dropped because of job dependencies", Kind.WAITS, "it waits for other jobs",
+TABLE: tuple[tuple[str, Why, str, str], ...] = (
+    (r"Job is in error state", Why.HELD, "its start has failed", "`qmod -cj {job}` lets it be tried once more"),
+    (r"Job is in hold state", Why.HELD, "it is held", "`qrls {job}` lets it go on"),
+    (r"job dropped because of job dependencies", Why.WAITS, "it waits for other jobs",
      "it starts when they have ended"),
-    (r"execution time not reached", Kind.WAITS, "it was asked to begin later", ""),
-    (r"not all array tasks may be started due to 'max_aj_instances'", Kind.THROTTLED,
+    (r"execution time not reached", Why.WAITS, "it was asked to begin later", ""),
+    (r"not all array tasks may be started due to 'max_aj_instances'", Why.THROTTLED,
      "as many elements of its array run as may run at once (sweep.parallelism, or max_aj_instances of the site)",
      "it starts when one of them ends"),
-    (r"job dropped because of user limitations", Kind.LIMIT, "as many of your jobs run as may run at once (maxujobs)",
+    (r"job dropped because of user limitations", Why.LIMIT, "as many of your jobs run as may run at once (maxujobs)",
      "it starts when one of them ends"),
-    (r'.*cannot run because it exceeds limit "(?P<who>[^"]*)" in rule "(?P<what>[^"]*)"', Kind.LIMIT,
+    (r'.*cannot run because it exceeds limit "(?P<who>[^"]*)" in rule "(?P<what>[^"]*)"', Why.LIMIT,
      "a resource quota is used up: rule {what}", "it starts when jobs that count in it end; `qquota` shows them"),
-    (r'cannot run in PE "(?P<what>[^"]*)" because it only offers (?P<more>\d+) slots', Kind.ROOM,
+    (r'cannot run in PE "(?P<what>[^"]*)" because it only offers (?P<more>\d+) slots', Why.ROOM,
      "parallel environment {what} has {more} slots for it", ENDS),
-    (r'.*cannot run at host "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Kind.ROOM,
+    (r'.*cannot run at host "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Why.ROOM,
      "{what} offers only {more}", ENDS),
-    (r'.*cannot run in queue "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Kind.ROOM,
+    (r'.*cannot run in queue "(?P<what>[^"]*)" because it offers only (?P<more>.*)', Why.ROOM,
      "queue {what} offers only {more}", ENDS),
-    (r'.*cannot run (globally )?because (it offers only )?(?P<more>.*)', Kind.ROOM, "it cannot run: {more}", ENDS),
-    (r'cannot run on host "(?P<what>[^"]*)" until clean up of an? previous run has finished', Kind.ROOM,
+    (r'.*cannot run (globally )?because (it offers only )?(?P<more>.*)', Why.ROOM, "it cannot run: {more}", ENDS),
+    (r'cannot run on host "(?P<what>[^"]*)" until clean up of an? previous run has finished', Why.ROOM,
      "{what} has not reported the end of its earlier run, and may never",
      "cancel it, and resume it: a new job does not wait for that"),
-    (r'queue instance "(?P<what>[^"]*)" dropped because it is (?P<more>.*)', Kind.ROOM, "{what} is {more}", ""),
-    (r"All queues dropped because of overload or full", Kind.ROOM, "all queues are full", ENDS),
-    (r'has no permission for (cluster queue|queue|host|parallel environment) "?(?P<what>[^"]*)"?', Kind.LIMIT,
+    (r'queue instance "(?P<what>[^"]*)" dropped because it is (?P<more>.*)', Why.ROOM, "{what} is {more}", ""),
+    (r"All queues dropped because of overload or full", Why.ROOM, "all queues are full", ENDS),
+    (r'has no permission for (cluster queue|queue|host|parallel environment) "?(?P<what>[^"]*)"?', Why.LIMIT,
      "you may not use {what}", "use another queue (cluster.queue)"),
-    (r'cannot run in (cluster )?queue "?(?P<what>[^" ]*)"? because (?P<more>.*)', Kind.ROOM, "{what}: {more}", ""),
+    (r'cannot run in (cluster )?queue "?(?P<what>[^" ]*)"? because (?P<more>.*)', Why.ROOM, "{what}: {more}", ""),
 )  # fmt: skip
-# Rank of the kinds: of all messages about a job, those of the lowest rank explain it.
-RANK = {Kind.HELD: 0, Kind.WAITS: 1, Kind.THROTTLED: 2, Kind.LIMIT: 3, Kind.ROOM: 4, Kind.UNKNOWN: 5}
+# Reasons of the whole job come before those of one host.
+RANK = {Why.HELD: 0, Why.WAITS: 1, Why.THROTTLED: 2, Why.LIMIT: 3, Why.ROOM: 4, Why.UNKNOWN: 5}
 
 
 def in_words(message: str) -> Reason:
@@ -82,7 +72,7 @@ def in_words(message: str) -> Reason:
         if match := re.fullmatch(pattern, plain):
             names = {key: value or "" for key, value in match.groupdict().items()}
             return Reason(kind, words.format_map({"what": "", "more": "", **names}), do)
-    return Reason(Kind.UNKNOWN, f"Grid Engine says: {plain}")
+    return Reason(Why.UNKNOWN, f"Grid Engine says: {plain}")
 
 
 def of_all(messages: Sequence[str], *, never: bool) -> Reason:
@@ -96,10 +86,10 @@ def of_all(messages: Sequence[str], *, never: bool) -> Reason:
     if not found:
         words = "no queue may run it" if never else "Grid Engine has not looked at it yet, or tells no reasons here"
         do = CHANGE if never else "ask again in a minute; a site may have turned reasons off (schedd_job_info)"
-        return Reason(Kind.ROOM, f"it can never start: {words}" if never else words, do, never)
+        return Reason(Why.ROOM, f"it can never start: {words}" if never else words, do, never)
     first = found[0]
     same = list(dict.fromkeys(each.words for each in found if each.kind is first.kind))
     words = "; ".join(same[:3]) + (f"; and {len(same) - 3} more" if len(same) > 3 else "")
-    if never and first.kind in (Kind.ROOM, Kind.LIMIT, Kind.UNKNOWN):
+    if never and first.kind in (Why.ROOM, Why.LIMIT, Why.UNKNOWN):
         return Reason(first.kind, f"it can never start: {words}", CHANGE, never=True)
     return Reason(first.kind, words, next((each.do for each in found if each.kind is first.kind and each.do), ""))

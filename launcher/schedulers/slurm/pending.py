@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from launcher.formatting import format_time, plural
-from launcher.schedulers.explanation import CLEARLY, Explanation, Option, Waiting, commands, sooner
+from launcher.schedulers.explanation import CLEARLY, Explanation, Facts, Option, Waiting, Why, commands, sooner
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.queries import JobState, QueryError, QueryTimeout
 from launcher.schedulers.slurm import suggestions
 from launcher.schedulers.slurm.commands import STATES
-from launcher.schedulers.slurm.pending_reasons import Kind, Reason, in_words
+from launcher.schedulers.slurm.pending_reasons import Reason, in_words
 from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation, ResourceQueries
 from launcher.spec.plan import JobPlan
 
-TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons for which changes of the run are tried
+TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for which changes of the run are tried
 OVERLOOKED = 300.0  # seconds without a reason after which this is reported itself: Slurm schedules every minute
 TRIALS = 16.0  # seconds since the first query after which no further trial is started
 
@@ -57,15 +57,17 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     now = time.time()
     reason = reason_of(job, now)
     if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # the job has its nodes already
-        return Explanation(waiting.run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
+        return Explanation(
+            waiting.run, job.state.lower(), Why.ALLOCATED, job_id, facts=Facts(scheduler="Slurm", job_state=job.state)
+        )
     partitions: list[PartitionFacts] = []
     nodes: list[Nodes] = []
     windows: list[Reservation] = []
-    if reason.kind not in (Kind.WAITS, Kind.THROTTLED):
+    if reason.kind not in (Why.WAITS, Why.THROTTLED):
         partitions = queries.get(resources.partitions, partitions)
-    if reason.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) or reason.of_nodes:
+    if reason.kind not in (Why.WAITS, Why.THROTTLED, Why.HELD) or reason.of_nodes:
         nodes = queries.get(resources.nodes, nodes)
-    if reason.kind in (Kind.NODES, Kind.RESERVATION):
+    if reason.kind in (Why.NODES, Why.RESERVATION):
         windows = queries.get(resources.reservations, [])
     limits = limits_of(job, plan, reason, partitions, windows, now)
     if reason.column:
@@ -74,7 +76,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     tried: tuple[Option, ...] = ()
     if reason.kind in TRIED and job.state == "PENDING":
         changes = suggestions.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
-        if reason.kind is Kind.RESERVATION:  # no other change helps
+        if reason.kind is Why.RESERVATION:  # no other change helps
             changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
         tried = _trials(plan, changes, resources, queries, began + TRIALS)
         tried = corrected(tried, job, partitions, windows, now)
@@ -86,7 +88,8 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
     return Explanation(
         run=waiting.run,
         state="queued",
-        why=reason.words,
+        why=reason.kind,
+        facts=Facts(meaning=reason.words),
         job=job_id,
         code=job.reason.replace("_", " "),
         do=reason.do.replace("{job}", job_id),
@@ -97,7 +100,6 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         tried=tried,
         commands=commands(waiting, better),
         notes=tuple(queries.notes),
-        throttled=reason.kind is Kind.THROTTLED,
     )
 
 
@@ -112,7 +114,7 @@ def reason_of(job: Pending, now: float) -> Reason:
     if job.reason or now - since < OVERLOOKED:
         return in_words(job.reason)
     return Reason(
-        Kind.ROOM,
+        Why.ROOM,
         f"Slurm has given no reason since {clock(since)}: its queue is long, or there is no such account"
         f"{f' ({job.account})' if job.account else ''} or QOS",
         "if other jobs start meanwhile, cancel it and resume it with another cluster.account or cluster.qos (null: "
@@ -186,7 +188,7 @@ def limits_of(
             )
     for window in windows:
         in_its_way = (window.starts or 0) < now + wanted and (window.ends or 0) > now
-        if window.name != job.reservation and (reason.kind is Kind.RESERVATION or not in_its_way):
+        if window.name != job.reservation and (reason.kind is Why.RESERVATION or not in_its_way):
             continue
         kind = "maintenance" if window.maintenance else "reservation"
         who = f" for {window.who}" if window.who else ""
@@ -195,7 +197,7 @@ def limits_of(
         )
     if job.reason.startswith("Dependency") and job.dependency:
         found.append(f"dependency: {job.dependency}")
-    if job.throttle and reason.kind is Kind.THROTTLED:
+    if job.throttle and reason.kind is Why.THROTTLED:
         found.append(f"its array: {job.throttle} at once (ArrayTaskThrottle, sweep.parallelism)")
     if job.reason == "BeginTime" and job.eligible:
         found.append(f"not before {clock(job.eligible)}")

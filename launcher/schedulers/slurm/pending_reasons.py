@@ -8,21 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from enum import Enum
 
-
-class Kind(Enum):
-    """The kind of a pending reason. It decides what else is queried, and whether changes of the run are tried."""
-
-    ROOM = "room"  # other jobs have the nodes or a higher priority
-    LIMIT = "limit"  # a limit of a QOS or an association
-    PARTITION = "partition"  # a limit or the state of the partition
-    NODES = "nodes"  # nodes are down, drained or reserved
-    RESERVATION = "reservation"  # the job's own reservation has not started or is gone
-    WAITS = "waits"  # it waits for something that does not depend on its size, such as a dependency
-    THROTTLED = "throttled"  # its array already runs as many elements as its throttle allows
-    HELD = "held"  # it waits until somebody releases or changes it
-    UNKNOWN = "unknown"
+from launcher.schedulers.explanation import Why
 
 
 @dataclass(frozen=True)
@@ -39,7 +26,7 @@ class Reason:
         of_nodes: whether to show the states of the nodes for a reason of kind WAITS.
     """
 
-    kind: Kind
+    kind: Why
     words: str
     do: str = ""
     column: str = ""
@@ -52,98 +39,98 @@ _HELD = "`scontrol release {job}` lets it go on"
 _LOOK = "the end of its log may tell why (launcher logs RUN); "
 # Patterns that match a whole reason; the first match applies.
 TABLE: tuple[tuple[str, Reason], ...] = (
-    (r"None|", Reason(Kind.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
-    (r"Resources", Reason(Kind.ROOM, "it is among the first in the queue; the nodes it asks for are in use")),
-    (r"Priority", Reason(Kind.ROOM, "jobs of higher priority are in front of it in the queue",
+    (r"None|", Reason(Why.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
+    (r"Resources", Reason(Why.ROOM, "it is among the first in the queue; the nodes it asks for are in use")),
+    (r"Priority", Reason(Why.ROOM, "jobs of higher priority are in front of it in the queue",
      "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before "
      "them")),
-    (r"Dependency", Reason(Kind.WAITS, "it waits for other jobs",
+    (r"Dependency", Reason(Why.WAITS, "it waits for other jobs",
      "it starts by itself when they have ended as it wants")),
-    (r"DependencyNeverSatisfied", Reason(Kind.HELD, "it waits for a job that has ended otherwise than it wants",
+    (r"DependencyNeverSatisfied", Reason(Why.HELD, "it waits for a job that has ended otherwise than it wants",
      "cancel it, and resume it without the dependency", never=True)),
-    (r"BeginTime", Reason(Kind.WAITS,
+    (r"BeginTime", Reason(Why.WAITS,
      "it was asked to begin later (--begin), or Slurm lets some time pass after a requeue",
      "`scontrol update JobId={job} StartTime=now` begins now")),
-    (r"JobArrayTaskLimit", Reason(Kind.THROTTLED, "as many elements of its array run as may run at once",
+    (r"JobArrayTaskLimit", Reason(Why.THROTTLED, "as many elements of its array run as may run at once",
      "it starts when one of them ends")),
-    (r"JobHeldUser", Reason(Kind.HELD, "it is held by you, or by a coordinator of your account", _HELD)),
-    (r"JobHeldAdmin", Reason(Kind.HELD, "it is held by an administrator, or its priority is 0",
+    (r"JobHeldUser", Reason(Why.HELD, "it is held by you, or by a coordinator of your account", _HELD)),
+    (r"JobHeldAdmin", Reason(Why.HELD, "it is held by an administrator, or its priority is 0",
      "ask the site's support")),
-    (r"JobHoldMaxRequeue", Reason(Kind.HELD, "it was requeued more often than the site allows (MAX_BATCH_REQUEUE)",
+    (r"JobHoldMaxRequeue", Reason(Why.HELD, "it was requeued more often than the site allows (MAX_BATCH_REQUEUE)",
      _LOOK + _HELD)),
-    (r"(job )?requeued in held state", Reason(Kind.HELD, "it was requeued and held", _HELD)),
-    (r"(user env retrieval|launch) failed requeued held|JobLaunchFailure|launch_failed_requeued_held", Reason(Kind.HELD,
+    (r"(job )?requeued in held state", Reason(Why.HELD, "it was requeued and held", _HELD)),
+    (r"(user env retrieval|launch) failed requeued held|JobLaunchFailure|launch_failed_requeued_held", Reason(Why.HELD,
      "a node could not start it, so it was requeued and is held: a broken node, prolog or file system",
      "`scontrol show job {job}` and the site's support know the node; " + _HELD)),
-    (r"Reservation", Reason(Kind.RESERVATION, "it waits for the reservation that it asks for to begin",
+    (r"Reservation", Reason(Why.RESERVATION, "it waits for the reservation that it asks for to begin",
      "without cluster.reservation it may start now")),
-    (r"ReservationDeleted|Reservation .* was deleted", Reason(Kind.RESERVATION,
+    (r"ReservationDeleted|Reservation .* was deleted", Reason(Why.RESERVATION,
      "the reservation that it asks for is gone", "cancel it, and resume it with cluster.reservation=null", never=True)),
-    (r"ReservationInvalid|Reservation .* is invalid", Reason(Kind.HELD,
+    (r"ReservationInvalid|Reservation .* is invalid", Reason(Why.HELD,
      "the reservation that it asks for cannot be used by it any more, so it is held",
      "cancel it, and resume it with cluster.reservation=null")),
-    (r"ReqNodeNotAvail, ?Reserved for maintenance", Reason(Kind.NODES, "its time would reach into a maintenance window",
+    (r"ReqNodeNotAvail, ?Reserved for maintenance", Reason(Why.NODES, "its time would reach into a maintenance window",
      "a shorter time may end before it")),
-    (r"ReqNodeNotAvail, ?May be reserved for other job", Reason(Kind.NODES,
+    (r"ReqNodeNotAvail, ?May be reserved for other job", Reason(Why.NODES,
      "nodes that it could use may be reserved for another job, or for maintenance")),
-    (r"ReqNodeNotAvail, ?UnavailableNodes:(?P<what>.*)", Reason(Kind.NODES,
+    (r"ReqNodeNotAvail, ?UnavailableNodes:(?P<what>.*)", Reason(Why.NODES,
      "nodes that it needs are down, drained or do not answer: {what}", "see the nodes below")),
-    (r"ReqNodeNotAvail.*", Reason(Kind.NODES, "a node that it needs is in use, reserved, down or drained")),
-    (r"Nodes required for job are DOWN, DRAINED.*", Reason(Kind.NODES,
+    (r"ReqNodeNotAvail.*", Reason(Why.NODES, "a node that it needs is in use, reserved, down or drained")),
+    (r"Nodes required for job are DOWN, DRAINED.*", Reason(Why.NODES,
      "too few nodes are left that could run it: the others are down, drained, or reserved for partitions of higher "
      "priority")),
-    (r"NodeDown", Reason(Kind.NODES, "a node that it needs is down")),
-    (r"BadConstraints", Reason(Kind.NODES,
+    (r"NodeDown", Reason(Why.NODES, "a node that it needs is down")),
+    (r"BadConstraints", Reason(Why.NODES,
      "no nodes of the partition have the features, GPUs, memory or CPUs that it asks for",
      "compare with `sinfo -N -o '%N %f %G %c %m'`", never=True)),
-    (r"Constraints", Reason(Kind.NODES, "no nodes satisfy its constraints at this time")),
-    (r"PartitionTimeLimit", Reason(Kind.PARTITION, "its time is more than the partition allows",
+    (r"Constraints", Reason(Why.NODES, "no nodes satisfy its constraints at this time")),
+    (r"PartitionTimeLimit", Reason(Why.PARTITION, "its time is more than the partition allows",
      "cancel it, and resume it with less time, or in another partition", never=True)),
-    (r"PartitionNodeLimit", Reason(Kind.PARTITION,
+    (r"PartitionNodeLimit", Reason(Why.PARTITION,
      "it asks for more nodes than the partition gives a job (or less than it must), or too many nodes are down",
      "cancel it, and resume it with another number of nodes")),
-    (r"PartitionDown", Reason(Kind.PARTITION, "its partition takes jobs and starts none (state DOWN)",
+    (r"PartitionDown", Reason(Why.PARTITION, "its partition takes jobs and starts none (state DOWN)",
      "wait until the site opens it again, or use another partition")),
-    (r"PartitionInactive", Reason(Kind.PARTITION, "its partition is inactive and starts no jobs",
+    (r"PartitionInactive", Reason(Why.PARTITION, "its partition is inactive and starts no jobs",
      "wait until the site opens it again, or use another partition")),
-    (r"PartitionConfig", Reason(Kind.PARTITION, "it violates a limit of the partition")),
-    (r"AccountNotAllowed|Job's account not permitted to use this partition.*", Reason(Kind.PARTITION,
+    (r"PartitionConfig", Reason(Why.PARTITION, "it violates a limit of the partition")),
+    (r"AccountNotAllowed|Job's account not permitted to use this partition.*", Reason(Why.PARTITION,
      "its account may not use this partition", "set cluster.account, or use another partition")),
-    (r"Job's QOS not permitted to use this partition.*|QOSNotAllowed", Reason(Kind.PARTITION,
+    (r"Job's QOS not permitted to use this partition.*|QOSNotAllowed", Reason(Why.PARTITION,
      "its QOS is not allowed for this account or partition",
      "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
-    (r"InvalidAccount", Reason(Kind.HELD, "its account does not exist, or is not yours",
+    (r"InvalidAccount", Reason(Why.HELD, "its account does not exist, or is not yours",
      "set cluster.account: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
-    (r"InvalidQOS", Reason(Kind.HELD, "its QOS does not exist, or is not yours",
+    (r"InvalidQOS", Reason(Why.HELD, "its QOS does not exist, or is not yours",
      "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
-    (r"Licenses", Reason(Kind.WAITS, "it waits for a licence", "`scontrol show licenses` shows how many are free")),
-    (r"MaxMemPerLimit", Reason(Kind.HELD, "it asks for more memory per CPU or node than the site allows",
+    (r"Licenses", Reason(Why.WAITS, "it waits for a licence", "`scontrol show licenses` shows how many are free")),
+    (r"MaxMemPerLimit", Reason(Why.HELD, "it asks for more memory per CPU or node than the site allows",
      "cancel it, and resume it with less mem")),
-    (r"QOSUsageThreshold", Reason(Kind.LIMIT, "its account has used so much that this QOS is closed to it",
+    (r"QOSUsageThreshold", Reason(Why.LIMIT, "its account has used so much that this QOS is closed to it",
      "use another QOS (cluster.qos), or wait until the use has decayed")),
-    (r"DeadLine", Reason(Kind.HELD, "it cannot end before the deadline that it was given", "cancel it, and resume it")),
-    (r"Prolog", Reason(Kind.WAITS, "the site's prolog prepares its nodes", "it starts by itself", of_nodes=True)),
-    (r"Cleaning", Reason(Kind.WAITS, "its last attempt is still being cleaned up", "it starts by itself")),
-    (r"SchedDefer", Reason(Kind.WAITS, "the site puts off all jobs until the next round of its scheduler")),
-    (r"FedJobLock", Reason(Kind.WAITS, "the clusters of a federation agree on where it starts")),
-    (r"BurstBuffer(Resources|StageIn|Operation).*", Reason(Kind.WAITS, "it waits for the burst buffer")),
-    (r"MaxPoweredUpNodes", Reason(Kind.WAITS, "the site lets no more nodes be powered up at a time (max_powered_nodes)",
+    (r"DeadLine", Reason(Why.HELD, "it cannot end before the deadline that it was given", "cancel it, and resume it")),
+    (r"Prolog", Reason(Why.WAITS, "the site's prolog prepares its nodes", "it starts by itself", of_nodes=True)),
+    (r"Cleaning", Reason(Why.WAITS, "its last attempt is still being cleaned up", "it starts by itself")),
+    (r"SchedDefer", Reason(Why.WAITS, "the site puts off all jobs until the next round of its scheduler")),
+    (r"FedJobLock", Reason(Why.WAITS, "the clusters of a federation agree on where it starts")),
+    (r"BurstBuffer(Resources|StageIn|Operation).*", Reason(Why.WAITS, "it waits for the burst buffer")),
+    (r"MaxPoweredUpNodes", Reason(Why.WAITS, "the site lets no more nodes be powered up at a time (max_powered_nodes)",
      "it starts when others are powered down, or fewer nodes do", of_nodes=True)),
-    (r"MpiPortsBusy", Reason(Kind.WAITS, "all ports that the site keeps for MPI are taken on its nodes (MpiParams)",
+    (r"MpiPortsBusy", Reason(Why.WAITS, "all ports that the site keeps for MPI are taken on its nodes (MpiParams)",
      "it starts when another job gives some back", of_nodes=True)),
-    (r"NvidiaImexChannels", Reason(Kind.WAITS, "all channels for memory shared between nodes (NVIDIA IMEX) are taken",
+    (r"NvidiaImexChannels", Reason(Why.WAITS, "all channels for memory shared between nodes (NVIDIA IMEX) are taken",
      "it starts when another job gives one back", of_nodes=True)),
-    (r"NonZeroExitCode|RaisedSignal|TimeLimit|InactiveLimit|OutOfMemory", Reason(Kind.ROOM,
+    (r"NonZeroExitCode|RaisedSignal|TimeLimit|InactiveLimit|OutOfMemory", Reason(Why.ROOM,
      "Slurm has not looked at it since its last attempt, which ended so", "ask again in a minute")),
-    (r"FrontEndDown", Reason(Kind.WAITS, "no front-end node is there to start it", "ask the site's support")),
-    (r"SystemFailure", Reason(Kind.WAITS, "Slurm, a file system or the network has failed", "ask the site's support")),
-    (r"AssociationJobLimit", Reason(Kind.LIMIT, "your account has reached its number of jobs",
+    (r"FrontEndDown", Reason(Why.WAITS, "no front-end node is there to start it", "ask the site's support")),
+    (r"SystemFailure", Reason(Why.WAITS, "Slurm, a file system or the network has failed", "ask the site's support")),
+    (r"AssociationJobLimit", Reason(Why.LIMIT, "your account has reached its number of jobs",
      "it waits for one to end")),
-    (r"AssociationResourceLimit|AccountingPolicy", Reason(Kind.LIMIT, "your account has reached one of its limits")),
-    (r"AssociationTimeLimit", Reason(Kind.LIMIT, "your account has used up its time")),
-    (r"QOSJobLimit", Reason(Kind.LIMIT, "its QOS has reached its number of jobs", "it waits for one to end")),
-    (r"QOSResourceLimit", Reason(Kind.LIMIT, "its QOS has reached one of its limits")),
-    (r"QOSTimeLimit", Reason(Kind.LIMIT, "its QOS has used up its time")),
+    (r"AssociationResourceLimit|AccountingPolicy", Reason(Why.LIMIT, "your account has reached one of its limits")),
+    (r"AssociationTimeLimit", Reason(Why.LIMIT, "your account has used up its time")),
+    (r"QOSJobLimit", Reason(Why.LIMIT, "its QOS has reached its number of jobs", "it waits for one to end")),
+    (r"QOSResourceLimit", Reason(Why.LIMIT, "its QOS has reached one of its limits")),
+    (r"QOSTimeLimit", Reason(Why.LIMIT, "its QOS has used up its time")),
 )  # fmt: skip
 NEVER = ", so it will never start"
 
@@ -173,7 +160,7 @@ def in_words(code: str) -> Reason:
             return replace(reason, words=reason.words.replace("{what}", what.strip()) + (NEVER if reason.never else ""))
     if limit := _LIMIT.fullmatch(code):
         return _limit(limit)
-    return Reason(Kind.UNKNOWN, f"Slurm says {plain}", "`man squeue` (JOB REASON CODES) or the site's support knows it")
+    return Reason(Why.UNKNOWN, f"Slurm says {plain}", "`man squeue` (JOB REASON CODES) or the site's support knows it")
 
 
 def _limit(found: re.Match[str]) -> Reason:
@@ -191,7 +178,7 @@ def _limit(found: re.Match[str]) -> Reason:
     name = "association" if scope == "Assoc" else "qos"
     if how == "Min":
         return Reason(
-            Kind.LIMIT, f"it asks for less than {whose} wants at least: {what}", "cancel it, and resume it with more",
+            Why.LIMIT, f"it asks for less than {whose} wants at least: {what}", "cancel it, and resume it with more",
             column, name,
         )  # fmt: skip
     if how == "Grp":
@@ -199,16 +186,16 @@ def _limit(found: re.Match[str]) -> Reason:
         do = "it starts when enough of them have ended; a smaller one may fit"
         if found["minutes"] and not found["run"]:
             do = "wait until the use has decayed, or use another account or QOS"
-        return Reason(Kind.LIMIT, words, do, column, name)
+        return Reason(Why.LIMIT, words, do, column, name)
     if per == "PerUser" or (found["what"] in ("Job", "Jobs", "SubmitJob", "SubmitJobs") and per == ""):
         words = f"your jobs have reached the limit of {what} that {whose} gives one user"
-        return Reason(Kind.LIMIT, words, "it starts when enough of them have ended", column, name)
+        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column, name)
     if per == "PerAccount":
         words = f"the jobs of your account have reached the limit of {what} that {whose} gives one account"
-        return Reason(Kind.LIMIT, words, "it starts when enough of them have ended", column, name)
+        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column, name)
     where = " on one node" if per == "PerNode" else ""
     words = f"it asks for more {what}{where} than {whose} gives one job{NEVER}"
-    return Reason(Kind.LIMIT, words, "cancel it, and resume it with less", column, name, never=True)
+    return Reason(Why.LIMIT, words, "cancel it, and resume it with less", column, name, never=True)
 
 
 def _column(found: re.Match[str]) -> str:

@@ -25,6 +25,7 @@ from launcher.cli.status_table import table
 from launcher.cli.text import cause
 from launcher.diagnose.post_mortem.evidence import of
 from launcher.diagnose.why.of_run import explain
+from launcher.diagnose.why.text import as_json
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files import run_files
@@ -36,7 +37,6 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.explanation import as_json
 from launcher.schedulers.queries import JobState, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
 from tests.unit.plans import plan_of, with_fields

@@ -20,6 +20,7 @@ from launcher.cli import commands, status_rows, watch
 from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, table
 from launcher.diagnose.why.of_run import explain
+from launcher.diagnose.why.text import of_why
 from launcher.errors import ConfigError, RunError
 from launcher.monitoring import progress as standing
 from launcher.monitoring import run_status
@@ -30,6 +31,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.history import history_of
+from launcher.schedulers.explanation import Why
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.queries import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm, parse_jobs, parse_records
@@ -485,8 +487,9 @@ def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
     with pytest.raises(RunError, match=f"a is {state}"):
         require_over(run, JobMonitor())
     if state == "unknown":
-        why = explain(run, "launcher", lambda _: None).why
-        assert f"slurm says {word}, a state that the launcher does not know" in why
+        found = explain(run, "launcher", lambda _: None)
+        assert (found.why, found.facts.scheduler, found.facts.job_state) == (Why.NO_STATE, "slurm", word)
+        assert f"slurm says {word}, a state that the launcher does not know" in of_why(found)
 
 
 def test_states_are_not_waited_for_as_long_as_a_submission() -> None:

@@ -11,18 +11,20 @@ import pytest
 from launcher.cli.text import cause
 from launcher.cli.why import moment, shown
 from launcher.diagnose.why.of_run import explain
+from launcher.diagnose.why.text import as_json, of_why
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Run
-from launcher.schedulers.explanation import Explanation, Option
+from launcher.schedulers.explanation import Explanation, Facts, Option, Why
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
 
 NOW = time.mktime((2026, 11, 21, 21, 0, 0, 0, 0, -1))
 LONG = Explanation(
-    "a-run-with-a-long-name-20261121-074601-3f9c", "queued", "jobs of higher priority are in front of it " * 3,
-    job="12", code="Priority", do="`sprio -l -j 12` tells what its priority is made of, and more than that as well",
+    "a-run-with-a-long-name-20261121-074601-3f9c", "queued", Why.ROOM, "12",
+    Facts(meaning="jobs of higher priority are in front of it " * 3),
+    code="Priority", do="`sprio -l -j 12` tells what its priority is made of, and more than that as well",
     starts=NOW + 600, limits=("partition gpu: MaxTime=02:00:00, and it asks for 05:00:00", "another limit"),
     nodes=("partition gpu: 4 nodes: 3 allocated, 1 planned, 1 mixed, 1 drained, 1 down, 1 maint, 1 reserved, 1 idle",),
     tried=(Option((), NOW + 600), Option(("cluster.partition=urgent",), NOW, "its tier is higher: it may cost more")),
@@ -39,8 +41,54 @@ def test_everything_fits_a_terminal() -> None:
 
 
 def test_without_an_estimate_it_says_so() -> None:
-    assert "has no estimate" in shown(Explanation("r", "queued", "why"), NOW)
-    assert "estimate" not in shown(Explanation("r", "done", "it is done"), NOW)
+    assert "has no estimate" in shown(Explanation("r", "queued", Why.UNKNOWN), NOW)
+    assert "estimate" not in shown(Explanation("r", "done", Why.DONE), NOW)
+
+
+@pytest.mark.parametrize(
+    ("why", "facts", "text"),
+    [
+        (Why.ROOM, Facts(meaning="the nodes are in use", scheduler="slurm"), "the nodes are in use"),
+        (Why.UNKNOWN, Facts(job_state="PENDING", reason="Odd"), "the scheduler says PENDING (Odd)"),
+        (Why.ALLOCATED, Facts(scheduler="Slurm", job_state="RUNNING"), "it waited until now: Slurm says RUNNING"),
+        (Why.RUNNING, Facts(), "it runs, and has not reported yet"),
+        (Why.RUNNING, Facts(seconds=120, step=3, total=9), "it has run for 00:02:00, step 3 of 9"),
+        (
+            Why.RUNNING,
+            Facts(seconds=120, step=3, reason="Odd"),
+            "it has run for 00:02:00, step 3 (the scheduler says Odd)",
+        ),
+        (
+            Why.RUNNING,
+            Facts(error="late", reason="Odd"),
+            "it runs, and has not reported yet (its scheduler does not answer: late)",
+        ),
+        (Why.NO_STATE, Facts(), "its state is not known: its scheduler does not answer"),
+        (Why.NO_STATE, Facts(error="late"), "its state is not known: late"),
+        (
+            Why.NO_STATE,
+            Facts(scheduler="slurm", job_state="NEW", reason="Odd"),
+            "its state is not known: slurm says NEW (Odd), a state that the launcher does not know, so it counts as "
+            "not over",
+        ),
+        (Why.ENDED, Facts(cause="rank 1 exited with code 7"), "rank 1 exited with code 7"),
+        (Why.ENDED, Facts(), "no rank reported a cause"),
+        (Why.CANCELLED, Facts(), "it was cancelled"),
+    ],
+)
+def test_the_text_is_made_of_the_code_and_the_facts(why: Why, facts: Facts, text: str) -> None:
+    assert of_why(Explanation("r", "s", why, facts=facts)) == text
+
+
+@pytest.mark.parametrize("why", Why)
+def test_each_code_has_a_text(why: Why) -> None:
+    assert of_why(Explanation("r", "s", why))
+
+
+def test_json_has_the_text_its_code_and_the_known_facts() -> None:
+    found = as_json(Explanation("r", "running", Why.RUNNING, "7", Facts(seconds=120, step=3)))
+    assert (found["why"], found["why_code"]) == ("it has run for 00:02:00, step 3", "running")
+    assert found["facts"] == {"seconds": 120, "step": 3}
 
 
 @pytest.mark.parametrize(
@@ -88,16 +136,17 @@ def test_a_run_that_is_over_is_told_in_a_line(
 ) -> None:
     found = explain(made(tmp_path, *events), "launcher", cause)
     assert found.state == state
-    assert why in found.why
+    assert why in of_why(found)
     assert do in found.do
 
 
 def test_a_point_that_waits_for_its_turn_says_how_many_run_at_once(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None, parallelism=1)
-    assert "it is not submitted" in explain(sweep.run(2), "launcher", cause).why
+    assert explain(sweep.run(2), "launcher", cause).why is Why.NOT_SUBMITTED
     sweep.request_local([2], restart=False)
     found = explain(sweep.run(2), "launcher", cause)
-    assert (found.state, found.limits) == ("waiting", (f"sweep {sweep.id}: 1 point at once (sweep.parallelism)",))
+    assert (found.state, found.why) == ("waiting", Why.TURN)
+    assert found.limits == (f"sweep {sweep.id}: 1 point at once (sweep.parallelism)",)
     assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many run at once"
 
 
@@ -105,11 +154,11 @@ def test_a_point_of_a_packed_sweep_waits_for_a_slot(tmp_path: Path) -> None:
     """It has no job of its own, so that it has none is no sign of an interrupted submission."""
     sweep = packed_sweep(tmp_path, 2)
     found = explain(sweep.run(1), "launcher", cause)
-    assert (found.state, found.why) == ("waiting", "no pilot of its sweep runs now")
+    assert (found.state, found.why) == ("waiting", Why.NO_PILOT)
     assert f"`launcher why {sweep.id}-pilot-0`" in found.do
     Claims(sweep.path, 0).note(
         Manager(0, 0, 0, 0), kinds.ManagerBegan(host="n1", job="1", slots=1, pid=1, start=1, namespace="", time=1.0)
     )
     found = explain(sweep.run(1), "launcher", cause)
-    assert (found.state, found.why) == ("waiting", "it waits for a free slot of a pilot")
+    assert (found.state, found.why) == ("waiting", Why.SLOT)
     assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many pilots there are"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.explanation import Waiting
+from launcher.schedulers.explanation import Waiting, Why
 from launcher.schedulers.pbs import pending, resource_queries, suggestions
 from launcher.schedulers.pbs.commands import PBS
-from launcher.schedulers.pbs.pending_reasons import Kind, in_words
+from launcher.schedulers.pbs.pending_reasons import in_words
 from launcher.schedulers.pbs.resource_queries import Node
 from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.schedulers.queries import QueryError
@@ -80,7 +80,7 @@ pbs-n2
 @pytest.mark.parametrize("comment", COMMENTS)
 def test_every_comment_of_the_scheduler_has_words(comment: str, prefix: str) -> None:
     found = in_words(prefix + comment)
-    assert found.kind is not Kind.UNKNOWN
+    assert found.kind is not Why.UNKNOWN
     assert "{" not in found.words
     assert found.words.startswith("it can never start") == found.never == (prefix == "Can Never Run: ")
 
@@ -126,15 +126,15 @@ def test_the_reason_is_in_the_state_or_in_the_comment(record: dict[str, str], wo
     ("array", "kind"),
     [
         ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "1"},
-         Kind.THROTTLED),
+         Why.THROTTLED),
         ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "2"},
-         Kind.ROOM),
-        ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0"}, Kind.ROOM),
-        ({"job_state": "H", "Hold_Types": "u"}, Kind.HELD),
-        ({"job_state": "Q"}, Kind.ROOM),
+         Why.ROOM),
+        ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0"}, Why.ROOM),
+        ({"job_state": "H", "Hold_Types": "u"}, Why.HELD),
+        ({"job_state": "Q"}, Why.ROOM),
     ],
 )  # fmt: skip
-def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind: Kind) -> None:
+def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind: Why) -> None:
     """Its own record has no comment, and that of an array that has begun says only that."""
     assert pending.explain_array(array, "Not Running: Not enough free nodes available").kind is kind
 
@@ -304,5 +304,5 @@ def test_what_is_not_answered_is_said() -> None:
 def test_a_point_that_its_arrays_throttle_holds_back_is_told_so() -> None:
     record = {"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "1"}
     found = pending.explain(Waiting("lr-1/2", "7.pbs-srv_2", pbs_plan(), "launcher"), Recorded(record))
-    assert (found.throttled, found.tried) == (True, ())
+    assert (found.why, found.tried) == (Why.THROTTLED, ())
     assert found.limits == ("its array: 1 element at once (max_run_subjobs, sweep.parallelism)",)

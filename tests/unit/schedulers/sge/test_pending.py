@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from launcher.schedulers.explanation import Why
 from launcher.schedulers.sge.pending import instance_lines, lines_of, messages_of, of_job
-from launcher.schedulers.sge.pending_reasons import Kind, in_words, of_all
+from launcher.schedulers.sge.pending_reasons import in_words, of_all
 from launcher.schedulers.sge.resource_queries import QueueInstance
 from tests.unit.plans import sge_plan
 
@@ -22,22 +23,22 @@ def recorded(name: str) -> ElementTree.Element:
 @pytest.mark.parametrize(
     ("message", "kind", "words"),
     [
-        ('cannot run in PE "nodes" because it only offers 2 slots', Kind.ROOM, "environment nodes has 2 slots"),
-        ('Job 34 cannot run in PE "nodes" because it only offers 2 slots', Kind.ROOM, "environment nodes has 2 slots"),
-        ('(-l gpu=5) cannot run at host "node1" because it offers only hc:gpu=2.000000', Kind.ROOM,
+        ('cannot run in PE "nodes" because it only offers 2 slots', Why.ROOM, "environment nodes has 2 slots"),
+        ('Job 34 cannot run in PE "nodes" because it only offers 2 slots', Why.ROOM, "environment nodes has 2 slots"),
+        ('(-l gpu=5) cannot run at host "node1" because it offers only hc:gpu=2.000000', Why.ROOM,
          "node1 offers only hc:gpu=2.000000"),
-        ('queue instance "all.q@node1" dropped because it is disabled', Kind.ROOM, "all.q@node1 is disabled"),
-        ("All queues dropped because of overload or full", Kind.ROOM, "all queues are full"),
-        ("not all array tasks may be started due to 'max_aj_instances'", Kind.THROTTLED, "as many elements"),
-        ("Job is in hold state", Kind.HELD, "it is held"),
-        ("Job is in error state", Kind.HELD, "its start has failed"),
-        ("execution time not reached", Kind.WAITS, "it was asked to begin later"),
-        ('cannot run on host "node1" until clean up of a previous run has finished', Kind.ROOM, "and may never"),
-        ('cannot run because it exceeds limit "me/////" in rule "most/1"', Kind.LIMIT, "rule most/1"),
-        ("the moon is full", Kind.UNKNOWN, "Grid Engine says: the moon is full"),
+        ('queue instance "all.q@node1" dropped because it is disabled', Why.ROOM, "all.q@node1 is disabled"),
+        ("All queues dropped because of overload or full", Why.ROOM, "all queues are full"),
+        ("not all array tasks may be started due to 'max_aj_instances'", Why.THROTTLED, "as many elements"),
+        ("Job is in hold state", Why.HELD, "it is held"),
+        ("Job is in error state", Why.HELD, "its start has failed"),
+        ("execution time not reached", Why.WAITS, "it was asked to begin later"),
+        ('cannot run on host "node1" until clean up of a previous run has finished', Why.ROOM, "and may never"),
+        ('cannot run because it exceeds limit "me/////" in rule "most/1"', Why.LIMIT, "rule most/1"),
+        ("the moon is full", Why.UNKNOWN, "Grid Engine says: the moon is full"),
     ],
 )  # fmt: skip
-def test_messages_in_words(message: str, kind: Kind, words: str) -> None:
+def test_messages_in_words(message: str, kind: Why, words: str) -> None:
     found = in_words(message)
     assert found.kind is kind
     assert words in found.words
@@ -67,7 +68,7 @@ def test_the_jobs_own_record_tells_why_its_start_failed_and_whom_it_waits_for() 
     assert "qmod -cj {job}" in failed.do
     waits = of_job(recorded("qstat-j-depends.xml"))
     assert waits is not None
-    assert (waits.kind, waits.words) == (Kind.WAITS, "it waits for other jobs: 33")
+    assert (waits.kind, waits.words) == (Why.WAITS, "it waits for other jobs: 33")
     assert of_job(recorded("qstat-j-wait.xml")) is None
 
 

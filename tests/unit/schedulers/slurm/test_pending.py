@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.explanation import Option, Waiting, sooner
+from launcher.schedulers.explanation import Option, Waiting, Why, sooner
 from launcher.schedulers.queries import QueryError, QueryTimeout
 from launcher.schedulers.slurm import pending, resource_queries, suggestions
-from launcher.schedulers.slurm.pending_reasons import Kind, in_words
+from launcher.schedulers.slurm.pending_reasons import in_words
 from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation, Trial
 from tests.unit.plans import plan_of, with_fields
 
@@ -91,7 +91,7 @@ NOW = time.mktime((2026, 11, 21, 21, 8, 0, 0, 0, -1))
 @pytest.mark.parametrize("code", CODES)
 def test_every_reason_that_slurm_documents_has_words(code: str) -> None:
     reason = in_words(code)
-    assert reason.kind is not Kind.UNKNOWN
+    assert reason.kind is not Why.UNKNOWN
     assert reason.words
     assert "{what}" not in reason.words
 
@@ -353,7 +353,7 @@ def explained(**answers: str) -> tuple[pending.Explanation, Recorded]:
 
 def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner() -> None:
     found, resources = explained()
-    assert "nodes it asks for are in use" in found.why
+    assert "nodes it asks for are in use" in found.facts.meaning
     assert found.code == "Resources"
     assert [each.overrides for each in found.tried][:2] == [(), ("nodes=2",)]
     assert found.options[0].overrides == ("nodes=2",)
@@ -366,7 +366,7 @@ def test_what_is_not_answered_is_said_and_the_rest_is_told() -> None:
     told = {"show job": SHOWN}
     resources = Recorded(answers=told)
     found = pending.explain(Waiting("run-1", "2", plan_of(nodes=4), "launcher"), resources)
-    assert "in use" in found.why
+    assert "in use" in found.facts.meaning
     assert [note for note in found.notes if "did not answer" in note] == [
         "not answered: scontrol did not answer within 10 s"
     ]
@@ -433,5 +433,5 @@ def test_a_held_job_is_not_offered_changes() -> None:
 def test_a_point_that_its_arrays_throttle_holds_back_is_told_so() -> None:
     job = SHOWN.replace("Reason=Resources", "ArrayTaskThrottle=1 Reason=JobArrayTaskLimit")
     found = pending.explain(Waiting("lr-1/2", "2", plan_of(), "launcher"), Recorded(answers={"show job": job}))
-    assert (found.throttled, found.tried) == (True, ())
+    assert (found.why, found.tried) == (Why.THROTTLED, ())
     assert found.limits == ("its array: 1 at once (ArrayTaskThrottle, sweep.parallelism)",)
