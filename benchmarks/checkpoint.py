@@ -66,7 +66,8 @@ class Contest:
         self.checkpointer = Checkpointer(folder / "checkpoints", env, identity={}, keep=1)
 
     def save(self, *, wait: bool) -> float:
-        """Saves a checkpoint; returns the seconds for which training is blocked. `wait`: until it is published."""
+        """Saves a checkpoint; returns the seconds for which training is blocked. With `wait`, it is blocked until the
+        checkpoint is published."""
         self.step += 1
         dist.barrier()
         blocked = self.checkpointer.save(self.step, self.state, extra={"cursor": self.step}, wait=wait)

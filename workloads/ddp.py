@@ -166,8 +166,8 @@ class Trainer:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}
 
     def position(self) -> dict[str, Any]:
-        """Returns the position of the training without the number of steps, for a checkpoint. All ranks must call
-        it."""
+        """Returns the position of the training for a checkpoint, except for the number of steps: the number of finished
+        epochs, the sums of losses, the scores of the last evaluation. All ranks must call it."""
         scores = None if self.scores is None else dataclasses.asdict(self.scores)
         return {"finished": self.finished, "losses": self.losses.state(), "scores": scores}
 

@@ -152,8 +152,8 @@ class Trainer:
         return {"model": self.model.state_dict(), "optimizer": optimizer}
 
     def position(self) -> dict[str, Any]:
-        """Returns the position of the training without the number of steps, for a checkpoint. All ranks must call
-        it."""
+        """Returns the position of the training for a checkpoint, except for the number of steps: the sums of losses,
+        and the last training and validation loss. All ranks must call it."""
         last = {"loss": self.loss, "val_loss": self.val_loss, "evaluated": self.evaluated}
         return last | {"losses": self.losses.state()}
 

@@ -182,7 +182,7 @@ def stream(address: tuple[str, int], token: bytes) -> float:
         token: secret by which `drain` recognizes the connection.
 
     Raises:
-        OSError: it cannot connect, or the other end accepted nothing for STEP_TIMEOUT seconds.
+        OSError: the connection fails, or the other end accepted nothing for STEP_TIMEOUT seconds.
     """
     data, size, best = memoryview(bytes(_CHUNK)), _CHUNK, 0.0
     with socket.create_connection(address, timeout=STEP_TIMEOUT) as connection:

@@ -54,7 +54,7 @@ def find(text: str) -> Text:
         text: `shakespeare` (the bundled text), a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name.
 
     Raises:
-        TextError: it is missing, cannot be read, or is damaged.
+        TextError: the text is missing, cannot be read, or is damaged.
     """
     if text == SHIPPED:
         return Text(SHIPPED, (SHIPPED_FILE,), _length(SHIPPED_FILE, text))
