@@ -1,4 +1,4 @@
-"""The faults of the harness: what each one does to a run, and who is to be blamed for it."""
+"""The faults that the harness injects into a run, and the rank or node that the run's events must name for each."""
 
 from __future__ import annotations
 
@@ -24,22 +24,27 @@ from tests.chaos import file_server
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import Launcher
 
-HEARTBEAT, HANG_TIMEOUT = 5, 6  # seconds, of the run
-KEEP = 2  # checkpoints
-PASSES_AFTER = 5.0  # seconds in which the file server gives errors, and ranks start and load meanwhile
-SCARCE = 3.0  # seconds in which an agent gets no descriptor
-NOBODY = ("left", "node_returned", "stopped_early")  # codes of restarts and ends that are nobody's fault
+HEARTBEAT, HANG_TIMEOUT = 5, 6  # launch.heartbeat and launch.hang_timeout of the run, in seconds
+KEEP = 2  # checkpoint.keep of the run
+PASSES_AFTER = 5.0  # seconds during which the file server returns errors, while ranks start and load
+SCARCE = 3.0  # seconds during which an agent gets no file descriptor
+NOBODY = ("left", "node_returned", "stopped_early")  # codes of restarts and ends that no rank or node causes
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Who is to be named by the first event of a failure: this rank or this node; None: it does not matter."""
+    """The rank or the node that the first failure event after a fault must name. One match is enough.
+
+    Attributes:
+        rank: the rank; None: no rank matches.
+        node: the node rank; None: no node matches.
+    """
 
     rank: int | None = None
     node: int | None = None
 
     def fits(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event names it."""
+        """Returns whether an event names this rank or this node."""
         return (self.rank is not None and event.get("rank") == self.rank) or (
             self.node is not None and event.get("node") == self.node
         )
@@ -47,13 +52,13 @@ class Blame:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
+    """A kind of fault, and what must follow before the run counts as recovered.
 
     Attributes:
-        strike: does it; whom to blame for what follows, None for nobody.
-        ends_ranks: the run is only further when new ranks work; else that is so when somebody is to be blamed.
-        saves: a new checkpoint must follow.
-        comes_back: as many ranks as before must follow.
+        strike: injects the fault, and returns which rank or node must be blamed; None: any or none.
+        ends_ranks: whether new ranks must make steps. If not, they must only if `strike` returned a `Blame`.
+        saves: whether a new checkpoint must follow.
+        comes_back: whether the run must have as many ranks as before.
     """
 
     strike: Callable[[], Blame | None]
@@ -63,11 +68,15 @@ class Fault:
 
 
 class Target:
-    """A run as the faults see it.
+    """A run into which faults are injected. It executes tests.chaos.slowly, which reports its ranks and steps.
 
     Attributes:
-        damaged: steps of the checkpoints that were damaged.
-        to_restore: names of the nodes that were taken away.
+        launcher: the launcher that the run belongs to.
+        seed: the seed of all random choices.
+        slurm: the cluster of the run; None: it runs on this machine.
+        path: the run directory.
+        damaged: the steps of the checkpoints that faults have damaged.
+        to_restore: the names of the nodes that faults have taken down.
     """
 
     def __init__(self, launcher: Launcher, run: str, seed: int, slurm: SlurmCluster | None = None) -> None:
@@ -77,9 +86,10 @@ class Target:
         self.damaged: set[int] = set()
         self.to_restore: list[str] = []
 
-    # -- what is seen
+    # -- the state of the run
 
     def told(self, name: str) -> dict[str, Any]:
+        """Returns a file of RUN/chaos that the workload wrote; empty: there is none, or it cannot be read."""
         try:
             return dict(json.loads((self.path / "chaos" / name).read_text()))
         except (OSError, ValueError):
@@ -89,17 +99,17 @@ class Target:
         return int(self.told("now").get("step", -1))
 
     def ranks(self) -> list[dict[str, Any]]:
-        """The ranks of the attempt that runs."""
+        """Returns what each live rank of the running attempt reported: its rank and the pids of it and its agent."""
         now = self.told("now")
         ranks = [self.told(f"rank-{rank}") for rank in range(now.get("world", 0))]
         return [rank for rank in ranks if rank and Path(f"/proc/{rank['pid']}").exists()]
 
     def watched(self) -> bool:
-        """Whether there is another agent, which sees what becomes of one."""
+        """Returns whether the run has several agents, so that one that is lost is reported by another."""
         return int(self.told("now").get("world", 0)) > 1
 
     def sound(self) -> dict[Path, Manifest]:
-        """The sound checkpoints, newest first."""
+        """Returns the manifests of the sound checkpoints by path, newest first."""
         return checkpoints.sound(self.path / "checkpoints") if self.path.exists() else {}
 
     def newest(self) -> Path | None:
@@ -112,7 +122,11 @@ class Target:
         return [json.loads(line) for line in (self.path / "journal.jsonl").read_text().splitlines()]
 
     def blamed(self, since: float) -> dict[str, Any] | None:
-        """The first event of a failure since some time."""
+        """Returns the first failure event (`restart` or `fault`) since a time; None: there is none.
+
+        Args:
+            since: the time, in seconds since the epoch.
+        """
         events = [event for attempt in Run(self.path).attempts()[-2:] for event in attempt.events()]
         failures = [
             event
@@ -121,7 +135,7 @@ class Target:
         ]
         return min(failures, key=lambda event: float(event["time"]), default=None)
 
-    # -- the faults
+    # -- the faults: each method injects one, and returns which rank or node must be blamed
 
     def signal_rank(self, number: signal.Signals) -> Blame | None:
         rank = self.random.choice(self.ranks() or [{}])
@@ -134,7 +148,7 @@ class Target:
         return Blame(node=node) if rank and _kill(rank["agent"], number) and watched else None
 
     def stop_agent_for_a_while(self) -> Blame | None:
-        """It is lost to the others, and then comes back."""
+        """Stops an agent (SIGSTOP) for two heartbeat timeouts, so that the others lose it until it comes back."""
         rank = self.random.choice(self.ranks() or [{}])
         node = _node_of(rank["agent"]) if rank else None
         watched = self.watched()
@@ -145,7 +159,7 @@ class Target:
         return Blame(node=node) if watched else None
 
     def everything(self) -> None:
-        """The whole job at once, as by a power failure."""
+        """Kills all processes of the job at once, as a power failure does; on Slurm, requeues the job."""
         if self.slurm is not None:
             self.slurm.run("scontrol", "requeue", self.job())
             return
@@ -164,7 +178,11 @@ class Target:
         (self.path / name).touch()
 
     def damage(self, how: str) -> None:
-        """The newest checkpoint, and then the ranks have to load one."""
+        """Damages the newest checkpoint, and kills a rank, so that all ranks have to load a checkpoint.
+
+        Args:
+            how: `cut off` truncates its largest file, `flipped` inverts a bit of it.
+        """
         newest = self.newest()
         if newest is None:
             return
@@ -181,14 +199,17 @@ class Target:
         self.signal_rank(signal.SIGKILL)
 
     def full_disk(self) -> None:
-        """No file of rank 0 may grow beyond some bytes, while it is to save."""
+        """Limits the size of rank 0's files (RLIMIT_FSIZE) while it saves, which simulates a full disk."""
         pid = self.told("now").get("pid")
         with limit(pid, resource.RLIMIT_FSIZE, 20_000):
             self.file("save")
             time.sleep(2)
 
     def no_descriptors(self) -> Blame | None:
-        """An agent can open no file, take no connection and start no rank, while a rank of it has to start again."""
+        """Takes all file descriptors from an agent while it has to restart a rank.
+
+        It can open no file, accept no connection and start no rank.
+        """
         rank = self.random.choice(self.ranks() or [{}])
         if not rank:
             return None
@@ -198,24 +219,33 @@ class Target:
         return Blame(rank=rank["rank"]) if hit else None
 
     def no_memory_for_a_copy(self) -> None:
-        """One rank fails in the copy for the next checkpoint."""
+        """Makes a random rank run out of memory when it copies its state for the next checkpoint."""
         if ranks := self.ranks():
             (self.path / "chaos" / f"no-memory-{self.random.choice(ranks)['rank']}").touch()
             self.file("save")
 
     def checkpoints_unreadable(self, number: int, *, one: bool) -> Blame | None:
-        """For a while, while ranks have to load one; of all ranks or of one."""
+        """Makes reads of checkpoints fail for PASSES_AFTER seconds, and kills a rank, so that ranks have to load one.
+
+        Args:
+            number: the errno of the failures.
+            one: whether only the reads of one rank fail, and not those of all.
+        """
         rank = self.random.choice(self.ranks() or [{}]).get("rank") if one else None
         file_server.weaken(self.path, number, PASSES_AFTER, parts=["/checkpoints"], rank=rank)
         return self.signal_rank(signal.SIGKILL)
 
     def run_unreadable(self, number: int) -> None:
-        """Record, lease and rounds, for a while when a new attempt begins."""
+        """Makes reads of the run's record, lease and rounds fail for PASSES_AFTER seconds, and restarts the job.
+
+        Args:
+            number: the errno of the failures.
+        """
         file_server.weaken(self.path, number, PASSES_AFTER, parts=["/record.json", "/lease", "/rounds"])
         self.everything()
 
     def file_server_hangs(self) -> Blame | None:
-        """For the agent and the ranks of one node, for longer than ranks may do no step."""
+        """Makes file operations of one agent and its ranks hang for twice the hang timeout."""
         rank = self.random.choice(self.ranks() or [{}])
         if not rank:
             return None
@@ -226,18 +256,18 @@ class Target:
         return Blame(rank=rank["rank"], node=node) if watched else None
 
     def node(self) -> None:
-        """The daemon of a node that is not the first of the job, and all that runs there; see docs/restarts.md."""
+        """Takes down a node other than the job's first one, with all processes on it; see docs/restarts.md."""
         assert self.slurm is not None
         first, _, nodes = self.slurm.run("squeue", "--noheader", "--jobs", self.job(), "--format=%B|%N").partition("|")
         victims = [node for node in expand(nodes.strip()) if node != first]
         if victims and self.watched():
             self.slurm.fail_node(victims[-1], told=True)
             self.to_restore.append(victims[-1])
-        else:  # the others are gone already, or have no ranks any more
+        else:  # the other nodes are down already, or have no ranks any more
             self.signal_rank(signal.SIGKILL)
 
     def faults(self) -> dict[str, Fault]:
-        """All faults by name."""
+        """Returns all faults by name."""
         both = {
             "SIGKILL of a rank": Fault(lambda: self.signal_rank(signal.SIGKILL)),
             "SIGSTOP of a rank": Fault(lambda: self.signal_rank(signal.SIGSTOP)),
@@ -263,9 +293,14 @@ class Target:
 
 
 def missing(before: Mapping[Path, Manifest], after: Mapping[Path, Manifest], damaged: set[int]) -> list[str]:
-    """The checkpoints that were sound before, are not there any more, and should be. Pure.
+    """Returns the names of sound checkpoints that are gone without a permitted reason. Pure.
 
-    Retention may have removed what is neither damaged nor one of the newest KEEP of its lineage.
+    Retention may remove checkpoints that are not among the newest KEEP of their lineage, and damaged ones may go.
+
+    Args:
+        before: the sound checkpoints before a fault.
+        after: the sound checkpoints after it.
+        damaged: the steps of checkpoints that faults have damaged.
     """
     if not before:
         return []
@@ -280,7 +315,7 @@ def missing(before: Mapping[Path, Manifest], after: Mapping[Path, Manifest], dam
 
 
 def _nobody(strike: Callable[..., object], *arguments: object) -> Callable[[], None]:
-    """A fault that is blamed on nobody."""
+    """Returns a function that calls `strike`, and returns None: nobody must be blamed."""
 
     def struck() -> None:
         strike(*arguments)
@@ -290,7 +325,13 @@ def _nobody(strike: Callable[..., object], *arguments: object) -> Callable[[], N
 
 @contextlib.contextmanager
 def limit(pid: int | None, what: int, value: int) -> Any:
-    """Another process may have only so much of something, for a while."""
+    """Lowers a soft resource limit of another process while the context is open.
+
+    Args:
+        pid: the process; None: do nothing.
+        what: the limit, such as resource.RLIMIT_NOFILE.
+        value: the soft limit.
+    """
     before = None
     if pid:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -305,7 +346,7 @@ def limit(pid: int | None, what: int, value: int) -> Any:
 
 
 def _lowest_free(pid: int) -> int:
-    """The number of the next descriptor that a process would get."""
+    """Returns the lowest free file descriptor of a process: the one that it would get next."""
     try:
         taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
     except OSError:
@@ -314,7 +355,7 @@ def _lowest_free(pid: int) -> int:
 
 
 def _node_of(agent: int) -> int | None:
-    """The node rank of an agent, as the job script or srun has told it."""
+    """Returns the node rank of an agent from its environment; None: the agent has ended."""
     try:
         words = Path(f"/proc/{agent}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""A workload with breakpoints: of the launcher's kind on all ranks, and torch's on rank 1."""
+"""A workload with two breakpoints: the built-in breakpoint() on all ranks, and torch.distributed's on rank 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def main(config: Any, env: Any) -> dict[str, float]:
-    """The sum over ranks of what a user at the debugger makes of `factor`."""
+    """Returns the sum over ranks of `factor` * (rank + 1); a test changes `factor` at the debugger."""
     factor = 1.0
     breakpoint()
     total = torch.tensor([factor * (env.rank + 1)])

@@ -1,4 +1,4 @@
-"""Points of searches that climb: each step brings them further by what their seed is worth, and they report it."""
+"""A workload for points of searches: its metric `height` grows by a constant at each step, which the seed decides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ STEPS = 27
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:
-    """27 steps of STEP_TIME seconds; the height after each is step * worth of the seed."""
+    """Makes 27 steps of STEP_TIME seconds, and reports `height` = step * worth(seed) after each.
+
+    It leaves an empty file RUN/executed-PID, and exits with 75 at a stop request.
+    """
     Path(os.environ["LAUNCHER_RUN_DIR"], f"executed-{os.getpid()}").touch(mode=0o600)
     for step in range(1, STEPS + 1):
         time.sleep(float(os.environ.get("STEP_TIME", "0.1")))
@@ -25,5 +28,5 @@ def main(config: Any, env: Any) -> dict[str, Any]:
 
 
 def worth(seed: int) -> float:
-    """From 0 to 1; neighbouring seeds have very different ones."""
+    """Returns the height that a step gains: a number from 0 to 1 that is very different for neighbouring seeds."""
     return (seed * 7919 % 101) / 101

@@ -1,6 +1,7 @@
-"""A training that can resume, in miniature: steps of one all_reduce, and one number that is kept. Faults from outside.
+"""A minimal training that can be resumed: each step is an all_reduce, and its state is a JSON file.
 
-Every rank tells where it is in `RUN/chaos/rank-R`: its process id, its agent's, and the round; rank 0 tells each step.
+Environment variables inject a fault. Each rank writes `RUN/chaos/rank-R` with its pid, its agent's pid and the round;
+rank 0 writes `RUN/chaos/now` after each step.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ STEPS, STEP_TIME, SAVE_EVERY = "COUNTING_STEPS", "COUNTING_STEP_TIME", "COUNTING
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:
-    """COUNTING_STEPS steps of COUNTING_STEP_TIME seconds; FAULT, FAULT_STEP and FAULT_RANK make one rank go wrong once.
+    """Makes COUNTING_STEPS steps of COUNTING_STEP_TIME seconds. FAULT, FAULT_STEP and FAULT_RANK inject a fault.
 
     Returns:
-        Steps, the sum that they should have come to, rounds and world sizes that were seen.
+        `step`: the steps done; `ranks`: the sum of the world sizes of all steps; `rounds`: [round, world size, first
+        step] of each round; `world_size`: that of the last round.
     """
     folder = Path(os.environ["LAUNCHER_RUN_DIR"], "chaos")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -40,7 +42,7 @@ def main(config: Any, env: Any) -> dict[str, Any]:
     _write(folder / f"rank-{env.rank}", pid=os.getpid(), agent=os.getppid(), round=round_number, host=env.host)
     if child := os.environ.get("COUNTING_CHILD"):
         subprocess.Popen(["setsid", "sleep", child])
-    if os.environ.get("COUNTING_PLAIN"):  # as a script that knows nothing of the launcher
+    if os.environ.get("COUNTING_PLAIN"):  # make a process group as a script without the launcher's API would
         dist.barrier()  # torch 2.15: a rank that is still connecting fails if another one takes its group away
         dist.destroy_process_group()
         dist.init_process_group("gloo")
@@ -65,7 +67,7 @@ def main(config: Any, env: Any) -> dict[str, Any]:
             progress(state["step"], total)
             if flag.item() or state["step"] % every == 0:
                 _write(folder / "state", **state)
-            _write(folder / "now", **done)  # last, for those who look into the state when they see this
+            _write(folder / "now", **done)  # last, because a test that sees this reads the state
         if flag.item():
             dist.barrier()
             sys.exit(errors.RESUME)
@@ -74,7 +76,10 @@ def main(config: Any, env: Any) -> dict[str, Any]:
 
 
 def _go_wrong(rank: int, step: int, folder: Path) -> None:
-    """Does what FAULT says, at FAULT_STEP on FAULT_RANK; FAULT_TIMES times in all."""
+    """Injects the fault FAULT on rank FAULT_RANK at step FAULT_STEP, at most FAULT_TIMES times in a run.
+
+    FAULT is raise, refuse, hang, exit (with FAULT_CODE), `kill agent`, or the name of a signal to this rank.
+    """
     kind = os.environ.get("FAULT")
     if kind is None or rank != int(os.environ.get("FAULT_RANK", "1")) or step != int(os.environ.get("FAULT_STEP", "5")):
         return

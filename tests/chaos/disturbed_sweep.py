@@ -1,4 +1,4 @@
-"""A packed sweep of many points whose pilots run out of time, are preempted, and lose a node; on any scheduler."""
+"""A packed sweep of many points. Its pilots run out of time, are preempted, and lose a node; for any scheduler."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def survives(
     launcher: Launcher, preempt: Callable[[Sweep], object], lose_node: Callable[[Sweep], object],
     restore_node: Callable[[], object], preempted: Collection[StopReason] = (StopReason.SIGNAL,),
 ) -> None:  # fmt: skip
-    """Runs the sweep, disturbs it, and asserts that its results are those of an undisturbed one.
+    """Runs the sweep, disturbs it, and asserts that its results are those of an undisturbed sweep.
 
     Args:
-        launcher: with the scheduler.
-        preempt: takes the nodes of all pilots away for a while.
-        lose_node: kills the node of a pilot that runs points.
-        restore_node: brings it back.
-        preempted: the stop reasons of pilots that are preempted.
+        launcher: the launcher with one of the schedulers.
+        preempt: preempts all pilots of the sweep.
+        lose_node: takes down the node of a pilot that runs points.
+        restore_node: restores this node.
+        preempted: the stop reasons that preempted pilots may record.
     """
     submitted = launcher.submit(
         "-m", "workload=collective", "workload.entry=tests.chaos.steps:main", "procs_per_node=1",
@@ -66,12 +66,12 @@ def survives(
 
 
 def attempts(sweep: Sweep) -> list[Attempt]:
-    """The attempts of all pilots."""
+    """Returns the attempts of all pilots of a sweep."""
     return [attempt for number in range(PILOTS) for attempt in sweep.pilot(number).attempts()]
 
 
 def counts(launcher: Launcher) -> dict[str, int]:
-    """How many points are in which state."""
+    """Returns the number of the sweep's points in each state, from `sweep status`."""
     done = launcher("sweep", "status", "many", "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout)["counts"]

@@ -1,4 +1,4 @@
-"""Ends that faults.py does not have: of memory, of disks, of time, of timeouts. Nothing here needs torch."""
+"""Workloads that fail for lack of memory, disk space, a file or time, without torch; faults.py has others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def raises(config: Any, env: Any) -> dict[str, Any]:
 
 
 def takes_memory(config: Any, env: Any) -> dict[str, Any]:
-    """Until somebody ends it, at most 3 GiB."""
+    """Takes memory on the last rank until the rank is killed, but at most 3 GiB."""
     if _last(env):
         taken = []
         for _ in range(48):
@@ -37,7 +37,7 @@ def takes_memory(config: Any, env: Any) -> dict[str, Any]:
 
 
 def may_not_take_memory(config: Any, env: Any) -> dict[str, Any]:
-    """What a process without any limit but its own gets: a MemoryError."""
+    """Raises MemoryError on the last rank, by a limit of its address space (RLIMIT_AS)."""
     if _last(env):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)

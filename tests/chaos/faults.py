@@ -1,4 +1,4 @@
-"""Workloads that go wrong, each in its own way. FAULT_RANK says which rank does (default: the last)."""
+"""Workloads that fail, each in its own way, on the rank FAULT_RANK (default: the last one)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _mine(env: Any) -> bool:
 
 
 def _work(env: Any) -> dict[str, Any]:
-    """What the other ranks do meanwhile: wait for everybody."""
+    """Waits for all ranks at a barrier, as the ranks without a fault do."""
     dist.barrier()
     return {}
 
@@ -119,7 +119,7 @@ def tells_environment(config: Any, env: Any) -> dict[str, Any]:
 
 
 def hangs_before_its_first_step(config: Any, env: Any) -> dict[str, Any]:
-    """It listens for stop requests, as a training does, and one rank never gets to its first step."""
+    """Hangs one rank before its first step, after all ranks have declared that they handle stop requests."""
     Stop(env)
     if _mine(env):
         time.sleep(600)

@@ -1,8 +1,8 @@
-"""A file server with moments of weakness, for the processes of a job: agents, ranks, and what the job script starts.
+"""Simulates a file server that fails or hangs for a while, for the processes of a run's jobs: agents and ranks.
 
-Whoever disturbs a run calls `weaken`, which writes RUN/chaos/weakness. Each process of the run's jobs that has called
-`install` looks into it before it opens, lists, renames or asks for anything in the run directory, and then gets an
-error, or waits. An audit hook of the interpreter sees all of these calls but `stat`, whoever makes them.
+A test calls `weaken`, which writes RUN/chaos/weakness. Each process that has called `install` reads this file before it
+opens, lists, renames or stats anything in the run directory; then the call fails or waits. An audit hook of the
+interpreter sees all these calls but `stat`, which is replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER, NAME, MET = "chaos", "weakness", "weakness-met"
-HANGS = 0  # instead of the number of an error: calls wait until it is over
+HANGS = 0  # instead of an errno: calls wait until the weakness is over
 _LISTS = ("os.scandir", "os.listdir")
 _CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.utime", "os.link")
 _stat, _lstat = os.stat, os.lstat
@@ -26,15 +26,15 @@ _stat, _lstat = os.stat, os.lstat
 
 @dataclass(frozen=True)
 class Weakness:
-    """What goes wrong, where, and for how long.
+    """A failure of the file server: which calls fail, how, and for how long.
 
     Attributes:
-        number: errno that reads fail with; HANGS: reads and writes wait.
-        seconds: for which it lasts, once it has struck any process.
-        parts: of the paths that it is about, each of them behind the run directory; none: all.
-        rank: number of the rank that it is about; None: any process.
-        agent: process id of the agent that, with its ranks, it is about; None: any process.
-        call: the only one that it is about, by its name among Python's audit events, or `stat`; None: all.
+        number: the errno with which reads fail; HANGS: reads and writes wait.
+        seconds: how long the weakness lasts after it has first affected a call of any process.
+        parts: only paths that contain one of these texts, after the run directory, are affected; empty: all paths.
+        rank: only this rank is affected; None: any process.
+        agent: only the agent with this pid and its ranks are affected; None: any process.
+        call: only this call is affected, a name of a Python audit event or `stat`; None: all calls.
     """
 
     number: int
@@ -45,7 +45,13 @@ class Weakness:
     call: str | None = None
 
     def strikes(self, call: str, path: str, *, reads: bool) -> bool:
-        """Whether a call of this process on a path, given from the run directory on, is affected."""
+        """Returns whether a call of this process is affected.
+
+        Args:
+            call: the name of the audit event, or `stat`.
+            path: the path after the run directory.
+            reads: whether the call only reads.
+        """
         return (
             (reads or self.number == HANGS)
             and self.call in (None, call)
@@ -56,7 +62,12 @@ class Weakness:
 
 
 def weaken(run_dir: Path, number: int, seconds: float, **where: Any) -> None:
-    """From the next call that is affected on, for so many seconds; see `Weakness`."""
+    """Starts a weakness of a run's file server; it lasts from the first affected call on.
+
+    Args:
+        run_dir: the run directory.
+        number, seconds, where: the fields of `Weakness`.
+    """
     weakness = Weakness(number, seconds, **where)
     temporary = run_dir / FOLDER / f".{NAME}"
     temporary.write_text(json.dumps(asdict(weakness)))
@@ -65,17 +76,17 @@ def weaken(run_dir: Path, number: int, seconds: float, **where: Any) -> None:
 
 
 def recover(run_dir: Path) -> None:
-    """Nothing goes wrong any more."""
+    """Ends the weakness of a run's file server."""
     (run_dir / FOLDER / NAME).unlink(missing_ok=True)
 
 
 def met(run_dir: Path) -> bool:
-    """Whether the last weakness has struck any process."""
+    """Returns whether the last weakness has affected a call of any process."""
     return (run_dir / FOLDER / MET).exists()
 
 
 def install() -> None:
-    """In this process, and in those that it forks."""
+    """Makes weaknesses affect this process and the processes that it forks."""
     sys.addaudithook(_heard)
     os.stat, os.lstat = _asking(_stat), _asking(_lstat)
 
@@ -97,10 +108,15 @@ def _asking(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result
 
 
 def _meet(call: str, path: Any, *, reads: bool) -> None:
-    """Does to a call what is to be done.
+    """Fails or delays a call, if a weakness affects it.
+
+    Args:
+        call: the name of the audit event, or `stat`.
+        path: the path of the call; only paths in the run directory are affected.
+        reads: whether the call only reads.
 
     Raises:
-        OSError: it fails.
+        OSError: the weakness makes the call fail.
     """
     run_dir = os.environ.get("LAUNCHER_RUN_DIR")
     if not run_dir or not isinstance(path, str | bytes | os.PathLike):
@@ -118,7 +134,7 @@ def _meet(call: str, path: Any, *, reads: bool) -> None:
 
 
 def _met_since(path: str) -> float:
-    """When the weakness struck first: now, if it has not before."""
+    """Returns when the weakness affected its first call, in seconds since the epoch. If never before, this is now."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     return _stat(path).st_mtime
@@ -126,7 +142,7 @@ def _met_since(path: str) -> float:
 
 def _now(path: str) -> Weakness | None:
     try:
-        _stat(path)  # nearly always there is none
+        _stat(path)  # nearly always there is no such file
         with open(path) as file:
             return Weakness(**json.load(file))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A module that hangs when rank 1 imports it; an agent imports no module of a user's."""
+"""A workload whose import hangs on rank 1. (Agents never import a user's module.)"""
 
 from __future__ import annotations
 

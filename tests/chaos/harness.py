@@ -1,13 +1,13 @@
-"""A seeded schedule of faults against one run, whose end is compared with that of an undisturbed one.
+"""Injects random faults into a run, and compares its weights at the end with those of an undisturbed run.
 
     python -m tests.chaos.harness --faults 100 --seed 1 --backend local
     python -m tests.chaos.harness --faults 100 --seed 1 --backend slurm
     python -m tests.chaos.harness --faults 5 --seed 1 --kind "EIO of checkpoints" --kind "file server hangs"
 
-After each fault (blows.py) the run must get further than it was, from the newest checkpoint that was sound. No sound
-checkpoint may be gone but by retention, and the record must blame the rank or the node that the fault has hit. In the
-end the weights must be bitwise those of a run of one rank that nobody disturbed. `train.invariant` makes that
-comparable, for faults also change the number of ranks.
+After each fault (blows.py) the run must continue from the newest sound checkpoint and make new steps. Only retention
+may remove sound checkpoints, and the run's events must blame the rank or the node that the fault has hit. At the end
+the weights must be bitwise equal to those of an undisturbed run with one rank. `train.invariant` makes this possible,
+although faults change the number of ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import PYTHON, ROOT, Launcher
 
 RUN = "chaos"
-PATIENCE = 240.0  # seconds for a run to get further after a fault
+PATIENCE = 240.0  # timeout in seconds for new steps after a fault
 SAVE_EVERY = 20  # steps
 TRAINING = (
     "workload=ddp_mnist", "workload.dataset=digits", "workload.log_every=1000000", "train.invariant=true",
@@ -42,32 +42,37 @@ WORKS = ("queued", "running", "unconfirmed", "unknown")
 
 
 class RunLost(AssertionError):
-    """A fault that the run, or one of its checkpoints, has not survived."""
+    """The run did not recover from a fault, lost a sound checkpoint, blamed the wrong one, or has other weights."""
 
 
 @dataclass
 class Blow:
-    """One fault and what came of it."""
+    """A fault that was injected, and how the run recovered from it."""
 
     kind: str
-    at: int  # steps that were done
-    recovered: float = 0.0  # seconds until it was further
-    repeated: int = 0  # steps that had to be done again
-    met: bool = True  # a weakness of the file server has struck a process
+    at: int  # the step at which the fault was injected
+    recovered: float = 0.0  # seconds until the run made new steps
+    repeated: int = 0  # steps that were repeated from a checkpoint
+    met: bool = True  # whether the weakness of the file server, if it was one, affected a process
 
 
 class Chaos(Target):
-    """One run under fire."""
+    """A run into which random faults are injected one after the other.
+
+    Attributes:
+        blows: the faults so far.
+        kinds: the names of the faults to choose from; empty: all.
+    """
 
     def __init__(
         self, launcher: Launcher, seed: int, slurm: SlurmCluster | None = None, kinds: Sequence[str] = ()
     ) -> None:
         """
         Args:
-            launcher: whose run it is.
-            seed: of everything random.
-            slurm: the cluster that it runs on; None: this machine.
-            kinds: of faults; none: all.
+            launcher: the launcher for the run.
+            seed: the seed of all random choices.
+            slurm: the cluster of the run; None: it runs on this machine.
+            kinds: the names of the faults to choose from; empty: all.
         """
         hook = {"PYTHONPATH": f"{ROOT / 'tests/chaos/hook'}:{ROOT}"}
         super().__init__(replace(launcher, environment={**launcher.environment, **hook}), RUN, seed, slurm)
@@ -90,7 +95,11 @@ class Chaos(Target):
         self.insist([*words, *self.launcher.overrides])
 
     def insist(self, words: list[str]) -> None:
-        """Runs a command of the launcher whose process may be killed on the way; then it is repeated."""
+        """Runs a command of the launcher, and kills it if it takes longer than a random time; then it is repeated.
+
+        Raises:
+            RunLost: the command fails.
+        """
         for timeout in (self.random.uniform(0.1, 1.0), None):
             command = subprocess.Popen(
                 [PYTHON, "-m", "launcher", *words], cwd=ROOT, env=self.launcher.environ, stdout=subprocess.PIPE,
@@ -107,7 +116,11 @@ class Chaos(Target):
             return
 
     def strike(self) -> None:
-        """One fault, and the time until the run is further than it was."""
+        """Injects a random fault, waits until the run has recovered, and checks its checkpoints and blame.
+
+        Raises:
+            RunLost: the run did not recover, lost a checkpoint, or blamed the wrong rank or node.
+        """
         self.until(lambda: bool(self.ranks()) and self.newest() is not None, "ranks at work", resume=True)
         time.sleep(self.random.uniform(0.0, 1.0))
         kind = self.random.choice(self.kinds or sorted(self.faults()))
@@ -141,15 +154,15 @@ class Chaos(Target):
             raise RunLost(f"after {kind} at step {blow.at} not {blame} was blamed, but {event}")
 
     def require_sound(self, kind: str, before: Mapping[Path, Manifest], lowest: int | None) -> None:
-        """Nothing sound was passed over, put aside or deleted.
+        """Checks that no sound checkpoint was passed over, quarantined or deleted after a fault.
 
         Args:
-            kind: of the fault.
-            before: what was sound when it came.
-            lowest: the step at which new ranks began; None: there are none.
+            kind: the name of the fault.
+            before: the sound checkpoints before the fault.
+            lowest: the step at which new ranks started; None: no ranks were restarted.
 
         Raises:
-            RunLost: something was.
+            RunLost: a sound checkpoint was.
         """
         safe = next((manifest.step for manifest in before.values()), None)
         if safe is not None and safe not in self.damaged and lowest is not None and lowest < safe:
@@ -161,7 +174,16 @@ class Chaos(Target):
             raise RunLost(f"after {kind} checkpoints were put aside of which only {sorted(self.damaged)} were damaged")
 
     def until(self, condition: Callable[[], bool], what: str, *, resume: bool = False) -> None:
-        """Waits while the run gets further, and resumes one that is over and not done, as its owner would."""
+        """Waits until a condition is true or the run is done.
+
+        Args:
+            condition: the condition.
+            what: what is waited for, for the error text.
+            resume: whether to resume the run when it has stopped, as its owner would.
+
+        Raises:
+            RunLost: the run has failed, or made no step for PATIENCE seconds.
+        """
         give_up, look, furthest = time.monotonic() + PATIENCE, 0.0, self.step()
         while not condition():
             if self.step() > furthest:
@@ -180,7 +202,7 @@ class Chaos(Target):
             time.sleep(0.05)
 
     def finish(self) -> str:
-        """Lets the run come to its end; its weights."""
+        """Lets the run finish undisturbed, and returns the hash of its weights."""
         (self.path / "chaos" / "fast").touch()
         self.until(lambda: self.state() == "done", "the end", resume=True)
         return weights(self.path)
@@ -191,7 +213,7 @@ def weights(run_dir: Path) -> str:
 
 
 def undisturbed(folder: Path, epochs: int) -> str:
-    """The weights of one rank that nobody disturbs."""
+    """Trains with one rank without faults, and returns the hash of the weights."""
     launcher = Launcher(folder / "undisturbed", {}, ["cluster=local"])
     done = launcher(*TRAINING, f"workload.epochs={epochs}", f"run_id={RUN}", "cluster=local", timeout=3000)
     if done.returncode:
@@ -200,7 +222,7 @@ def undisturbed(folder: Path, epochs: int) -> str:
 
 
 def table(blows: list[Blow]) -> str:
-    """A line for each kind of fault."""
+    """Returns a table with a line for each kind of fault: how often it was injected, and how fast the run recovered."""
     lines = [f"{'fault':24}{'count':>6}{'recovered in (s)':>18}{'worst':>8}{'steps again':>13}"]
     for kind in sorted({blow.kind for blow in blows}):
         those = [blow for blow in blows if blow.kind == kind]
@@ -213,10 +235,17 @@ def table(blows: list[Blow]) -> str:
 
 
 def storm(chaos: Chaos, faults: int, epochs: int, folder: Path, minutes: float = math.inf) -> None:
-    """Faults until there were enough, or the time is over; then the comparison.
+    """Starts the run, injects faults, and compares the weights at the end with those of an undisturbed run.
+
+    Args:
+        chaos: the run.
+        faults: the number of faults.
+        epochs: the number of epochs of the training.
+        folder: the directory for the undisturbed run.
+        minutes: after so many minutes no more faults are injected.
 
     Raises:
-        RunLost: the run, a sound checkpoint or the equality of the weights.
+        RunLost: the run did not survive a fault, or its weights differ.
     """
     over = time.monotonic() + 60 * minutes
     chaos.start(epochs)

@@ -1,4 +1,4 @@
-"""A module that cannot be imported where its library is not installed. All ranks of the node find that out together."""
+"""A workload whose import fails on all ranks at the same time, because it imports a library that does not exist."""
 
 import os
 import time

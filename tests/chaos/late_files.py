@@ -1,8 +1,8 @@
-"""A file system that shows new files late, and nodes that do not see each other's processes, for packed sweeps.
+"""Simulates a network file system that shows changes late, and pilots on different nodes, for packed sweeps.
 
-Processes in which `install` was called see the folders of claims and of slot managers, and the times of files there, as
-they were up to LATE_FILES seconds ago; of their own changes, too, which is more than NFS does. What they make is known
-to all at once, as a file server knows it: a link to a name that exists fails, whether it is seen or not.
+Processes that have called `install` see the folders of claims and of slot managers, and the sizes and times of files
+there, as they were up to LATE_FILES seconds ago. This holds for their own changes, too, which is stricter than NFS.
+Creating a file is never late: a hard link to an existing name fails, even if the process does not see the name yet.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _seen: dict[tuple[str, str], tuple[float, Any]] = {}
 
 
 def install() -> None:
-    """In this process, and in those that it forks."""
+    """Makes files late in this process and the processes that it forks."""
     os.scandir, os.stat, os.readlink = _list, _ask, _namespace  # type: ignore[assignment]
 
 
 class _Listing:
-    """What os.scandir returns."""
+    """A directory listing with the interface of os.scandir's result."""
 
     def __init__(self, entries: list[os.DirEntry[str]]) -> None:
         self._entries = iter(entries)
@@ -41,7 +41,7 @@ class _Listing:
         self.close()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because nothing is open."""
 
 
 def _list(path: Any = ".") -> Any:
@@ -65,6 +65,6 @@ def _late(call: str, path: str, real: Callable[[], Any]) -> Any:
 
 
 def _namespace(path: Any, *arguments: Any, **options: Any) -> Any:
-    """The pilots are on different nodes."""
+    """Replaces os.readlink: each run has a pid namespace of its own, as if pilots were on different nodes."""
     real = _readlink(path, *arguments, **options)
     return f"{real} {os.environ.get('LAUNCHER_RUN_DIR', '')}" if path == "/proc/self/ns/pid" else real

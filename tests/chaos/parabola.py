@@ -1,4 +1,4 @@
-"""Points of searches: metrics that are computed from the config of ddp_mnist, at once."""
+"""A workload for points of searches: it computes metrics from its config (workload.lr) without training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:
-    """Leaves an empty file RUN/executed-PID; fails where lr is above PARABOLA_CLIFF; takes PARABOLA_TIME seconds."""
+    """Returns metrics that are functions of lr, after PARABOLA_TIME seconds.
+
+    It leaves an empty file RUN/executed-PID.
+
+    Raises:
+        ValueError: lr is above PARABOLA_CLIFF.
+    """
     Path(os.environ["LAUNCHER_RUN_DIR"], f"executed-{os.getpid()}").touch(mode=0o600)
     time.sleep(float(os.environ.get("PARABOLA_TIME", "0")))
     if config.lr > float(os.environ.get("PARABOLA_CLIFF", "inf")):

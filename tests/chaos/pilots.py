@@ -1,11 +1,11 @@
-"""Packed sweeps whose pilots, slot managers, points and submitters are killed (kill -9) at random moments.
+"""Kills pilots, slot managers, points and submitters of packed sweeps (kill -9) at random moments.
 
     python -m tests.chaos.pilots --kills 100 --seed 1
     python -m tests.chaos.pilots --kills 30 --seed 1 --late 2
 
-Afterwards each point is done exactly once, or has failed with its cause; none was lost, and none ran twice at the same
-time. With `--late` each process sees the folders of claims and of slot managers as they were up to so many seconds ago
-(its own changes, too), and pilots do not see each other's processes, as on nodes that share a network file system.
+At the end each point must be done exactly once, or have failed with its cause; none may be lost, or run twice at the
+same time. With `--late SECONDS` each process sees the folders of claims and of slot managers as they were up to so many
+seconds ago, and pilots do not see each other's processes, as on nodes that share a network file system.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from tests.launch import PYTHON, ROOT, Launcher
 
 POINTS, PILOTS, SLOTS, RETRIES = 40, 2, 2, 1  # of each sweep
 PAUSE = 0.3  # seconds that a point takes
-PATIENCE = 240.0  # seconds for a command, and for the end of a sweep
+PATIENCE = 240.0  # timeout in seconds for a command, and for a sweep
 SUBMITTER = "submitter"
 
 
 class PointWrong(AssertionError):
-    """A point that was lost, done twice, or run twice at the same time."""
+    """A point of a sweep was lost, done twice, or run twice at the same time; or a command failed."""
 
 
 @dataclass
 class PilotSiege:
-    """Sweeps of one launcher, one after the other, under fire.
+    """Runs packed sweeps one after the other, and kills processes of theirs.
 
     Attributes:
-        launcher: whose they are, on this machine.
-        seed: of everything random.
-        late: seconds for which slot managers may see claims as they were; 0: never.
-        kills: how many processes were killed, of each kind.
-        failed: how many points have failed.
+        launcher: the launcher for the sweeps, on this machine.
+        seed: the seed of all random choices.
+        late: seconds by which processes see claims late; 0: they see them at once.
+        kills: the number of killed processes of each kind.
+        failed: the number of failed points.
     """
 
     launcher: Launcher
@@ -66,13 +66,13 @@ class PilotSiege:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.length = 1.0  # seconds that a submission takes
+        self.length = 1.0  # seconds that the last submission took
 
     def storm(self, kills: int) -> None:
-        """Sweeps, until so many processes were killed.
+        """Runs sweeps until so many processes were killed.
 
         Raises:
-            PointWrong: what the module is about.
+            PointWrong: a point of a sweep is not as the module's docstring demands, or a command failed.
         """
         for number in itertools.count():
             if self.kills.total() >= kills:
@@ -80,7 +80,7 @@ class PilotSiege:
             self.sweep(Sweep(self.launcher.runs_dir / f"storm-{number}"), kills)
 
     def sweep(self, sweep: Sweep, kills: int) -> None:
-        """One sweep, with kills until it is over, or until there were so many in all."""
+        """Runs a sweep, and kills its processes until it is over, or until `kills` were killed in all sweeps."""
         try:
             self._sweep(sweep, kills)
         finally:
@@ -99,7 +99,7 @@ class PilotSiege:
         while not over:
             if time.monotonic() - began > PATIENCE:
                 raise PointWrong(f"{sweep.id} is not over after {PATIENCE:g} s: {self._status(sweep)}")
-            # Where pilots do not see each other's processes, the points of a dead one go on after its lease.
+            # If pilots do not see each other's processes, points of a dead pilot continue when its lease has expired.
             if sum(process.alive() for process in pilots(sweep)) < (1 if self.late else PILOTS):
                 self._submit(command, dies=self.kills.total() < kills and self.random.random() < 0.5)
             elif self.kills.total() < kills:
@@ -107,7 +107,7 @@ class PilotSiege:
             time.sleep(self.random.uniform(0, 0.25))
             over = sum(log.state.over for log in logs(sweep)) == POINTS
         waited = self.launcher("sweep", "wait", sweep.id, timeout=PATIENCE)
-        while left := processes(sweep.path):  # pilots see that no point is free any more
+        while left := processes(sweep.path):  # pilots exit when they see that no point is left
             if time.monotonic() - began > PATIENCE:
                 raise PointWrong(f"of {sweep.id} there are still the processes {left}")
             time.sleep(0.1)
@@ -117,7 +117,7 @@ class PilotSiege:
             raise PointWrong(f"sweep wait of {sweep.id} exits with {waited.returncode}: {waited.stdout}{waited.stderr}")
 
     def _kill_one(self, sweep: Sweep, command: Sequence[str]) -> None:
-        """Kills one process; nothing if there is none of the kind."""
+        """Kills a process of a random kind; does nothing if the sweep has no process of this kind."""
         kind = self.random.choice((SUBMITTER, "pilot", "manager", "agent", "point", "point", "point", "rank", "rank"))
         if kind == SUBMITTER:
             self._submit(command, dies=True)
@@ -139,10 +139,14 @@ class PilotSiege:
                 self.kills[kind] += 1
 
     def _submit(self, command: Sequence[str], *, dies: bool) -> None:
-        """Submits the sweep, or the pilots that it lacks; the command may die at a random moment.
+        """Submits the sweep, or if it exists, its missing pilots.
+
+        Args:
+            command: the command.
+            dies: whether to kill the command after a random time, if it still runs.
 
         Raises:
-            PointWrong: the command lives, and fails.
+            PointWrong: the command failed.
         """
         limit, began = self.random.uniform(0, self.length) if dies else PATIENCE, time.monotonic()
         environ = {**self.launcher.environ, "PAUSE": str(PAUSE), "LATE_FILES": str(self.late)}
@@ -165,10 +169,14 @@ class PilotSiege:
 
 
 def check(sweep: Sweep, causes: dict[int, str]) -> int:
-    """Checks the points of a sweep that is over; how many have failed.
+    """Checks the points of a sweep that is over, and returns how many have failed.
+
+    Args:
+        sweep: the sweep.
+        causes: the cause of each point's failure in `sweep status`, by the point's number.
 
     Raises:
-        PointWrong: one is not as it should be.
+        PointWrong: a point was lost, done twice, run twice at the same time, or failed without being killed.
     """
     wrong = []
     entries = Claims(sweep.path, RETRIES).entries()
@@ -181,7 +189,7 @@ def check(sweep: Sweep, causes: dict[int, str]) -> int:
         if len(run.attempts()) > kinds[Kind.CLAIMED]:
             wrong.append(f"point {point} has {len(run.attempts())} attempts and {kinds[Kind.CLAIMED]} claims")
         if state is State.DONE:
-            # One that is killed between its line and the record of its end is taken over, and executed again.
+            # A point that is killed after it wrote its line, but before its end is recorded, is executed again.
             again = kinds[Kind.CLAIMED] - 1
             if kinds[Kind.DONE] != 1 or not 1 <= len(lives) <= 1 + again or run.result() != {"seed": point}:
                 wrong.append(f"point {point} is done, was executed {len(lives)} times, and returned {run.result()}")
@@ -197,35 +205,35 @@ def check(sweep: Sweep, causes: dict[int, str]) -> int:
 
 
 def executions(path: Path) -> Iterator[tuple[float, float]]:
-    """When a point began and ended, of each time when it came to its end."""
+    """Yields (start, end) of each complete execution of a point, from its file `executed`."""
     for line in path.read_text().splitlines() if path.exists() else ():
         begun, ended = json.loads(line)
         yield begun, ended
 
 
 def logs(sweep: Sweep) -> list[PointLog]:
-    """The logs of the points that have begun."""
+    """Returns the logs of claims of the points that have started; empty: they cannot be read now."""
     with contextlib.suppress(UnavailableError, OSError):
         return list(Claims(sweep.path, RETRIES).logs().values())
     return []
 
 
 def slot_managers(sweep: Sweep) -> list[Process]:
-    """The processes of all slot managers that have begun."""
+    """Returns the processes of all slot managers that have started."""
     folder = Claims(sweep.path, RETRIES)
     began = [event for each in folder.managers() for event in every(read(folder.journal(each)), ManagerBegan)]
     return [Process(event.pid, event.start, socket.gethostname()) for event in began]
 
 
 def pilots(sweep: Sweep) -> list[Process]:
-    """The processes of the newest attempts of all pilots."""
+    """Returns the process of each pilot's newest attempt."""
     numbers = itertools.takewhile(lambda number: sweep.pilot(number).recorded(), itertools.count())
     found = [process_of(sweep.pilot(number)) for number in numbers]
     return [process for process in found if process is not None]
 
 
 def processes(folder: Path) -> list[int]:
-    """The processes of runs in a folder, and of pilots beside it."""
+    """Returns the pids of processes whose run directory starts with this path: of a sweep's points and pilots."""
     found, text = [], f"LAUNCHER_RUN_DIR={folder}".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -249,19 +257,19 @@ def parent(pid: int) -> int:
 
 
 def on_this_machine(folder: Path, seed: int, late: float = 0.0) -> PilotSiege:
-    """A siege of pilots of this machine.
+    """Returns a siege of sweeps on this machine.
 
     Args:
-        folder: of runs.
-        seed: of everything random.
-        late: see `PilotSiege`.
+        folder: the directory for the runs.
+        seed: the seed of all random choices.
+        late: seconds by which processes see claims late.
     """
     hook = {"PYTHONPATH": f"{ROOT / 'tests/chaos/late_hook'}:{ROOT}"} if late else {}
     return PilotSiege(Launcher(folder, hook, ["cluster=local"]), seed, late)
 
 
 def report(siege: PilotSiege, kills: int) -> int:
-    """The storm, told in a line; the exit code."""
+    """Runs sweeps until so many processes were killed, prints the result, and returns the exit code."""
     try:
         siege.storm(kills)
     except PointWrong as wrong:

@@ -1,4 +1,4 @@
-"""The launcher's command line, for runs and slot managers whose lease is lost within seconds.
+"""The launcher's command line, with leases of runs and slot managers that expire after a few seconds.
 
 python -m tests.chaos.short_lease ...
 """

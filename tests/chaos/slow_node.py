@@ -1,4 +1,4 @@
-"""p2p with one node whose transfers all start late, as if its link were bad: node rank SLOW_NODE (default: 2)."""
+"""The workload p2p with a slow node: all transfers of node rank SLOW_NODE (default: 2) start late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DELAY = 0.05  # seconds
 
 
 def delay(env: Any) -> None:
-    """Makes this rank late if it is on that node."""
+    """Delays all transfers of this rank, if it is on the slow node."""
     if env.node_rank == int(os.environ.get("SLOW_NODE", "2")):
         for name in ("send", "batch_isend_irecv"):
             setattr(dist, name, _late(getattr(dist, name)))

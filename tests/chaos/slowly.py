@@ -1,8 +1,8 @@
-"""ddp_mnist with a pause in every step, so that faults find it at work, and with word of who runs and how far it is.
+"""The workload ddp_mnist with a pause in each step, which reports its ranks and steps to the harness.
 
-`RUN/chaos/rank-R` has the process ids of a rank and of its agent, `RUN/chaos/now` the steps that are done and the step
-at which these ranks have begun. There is no pause any more once there is a file `RUN/chaos/fast`. A file
-`RUN/chaos/no-memory-R` takes memory from rank R once, when it copies what a checkpoint is to hold.
+`RUN/chaos/rank-R` has the pids of a rank and of its agent, `RUN/chaos/now` the current step and the first step of these
+ranks. The file `RUN/chaos/fast` ends the pauses. The file `RUN/chaos/no-memory-R` makes rank R run out of memory once,
+when it copies its state for a checkpoint.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def main(config: Any, env: Any) -> dict[str, Any]:
         world=env.world_size,
     )  # fmt: skip
 
-    life = os.urandom(8).hex()  # process ids come again
+    life = os.urandom(8).hex()  # identifies these ranks; pids are reused
     begun: list[int] = []  # the first step
     lose_memory(folder / f"no-memory-{env.rank}")
 
     class Slowly(Trainer):
         def step(self, step: int, chosen: Any) -> Any:
             begun[:] = begun or [step]
-            os.stat(str(run.run_dir))  # as one that reads its data from the same file server
+            os.stat(str(run.run_dir))  # as a training that reads its data from the same file server
             if not (folder / "fast").exists():
                 time.sleep(PAUSE)
             if env.rank == 0:
@@ -51,7 +51,7 @@ def main(config: Any, env: Any) -> dict[str, Any]:
 
 
 def lose_memory(trigger: Path) -> None:
-    """This rank fails once in the copy for a checkpoint, when there is this file."""
+    """Makes the next copy for a checkpoint in this rank raise MemoryError once, when the file `trigger` exists."""
     start = Staging.start
 
     def failing(self: Staging, *arguments: Any, **options: Any) -> Copying:
@@ -64,7 +64,7 @@ def lose_memory(trigger: Path) -> None:
 
 
 def write(path: Path, **values: Any) -> None:
-    """Whole or not at all."""
+    """Writes values to a file as JSON, atomically."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.write_text(json.dumps(values))
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Stages of a chain of runs, which do next to nothing: one is done, one fails, one is done in its second attempt."""
+"""Workloads for chains of runs: one is done at once, one fails, one is done in its second attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher import errors
 
 
 def works(config: Any, env: Any) -> dict[str, Any]:
-    """Is done at once, or when the file HOLD is gone; leaves when it began."""
+    """Ends at once, or if HOLD names a file, when this file is gone; returns its start in seconds since the epoch."""
     begun = time.time()
     while (hold := os.environ.get("HOLD")) and Path(hold).exists():
         time.sleep(0.1)
@@ -25,7 +25,7 @@ def breaks(config: Any, env: Any) -> dict[str, Any]:
 
 
 def goes_on(config: Any, env: Any) -> dict[str, Any]:
-    """Stops in its first attempt, to go on in a second one."""
+    """Stops early in its first attempt (exit code 75), and is done in its second attempt."""
     if os.environ["LAUNCHER_ATTEMPT"] == "0":
         works(config, env)
         sys.exit(errors.RESUME)

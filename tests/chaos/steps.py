@@ -1,4 +1,4 @@
-"""A training in miniature: steps that add up ones, which stop, save and go on as a training does."""
+"""A minimal training: each step adds 1 to a sum; it stops, saves and resumes as a real training does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from launcher.worker.stop import Stop
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:
-    """STEPS steps of STEP_TIME seconds; where it was stopped it goes on."""
+    """Makes STEPS steps of STEP_TIME seconds, resumed from the newest checkpoint; saves every SAVE_EVERY steps."""
     run = settings()
     assert run.checkpoint_dir is not None
     stop, total = Stop(env, run), int(os.environ.get("STEPS", "100"))
     saves = Checkpointer(
         run.checkpoint_dir, env, identity={"what": "steps"}, attempt=run.attempt, fence=lease.require, start_over=True
-    )  # the harness may damage all that there are
+    )  # start_over: the harness may damage all checkpoints
     state = {"sum": torch.zeros(4)}
     loaded = saves.load(state)
     step = begun = loaded.step if loaded else 0

@@ -1,4 +1,4 @@
-"""Points of sweeps that tell when they were executed."""
+"""Workloads for points of sweeps that record when they were executed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 
 
 def writes(config: Any, env: Any) -> dict[str, Any]:
-    """Appends a line to RUN/executed, [begin, end] in seconds, PAUSE apart; the point whose seed is FAILS fails.
+    """Sleeps PAUSE seconds, and appends a line [start, end] in seconds since the epoch to RUN/executed.
 
-    All but the first two wait while there is a file HOLD.
+    Points with a seed above 1 wait while the file HOLD exists.
+
+    Raises:
+        ValueError: the point's seed is FAILS.
     """
     begun = time.time()
     time.sleep(float(os.environ.get("PAUSE", "0")))
@@ -28,7 +31,7 @@ def writes(config: Any, env: Any) -> dict[str, Any]:
 
 
 def alone(config: Any, env: Any) -> dict[str, Any]:
-    """As `writes`; if the point is run twice at the same time, the second one makes the file RUN/twice."""
+    """Does the same as `writes`. If the point runs twice at the same time, the second one makes the file RUN/twice."""
     folder = Path(os.environ["LAUNCHER_RUN_DIR"])
     with open(folder / "alone", "a", opener=_private) as file:
         try:

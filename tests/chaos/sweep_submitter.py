@@ -1,8 +1,8 @@
-"""A submitter of sweeps that is killed at random moments, and started again until it comes to its end.
+"""Kills commands that submit sweeps at random moments, and repeats each one until it ends.
 
     python -m tests.chaos.sweep_submitter --kills 30 --seed 1 --backend slurm
 
-Afterwards each point was executed once, and the scheduler has no job that the sweep does not know.
+At the end each point must have been executed once, and the scheduler must have no job that the sweep does not know.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.pbs.pbs_cluster import PbsCluster
 
-# Sweeps of one array, of two, and of points that are alone in their groups; and how many points each has.
+# Overrides and number of points of each kind of sweep: one array, two arrays, and three single jobs.
 SHAPES = ((("seed=range(4)",), 4), (("seed=range(2)", "time=10m,20m"), 4), (("seed=0", "time=10m,20m,30m"), 3))
 WORDS = (
     "-m",
@@ -41,23 +41,23 @@ WORDS = (
     "sweep.parallelism=3",
 )
 MOMENTS = ("any", "manifest", "points", "submitting", "submitted")
-PATIENCE = 300.0  # seconds for a command, and for the points of a sweep
+PATIENCE = 300.0  # timeout in seconds for a command, and for the points of a sweep
 
 
 class PointLost(AssertionError):
-    """A point that was executed twice or never, or a job that nobody knows."""
+    """A point was executed twice or never, the scheduler has an unknown job, or a command failed."""
 
 
 @dataclass
 class Siege:
-    """Sweeps of one launcher whose submitters are killed.
+    """Submits sweeps one after the other, and kills the commands that submit them.
 
     Attributes:
-        launcher: whose they are.
-        seed: of everything random.
-        queue: the ids of all jobs that the scheduler tells of; None: there is none.
-        hold, release: keep jobs from starting, and let them.
-        kills: how many submitters were killed, by what they were about to do.
+        launcher: the launcher for the sweeps.
+        seed: the seed of all random choices.
+        queue: returns the ids of all jobs that the scheduler knows; None: the launcher has no scheduler.
+        hold, release: keep the scheduler from starting jobs, and let it start them.
+        kills: the number of killed commands, by the moment of MOMENTS.
     """
 
     launcher: Launcher
@@ -70,13 +70,13 @@ class Siege:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.known: set[str] = set()
-        self.length = 2.0  # seconds that a command takes
+        self.length = 2.0  # seconds that the last command took
 
     def storm(self, kills: int) -> None:
-        """Sweeps, one after the other, until so many submitters were killed.
+        """Submits sweeps until so many commands were killed.
 
         Raises:
-            PointLost: what the module is about.
+            PointLost: a point was not executed exactly once, a job is unknown, or a command failed.
         """
         number = 0
         while self.kills.total() < kills:
@@ -85,7 +85,17 @@ class Siege:
             number += 1
 
     def sweep(self, name: str, shape: Sequence[str], count: int, kills: int) -> None:
-        """One sweep whose submitter is killed up to so many times, and then left alone."""
+        """Submits a sweep with a command that is killed up to `kills` times, and checks its points.
+
+        Args:
+            name: the sweep's id.
+            shape: the overrides of the sweep.
+            count: the number of its points.
+            kills: the maximum number of kills.
+
+        Raises:
+            PointLost: a point was not executed exactly once, a job is unknown, or a command failed.
+        """
         sweep = Sweep(self.launcher.runs_dir / name)
         command = [PYTHON, "-m", "launcher", *WORDS, *shape, f"sweep.id={name}", *self.launcher.overrides]
         self.hold()
@@ -108,7 +118,7 @@ class Siege:
             raise PointLost(f"{name}: its points were executed {executions} times")
 
     def _killed(self, command: Sequence[str], sweep: Sweep) -> bool:
-        """Runs the command and kills it at a random moment; False: it came to its end before."""
+        """Runs a command and kills it at a random moment; returns whether it was killed, and did not end before."""
         moment, group = self.random.choice(MOMENTS), self.random.random() < 0.5
         before, pause = _seen(sweep), self.random.uniform(0, self.length if moment == "any" else 0.02)
         with subprocess.Popen(
@@ -125,7 +135,7 @@ class Siege:
                 process.wait(pause)
             if process.poll() is not None:
                 return False
-            # With its group goes the sbatch that it has started; else that goes on.
+            # A kill of the process group also kills the sbatch that the command has started.
             (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         for runner in _runners(sweep) if self.queue is None and self.random.random() < 0.5 else ():
             with contextlib.suppress(ProcessLookupError):
@@ -134,12 +144,16 @@ class Siege:
         return True
 
     def _require_known(self, sweep: Sweep) -> None:
-        """The scheduler has only jobs that sweeps know of."""
+        """Checks that the scheduler has only jobs that this or an earlier sweep has recorded.
+
+        Raises:
+            PointLost: the scheduler has another job.
+        """
         if self.queue is None:
             return
         journals = [entry for point in sweep.points() for entry in journal_events(point.run)]
         attempts = [attempt for point in sweep.points() for attempt in point.run.attempts()]
-        # One that began before its submitter could say so is known from that.
+        # A job that started before its killed submitter could record it is known by its own event.
         events = [*journals, *(event for attempt in attempts for event in attempt.events())]
         jobs = {str(event["job"]) for event in events if event["event"] in ("submitted", "started")}
         self.known |= {_array(job) for job in jobs}
@@ -148,12 +162,12 @@ class Siege:
 
 
 def _array(job: str) -> str:
-    """The number of a job or an array, of its element's id too."""
+    """Returns the number of a job, or of the array to which an element with this id belongs."""
     return short(job).partition("[")[0]
 
 
 def _seen(sweep: Sweep) -> dict[str, int]:
-    """How much of a submission is on disk."""
+    """Returns how many records of a submission exist, by the moments of MOMENTS."""
     events = [
         event["event"]
         for path in (sweep.path, *sweep.path.glob("[0-9]*"))
@@ -170,7 +184,7 @@ def _lines(path: Path) -> int:
 
 
 def _runners(sweep: Sweep) -> list[int]:
-    """The processes that start points of this sweep on this machine."""
+    """Returns the pids of processes that start points of a sweep on this machine."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -182,7 +196,7 @@ def _runners(sweep: Sweep) -> list[int]:
 
 
 def on_slurm(folder: Path, slurm: SlurmCluster, seed: int) -> Siege:
-    """A siege of a real Slurm, which tells of jobs some minutes after their end."""
+    """Returns a siege of sweeps on a real Slurm, which lists jobs until some minutes after their end."""
 
     def queue() -> set[str]:
         return set(slurm.run("squeue", "--noheader", "--states=all", "--format=%F").split()) - before
@@ -193,7 +207,10 @@ def on_slurm(folder: Path, slurm: SlurmCluster, seed: int) -> Siege:
 
 
 def on_pbs(folder: Path, pbs: PbsCluster, seed: int) -> Siege:
-    """A siege of the stand-in for PBS, which forgets jobs that are over: they start when all have been submitted."""
+    """Returns a siege of sweeps on the stand-in for PBS.
+
+    It does not list jobs that are over, so no job starts before all are submitted.
+    """
     launcher = Launcher(folder, pbs.environment, ["cluster=pbs"], hosts=pbs.hosts)
 
     def queue() -> set[str]:
@@ -203,12 +220,12 @@ def on_pbs(folder: Path, pbs: PbsCluster, seed: int) -> Siege:
 
 
 def on_this_machine(folder: Path, seed: int) -> Siege:
-    """A siege of this machine, where half the kills also hit the process that starts points."""
+    """Returns a siege of sweeps on this machine. Half of the kills also kill the process that starts points."""
     return Siege(Launcher(folder, {}, ["cluster=local"]), seed)
 
 
 def report(siege: Siege, kills: int) -> int:
-    """The storm, told in a line or two; the exit code."""
+    """Submits sweeps until so many commands were killed, prints the result, and returns the exit code."""
     try:
         siege.storm(kills)
     except PointLost as lost:

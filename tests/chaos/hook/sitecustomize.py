@@ -1,4 +1,4 @@
-"""Every Python process that starts with this folder on its path meets the file server of tests.chaos.file_server."""
+"""Installs tests.chaos.file_server in every Python process that has this folder on its PYTHONPATH."""
 
 from tests.chaos import file_server
 

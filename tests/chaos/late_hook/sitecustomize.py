@@ -1,4 +1,4 @@
-"""Every Python process that starts with this folder on its path sees claims late: tests.chaos.late_files."""
+"""Installs tests.chaos.late_files in every Python process that has this folder on its PYTHONPATH."""
 
 from tests.chaos import late_files
 
