@@ -38,13 +38,9 @@ def bus_factor(operation: str, n: int) -> float | None:
 
 
 def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float | None, float | None]:
-    """Returns algbw and busbw of an operation in bytes/s; each is None if it is not defined.
+    """Returns algbw and busbw in bytes/s of an operation of `size` bytes (see the module's table) on n ranks.
 
-    Args:
-        operation: name of the operation.
-        n: number of ranks.
-        size: size of the operation in bytes (see the module's table).
-        seconds: time of the operation.
+    Each is None if it is not defined.
     """
     if operation == "barrier" or seconds <= 0:
         return None, None

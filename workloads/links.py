@@ -129,12 +129,9 @@ class Limits:
     latency: float
 
     def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
-        """Returns the lower of the ratios to the expected values, and its name, for a slow pair; None: it is not slow.
+        """Returns the lower one of the ratios to the usual values, and its name, of a slow pair; None: it is not slow.
 
-        Args:
-            latency: measured latency in seconds.
-            bandwidth: measured bandwidth in bytes/s.
-            usual: expected values.
+        Latencies are in seconds, bandwidths in bytes/s.
         """
         slow = []
         if bandwidth < self.bandwidth * usual.bandwidth:

@@ -191,16 +191,7 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
 
 
 def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Measures the latency of a pair of ranks, and its bandwidth in both directions. Only these two ranks call it.
-
-    Args:
-        a: one rank.
-        b: the other rank.
-        sizes: sizes of the messages.
-        config: the workload's config.
-        values: makes the messages.
-        env: this rank.
-    """
+    """Measures the latency between ranks a and b, and the bandwidth in both directions. Only these two call it."""
     seen = Measurements()
     peer = b if env.rank == a else a
     trips = pairs.Runs(min(config.iterations, TRIPS), config.warmup, more=False)

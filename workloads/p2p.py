@@ -27,12 +27,6 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
     | pingpong, bandwidth | one TCP stream | copy in memory | not known |
     | bidirectional | twice one TCP stream | twice a copy in memory | not known |
     | any other | not known | not known | not known |
-
-    Args:
-        pattern: name of the pattern.
-        pair: the two ranks.
-        measured: the hardware's speeds.
-        env: this rank.
     """
     if pattern not in pairs.PATTERNS:
         return None
@@ -118,12 +112,7 @@ def _silent(line: str) -> None:
 
 
 def _stop(reason: str, written: results.Results, write: Callable[[str], object]) -> None:
-    """Prints and records why some sizes are not measured.
-
-    Args:
-        reason: the reason.
-        written: the results, in which it is recorded.
-        write: prints a line on rank 0.
+    """Prints why some sizes are not measured, and records it in the results.
 
     Raises:
         WorkloadError: nothing has been measured so far.
@@ -143,14 +132,6 @@ def _judge(
     env: Env,
 ) -> None:
     """Compares the results with the baseline, and checks that they do not fail the run. All ranks must call it.
-
-    Args:
-        faults: texts about wrong results.
-        written: the results.
-        links: the matrix; None: not measured.
-        baseline: results of an earlier run; None: there is none.
-        config: the workload's config.
-        env: this rank.
 
     Raises:
         WorkloadError: a result was wrong, a speed is lower than the baseline allows, or pairs are slow and

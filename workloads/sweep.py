@@ -161,12 +161,6 @@ def _remade(groups: Groups, env: Env) -> Groups:
 class Sweep:
     """One operation on all groups of a kind. All ranks create it, and call its methods together.
 
-    Args:
-        settings: the parsed config.
-        operation: the operation.
-        groups: the groups.
-        env: this rank.
-
     Raises:
         WorkloadError: the root does not exist in the smallest group.
     """

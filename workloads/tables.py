@@ -17,14 +17,8 @@ Row = Mapping[str, Any]
 def title(operation: str, kind: str, ranks: str, dtype: str, redop: str, root: int | None, async_op: bool) -> str:
     """Returns the title of a table: `all_reduce: world (4 ranks), float32, sum`.
 
-    Args:
-        operation: name of the operation.
-        kind: kind of the groups of ranks.
-        ranks: number of ranks, and of groups if there are several (`2 x 3`).
-        dtype: type of the elements.
-        redop: reduction; printed only if the operation reduces.
-        root: root of the operation; None: it has none.
-        async_op: whether the operation is started asynchronously.
+    `kind` is the kind of the groups, and `ranks` the number of ranks, and of groups if there are several (`2 x 3`).
+    `redop` and `root` are printed only if the operation has them.
     """
     words = [f"{operation}: {kind} ({ranks} {'rank' if ranks == '1' else 'ranks'})"]
     if operation != "barrier":

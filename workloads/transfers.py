@@ -157,13 +157,8 @@ class Transfers:
         }  # fmt: skip
 
     def _measured(self, row: dict[str, Any], checked: int, wrong: dict[tuple[int, int], int]) -> Measured:
-        """Returns the result of one pattern at one size.
-
-        Args:
-            row: the row of results.json without `wrong` and `checked`.
-            checked: number of compared elements.
-            wrong: number of wrong elements, by receiving and sending rank.
-        """
+        """Returns the result of one pattern at one size. `wrong` has the wrong elements by receiving and sending
+        rank."""
         faults = tuple(
             f"{row['pattern']}: {bad} wrong elements of {row['count']} a message arrived on "
             f"{name_ranks([to], self.hosts)} from {name_ranks([source], self.hosts)}"

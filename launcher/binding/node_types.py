@@ -49,11 +49,7 @@ def names() -> list[str]:
 
 
 def require(name: str, key: str) -> None:
-    """Checks that a node type of this name exists.
-
-    Args:
-        name: name of the type.
-        key: config key or option with the name, for the error.
+    """Checks that a node type of this name exists. `key` is the config key or option with the name, for the error.
 
     Raises:
         ConfigError: there is no such type.

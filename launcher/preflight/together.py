@@ -176,15 +176,7 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
-    """Initializes the default process group for the preflight.
-
-    Args:
-        backend: torch's backend: gloo, nccl, xccl.
-        store: store that all ranks share.
-        rank: this rank.
-        world_size: number of ranks.
-        where: device of this rank.
-        timeout: timeout of the process group, in seconds.
+    """Initializes the default process group for the preflight, with a timeout in seconds.
 
     Raises:
         RuntimeError: from the backend, if other ranks cannot be reached.
