@@ -1,4 +1,4 @@
-"""A short storm; `make chaos` has the long ones."""
+"""A few random faults against a run; `make chaos` injects many."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOMENTS = {
 
 
 def of_session(session: int) -> list[int]:
-    """The processes of a job of this machine."""
+    """Returns the pids of the live processes of a session, that is, of a job on this machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -90,7 +90,7 @@ def test_an_attempt_that_has_lost_the_run_publishes_and_removes_nothing(tmp_path
 
 
 def started_again(target: Target) -> subprocess.Popen[Any]:
-    """The job once more, as by a scheduler that has given up the node: under another number, with its own processes."""
+    """Starts the run's job a second time under another job id, as a scheduler does that has given up the first node."""
     environment = {**target.launcher.environ, "LAUNCHER_JOB_ID": "local-second"}
     with open(target.path / "output-local-second.log", "w") as log:
         return subprocess.Popen(

@@ -22,7 +22,7 @@ def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
 
 
 def stage(launcher: Launcher, name: str, what: str, *overrides: str, **environment: str) -> str:
-    """Submits a stage; what the command said."""
+    """Submits a workload of tests/chaos/stages.py as a run; returns the output of the command."""
     done = launcher.submit("workload=collective", f"{STAGES}:{what}", f"run_id={name}", *overrides, **environment)
     assert done.returncode == 0 or "after" in done.stderr, done.stderr
     return done.stdout + done.stderr

@@ -25,13 +25,13 @@ pytestmark = [
 
 
 class Cut:
-    """A run on the three nodes."""
+    """A run on three nodes whose network a test cuts."""
 
     def __init__(self, launcher: Launcher, network: Namespaces) -> None:
         self.launcher, self.network = launcher, network
 
     def round(self, number: int) -> dict[str, Any]:
-        """Waits for a round, and for its first step; what its leader has claimed."""
+        """Waits for the first step of a round, and returns the record that the round's leader has written."""
         path = self.launcher.last().path
         self.launcher.until(
             lambda: (path / "chaos" / f"first-{number}").exists(), f"a step of round {number}", PATIENCE
@@ -40,7 +40,7 @@ class Cut:
         return dict(json.loads(claim.read_text()))
 
     def members(self, number: int) -> tuple[int, list[int]]:
-        """The leader of a round, and all who take part."""
+        """Returns the index of a round's leader, and the indices of all its members."""
         values = self.round(number)
         return values["leader"], [member["index"] for member in values["members"]]
 
@@ -48,7 +48,7 @@ class Cut:
         return [event for event in self.launcher.last().attempts()[-1].events() if event["event"] == kind]
 
     def alone(self, node: int) -> None:
-        """Waits until a node that was cut off runs no ranks."""
+        """Waits until no rank runs on a node, and checks that its agent still does."""
         path = self.launcher.last().path / "chaos"
 
         def ranks() -> list[int]:

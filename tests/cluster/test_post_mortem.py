@@ -54,13 +54,13 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 class Runs:
-    """The runs, and what `post-mortem` tells of them."""
+    """The runs of this module, by name, and what `post-mortem` reports about them."""
 
     def __init__(self, launcher: Launcher, slurm: Any) -> None:
         self.launcher, self.slurm = launcher, slurm
 
     def submit(self, late: Path) -> None:
-        """All at once, for each command takes its time."""
+        """Submits all runs at the same time, because each command takes seconds."""
         started = []
         for name, (entry, *overrides) in RUNS.items():
             if name == "no-rendezvous":
@@ -81,7 +81,7 @@ class Runs:
         return next(str(event["job"]) for event in journal_events(run) if event["event"] == "submitted")
 
     def asleep(self, name: str, ranks: int = 1) -> None:
-        """Waits until the ranks of a run are at work."""
+        """Waits until so many ranks of a run have printed `asleep`, the sign that their workload has started."""
         run = Run(self.launcher.runs_dir / name)
 
         def said() -> bool:
@@ -90,7 +90,7 @@ class Runs:
         self.launcher.until(said, f"the ranks of {name} are asleep", 120)
 
     def examined(self, name: str, *options: str) -> dict[str, Any]:
-        """The verdict, once there is one."""
+        """Waits until a run is over, and returns the verdict of `post-mortem --json`."""
         told: dict[str, Any] = {}
 
         def over() -> bool:
@@ -107,7 +107,7 @@ class Runs:
 
 @pytest.fixture
 def runs(slurm: Any, tmp_path: Path) -> Iterator[Runs]:
-    """All of them, submitted and disturbed as they are to be."""
+    """All runs of this module, submitted, and disturbed (cancelled, killed, ...) as their tests need it."""
     (tmp_path / "late").mkdir()
     (tmp_path / "late" / "sitecustomize.py").write_text(LATE)
     made = Runs(Launcher(tmp_path / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}), slurm)

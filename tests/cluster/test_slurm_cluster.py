@@ -24,7 +24,7 @@ COMMAND = [sys.executable, str(ROOT / "tests/cluster/slurm_cluster.py")]
 
 
 def submit(cluster: SlurmCluster, folder: Path, script: str, *options: str) -> tuple[str, Path]:
-    """Submit a bash script; its job id, and the file that collects the output of all its starts."""
+    """Submits a bash script; returns the job id, and the output file, to which each start of the job appends."""
     output = folder / f"{time.monotonic_ns()}.out"
     path = output.with_suffix(".sh")
     path.write_text(f"#!/bin/bash\n{script}\n")
@@ -33,22 +33,22 @@ def submit(cluster: SlurmCluster, folder: Path, script: str, *options: str) -> t
 
 
 def said(output: Path, text: str, *, timeout_s: float = 60.0) -> bool:
-    """Whether a job's output holds this line in time."""
+    """Returns whether a job's output has this line within `timeout_s` seconds."""
     return wait_until(lambda: output.exists() and text in output.read_text().splitlines(), timeout_s=timeout_s)
 
 
 def state(cluster: SlurmCluster, job: str) -> str:
-    """A job's state in squeue's words."""
+    """Returns a job's state as squeue shows it (`RUNNING`)."""
     return cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
 
 
 def printed(*argv: str) -> str:
-    """What a command prints that must succeed."""
+    """Returns the standard output of a command; fails if the command does."""
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
 def leftovers(folder: Path) -> list[Proc]:
-    """Processes that belong to the cluster of this folder."""
+    """Returns the processes that belong to the cluster in this folder."""
     return [
         proc
         for proc in running()
@@ -164,7 +164,7 @@ def test_with_accounting_sacct_tells_how_a_job_ended(slurm_with_accounting: Slur
 
 @pytest.fixture
 def room() -> Iterator[Path]:
-    """A folder with a short name: tmp_path is too long for the paths of Unix sockets."""
+    """A folder with a short path: tmp_path is too long for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="room-") as folder:
         yield Path(folder)
 
@@ -230,7 +230,7 @@ def test_a_folder_that_slurm_cannot_take_is_refused(room: Path, name: str) -> No
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hosts file and a register of our own."""
+    """A hosts file and a register for this test, in place of those of the machine; the path of the hosts file."""
     monkeypatch.setattr(host, "REGISTER", tmp_path / "register.json")
     monkeypatch.setattr(host, "HOSTS", tmp_path / "hosts")
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.0.0.1 node1 # the site's own\n")
@@ -267,7 +267,7 @@ def test_ports_that_somebody_listens_on_are_not_taken(tmp_path: Path, monkeypatc
 
 
 def no_database(name: str) -> str | None:
-    """Where a program is on a machine that has Slurm and no accounting."""
+    """Returns the path of a program on a machine that has Slurm, but no accounting; None: it is not installed."""
     return f"/usr/bin/{name}" if name in slurm_cluster.NEEDED else None
 
 

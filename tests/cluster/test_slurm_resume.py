@@ -24,7 +24,7 @@ def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
 
 
 def reached(launcher: Launcher, attempt: int, step: int = 5) -> None:
-    """The run has come to this step in this attempt."""
+    """Waits until the run has reached a step in an attempt."""
 
     def come() -> bool:
         row = launcher.status()

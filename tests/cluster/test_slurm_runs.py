@@ -29,7 +29,7 @@ WORKLOADS = {
 
 @pytest.fixture(params=["slurm", "slurm_with_accounting"])
 def either(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A Slurm without accounting, and one with it."""
+    """A Slurm cluster: the test runs once without accounting, and once with it."""
     cluster = request.getfixturevalue(request.param)
     yield cluster
     cluster.reset()
@@ -42,7 +42,7 @@ def launcher_for(cluster: Any, folder: Path) -> Launcher:
 
 @pytest.fixture
 def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
-    """The launcher on the Slurm without accounting."""
+    """The launcher's command line with the Slurm without accounting, which is idle after the test."""
     yield launcher_for(slurm, tmp_path)
     slurm.reset()
 
@@ -213,7 +213,7 @@ def test_a_run_goes_on_without_a_node_that_came_too_late(launcher: Launcher, tmp
 
 
 def with_python(launcher: Launcher, python: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Submits with a Python of the test's own making on the nodes."""
+    """Runs the launcher's command line as if this Python executed it, so that the nodes use it as well."""
     code = (
         "import sys; sys.executable = sys.argv.pop(1); from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )

@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Evil:
-    """When it is unpickled, a file is made."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class Evil:
 
 
 def listening() -> list[Place]:
-    """Where anybody listens in this network namespace, as every user can see."""
+    """Returns the address and port of each listening TCP socket in this network namespace, from /proc/net."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for row in Path(table).read_text().splitlines()[1:]:
@@ -56,7 +56,7 @@ def listening() -> list[Place]:
 
 
 def attack(places: list[Place], words: list[bytes]) -> dict[Place, list[bytes]]:
-    """What each service answers to each text, while forty connections to it are open and say nothing."""
+    """Sends each text to each service while forty silent connections to it are open; returns the answers."""
     answers: dict[Place, list[bytes]] = {}
     for place in places:
         held = []

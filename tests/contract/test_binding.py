@@ -24,7 +24,7 @@ print(json.dumps([mask, json.loads(child.stdout), status, os.environ.get("OMP_NU
 
 
 def masks(result: Result) -> list[tuple[list[int], str | None]]:
-    """The CPUs that each rank, and a process that it starts, may use, and its OMP_NUM_THREADS."""
+    """Returns, for each rank, the CPUs that it and a process that it starts may use, and its OMP_NUM_THREADS."""
     assert result.code == 0, result.output
     found = []
     for rank in range(2):

@@ -47,7 +47,7 @@ class Place:
     def executor(
         self, *, nodes: int = 1, tasks: int = 1, throttle: int | None = None, queue: str | None = None, **more: Any
     ) -> Any:
-        """Returns a new executor. On Slurm, `queue` is a partition. `more` are parameters of functions."""
+        """Returns a new executor. On Slurm, `queue` is a partition. `more` are other parameters of submitit."""
         folder, scheduler = self.folder / f"e{len(self.made)}", self.kind.split()[0]
         sites = {"parallel_environment": "nodes"} if scheduler == "sge" and nodes > 1 else {}
         if self.kind.endswith(" function"):

@@ -27,7 +27,7 @@ TWO_BY_TWO = ("nodes=2", "procs_per_node=2")
 
 @pytest.fixture(autouse=True)
 def nothing_left(launcher: Launcher) -> Iterator[None]:
-    """No test leaves a process behind."""
+    """Checks after the test that no process of the run is left within 20 seconds."""
     yield
     launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 20)
 
@@ -37,20 +37,20 @@ def count(launcher: Launcher, *overrides: str, **environment: str) -> Result:
 
 
 def begin(launcher: Launcher, *overrides: str, **environment: str) -> None:
-    """Starts a run that lasts until it is told, and waits until it has done some steps."""
+    """Starts a run that lasts until `end` cancels it, and waits until it has done some steps."""
     done = launcher.submit(*ENTRY, "wait=false", *overrides, **{"COUNTING_STEPS": "100000", **environment})
     assert done.returncode == 0, done.stderr
     launcher.until(lambda: now(launcher).get("step", 0) >= 3, "the third step")
 
 
 def end(launcher: Launcher) -> None:
-    """Lets it come to its end."""
+    """Cancels the run that `begin` started, and waits until it is over."""
     assert launcher("cancel", "latest").returncode == 0
     launcher("wait", "latest", "-q")
 
 
 def now(launcher: Launcher) -> dict[str, Any]:
-    """The newest step of the run: its number, and the round that it was done in."""
+    """Returns the newest step of the run: its number, and the round in which it was done."""
     return _told(launcher, "now")
 
 
@@ -62,7 +62,7 @@ def _told(launcher: Launcher, name: str) -> dict[str, Any]:
 
 
 def further(launcher: Launcher, round_number: int, timeout: float = 60) -> None:
-    """Waits until steps are done in a round."""
+    """Waits until the run has done steps in a round."""
     what = f"a step in round {round_number}"
     launcher.until(lambda: now(launcher).get("round", 0) >= round_number, what, timeout)
 

@@ -28,7 +28,7 @@ class Points:
         return self.sweep.run(index)
 
     def states(self) -> list[str]:
-        """Returns the states of all points, as `status` shows them; those that are not submitted are `unconfirmed`."""
+        """Returns the states of all points, as `status` shows them; points without a submission are `unconfirmed`."""
         names = [f"{self.sweep.id}/{index}" for index in range(len(self.sweep.manifest().points))]
         done = self.launcher("status", *names, "--json")
         assert done.returncode == 0, done.stderr
@@ -43,7 +43,7 @@ class Points:
 
 
 def sweep(launcher: Launcher, *overrides: str, **environment: str) -> tuple[Points, str]:
-    """Submits a sweep of a workload in tests/chaos/; returns it, and what was printed."""
+    """Submits a sweep of a workload in tests/chaos/; returns the sweep, and the output of the command."""
     done = launcher.submit("-m", *TINY, *overrides, "wait=false", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return Points(launcher), done.stdout + done.stderr

@@ -13,12 +13,12 @@ ROW = re.compile(r"^\| (\d+) \| (.*) \|$", re.MULTILINE)
 
 
 def table(text: str) -> dict[int, str]:
-    """The first table of a text whose rows begin with a number: codes and their meaning."""
+    """Returns the meaning of each exit code in the first table of a text whose rows start with a number."""
     return {int(code): meaning for code, meaning in ROW.findall(text.partition("| code | meaning |")[2])}
 
 
 def line(text: str) -> set[int]:
-    """The codes in a sentence that begins with `Exit codes:`."""
+    """Returns the exit codes in a sentence that starts with `Exit codes:`."""
     sentence = " ".join(text.split()).partition("Exit codes: ")[2].partition(". ")[0]
     return {int(code) for code in re.findall(r"(?:^|, )(\d+) ", sentence)}
 

@@ -37,7 +37,7 @@ def test_the_keys_are_what_they_were(show: Callable[..., Shown], golden: Golden)
 
 
 def keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """A line for each key below a section: its name, type, and default as it stands in the config."""
+    """Yields a line for each key of a section: its dotted name, type, and default in the config."""
     for key in config:
         node: Any = config._get_node(key)
         kind = OmegaConf.get_type(node)
@@ -48,7 +48,7 @@ def keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def kind_of(node: Any) -> str:
-    """A type as it is written in the schema; of a choice, what there is to choose from."""
+    """Returns the type of a key as the schema writes it; for an enum, its values."""
     kind = node._metadata.ref_type
     if isinstance(kind, type) and issubclass(kind, Enum):
         name = "|".join(str(each.value) for each in kind)

@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest) -> Mapping[str, str]:
-    """An allocation's, for a case that is in one."""
+    """The environment of an allocation, for the cases that run inside one."""
     if "case" not in request.fixturenames:
         return {}
     return ENVIRONMENT.get(request.getfixturevalue("case").scheduler, {})
@@ -70,7 +70,7 @@ def installed(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def earlier(show: Callable[..., Shown], world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that wait in a queue."""
+    """Submits runs that wait in a queue, on which other runs can depend."""
     with monkeypatch.context() as patch:
         patch.setenv("LAUNCHER_RUNS_DIR", f"{world.folder}/earlier")
         for name, cluster in EARLIER.items():

@@ -1,4 +1,4 @@
-"""The stand-in says and does what a real OpenPBS 23.06.06 said and did: transcripts of one, with names made ours."""
+"""The stand-in behaves like a real OpenPBS 23.06.06: its output is compared with transcripts, with adapted names."""
 
 # ruff: noqa: W291  many a line of PBS's ends in blanks
 
@@ -44,20 +44,20 @@ def pbs(site: PbsCluster, tmp_path: Path) -> Iterator[Session]:
 
 
 class Session:
-    """A user who works in a folder of their own."""
+    """A user's shell session in a folder, with the stand-in's commands on PATH."""
 
     def __init__(self, site: PbsCluster, cwd: Path) -> None:
         self.site, self.cwd = site, cwd
         (cwd / "s.sh").write_text("#!/bin/bash\nsleep 0.1\n")
 
     def sh(self, command: str, **variables: str) -> str:
-        """stderr, then stdout, and a line `[exit n]` if it is not 0."""
+        """Runs a shell command; returns its stderr, its stdout, and a line `[exit n]` if the exit code n is not 0."""
         done = self.site.run("bash", "-c", command, cwd=self.cwd, env={"PWD": str(self.cwd), **variables})
         code = f"[exit {done.returncode}]\n" if done.returncode else ""
         return done.stderr + done.stdout + code
 
     def holds(self, transcript: str) -> None:
-        """Run all commands of a transcript: each prints what is written below it."""
+        """Runs all commands of a transcript, and checks that each prints the lines below it."""
         for part in re.split(r"^\$ ", transcript, flags=re.MULTILINE)[1:]:
             command, _, expected = part.partition("\n")
             printed = re.sub(r"usage: (.|\n)* --version\n", "(+ usage text)\n", self.sh(command))

@@ -16,7 +16,7 @@ INTERACTIVE = ["qrsh", "-now", "y", "-cwd", "-V", "-pe", "nodes", "2"]
 
 @pytest.fixture
 def launcher(sge: SgeCluster, tmp_path: Path) -> Iterator[Launcher]:
-    """A launcher that is called within such a job."""
+    """The launcher's command line, called within an interactive job of Grid Engine."""
     before = [*sge.on_head, *INTERACTIVE]
     yield Launcher(tmp_path / "runs", sge.environment, ["cluster=allocation"], before, sge.hosts)
     sge.reset()

@@ -105,7 +105,7 @@ class Findings:
 
 
 def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
-    """Returns each attempt of a run that is over, with the next attempt (None: it is the last one)."""
+    """Returns the attempts of a run that have ended, each with the attempt after it (None: it is the last one)."""
     attempts = seen.run.attempts()
     following: list[Attempt | None] = [*attempts[1:], None]
     last = seen.state.over or seen.state is RunState.QUEUED  # queued: the job of the next attempt is pending
@@ -113,7 +113,7 @@ def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
 
 
 def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
-    """Returns the verdict and the codes of each attempt of a run that is over, without a query to the scheduler."""
+    """Returns each attempt of a run that has ended, with its verdict and codes, without a query to the scheduler."""
     found = [(attempt, known.of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
     return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
 

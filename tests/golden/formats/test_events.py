@@ -77,7 +77,7 @@ __all__ = ["rank", "script"]  # fixtures
 
 
 def frozen(name: str, run: Path, attempt: int = 0) -> None:
-    """Compares all that was written into the events of an attempt, whose clock is the machine's."""
+    """Compares the events of an attempt with a golden file, with placeholders for what differs between machines."""
     lines = []
     folder = run / "attempts" / str(attempt)
     for path in sorted(folder.rglob("*.jsonl")):

@@ -182,7 +182,7 @@ def test_checkpoints(site: Site) -> None:
 
 
 def _steady(text: str) -> str:
-    """A manifest without versions, checksums, and what is drawn by lot."""
+    """Returns a manifest as text, with placeholders for versions, checksums and random values."""
     text = re.sub(r'"(torch|launcher|lineage|parent)": "[^"]*"', r'"\1": "<\1>"', text)
     text = re.sub(r'"crc32": \[[^]]*\]', '"crc32": [1234]', text)
     return re.sub(r'"(size|bytes|age|time|crc32)": -?[\d.]+', r'"\1": 1234', text)

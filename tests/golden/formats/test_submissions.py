@@ -13,7 +13,7 @@ from tests.golden.formats.golden import check
 
 
 def frozen(site: Site, path: Path) -> None:
-    """Compares a file of a run or a sweep; of a record, what a machine or a version puts there is taken out."""
+    """Compares a file of a run or a sweep with its golden file, with placeholders for what differs between machines."""
     text = path.read_text()
     if path.name == "record.json":
         value = json.loads(text)

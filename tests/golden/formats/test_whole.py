@@ -18,7 +18,7 @@ from tests.golden.formats.golden import HERE
 
 
 def golden_events() -> Iterator[dict[str, Any]]:
-    """All events in golden files that writers have written."""
+    """Yields all events in the golden files of events."""
     for path in (HERE / "written").rglob("*"):
         if path.suffix == ".jsonl" or path.parent.name == "events":
             for line in path.read_text().splitlines():
@@ -54,7 +54,7 @@ def test_the_codes_of_ranks_that_fail_are_in_golden_files(code: FaultCode) -> No
 
 
 def values(command: str, key: str) -> set[str]:
-    """What a key says anywhere in the output of a command."""
+    """Returns all values of a key in the golden JSON output of a command."""
     texts = [path.read_text() for path in (HERE / "json_output" / command).glob("*.json")]
     return {value for text in texts for value in re.findall(rf'"{key}": "([^"]*)"', text)}
 
