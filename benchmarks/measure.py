@@ -12,6 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Lists the directories that are its arguments, and parses each file with JSON in them.
+_PARSE = (
+    "import json, os, sys\n"
+    "for top in sys.argv[1:]:\n"
+    "    for folder, _, names in os.walk(top):\n"
+    "        for name in names:\n"
+    "            if name.endswith(('.json', '.jsonl')):\n"
+    "                with open(os.path.join(folder, name)) as file:\n"
+    "                    for text in file if name.endswith('l') else [file.read()]:\n"
+    "                        json.loads(text)\n"
+)
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,14 @@ def python(*arguments: str | Path, env: Mapping[str, str], cwd: Path = ROOT) -> 
         command = " ".join(map(str, arguments))
         raise RuntimeError(f"{command} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
     return seconds, done.stdout, done.stderr
+
+
+def parse(folders: Sequence[Path], env: Mapping[str, str]) -> float:
+    """Runs a plain script that lists these directories and parses their .json and .jsonl files; returns its seconds.
+
+    Commands that show states from files are compared with it.
+    """
+    return python("-c", _PARSE, *folders, env=env)[0]
 
 
 def report(results: Sequence[Result]) -> int:

@@ -4,7 +4,9 @@
 
 Two pilots of two simulated nodes on this machine run points that do nothing, then points that take a second. The times
 are from the journals of the slot managers: from the first point's start to the last one's end, and the time in which
-slots ran points. `sweep status` is measured on a sweep whose claims are written by the benchmark.
+slots ran points. They are compared with four programs at once which load torch and take a second: what a point costs
+that starts by itself. `sweep status` is measured on a sweep whose claims are written by the benchmark, against a script
+that lists the sweep's directory and parses its journals (`measure.parse`).
 
 The job array: points that do nothing run as a job array, in two pilots of one node, and by hydra-submitit-launcher, on
 a real Slurm with four nodes on this machine, timed from the command until squeue shows no job. Pilots need some seconds
@@ -24,7 +26,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure import ROOT, Result, environment, report
+from benchmarks.measure import ROOT, Result, environment, interleaved, median_ratio, medians, parse, python, report
 from benchmarks.sweep import PATIENCE, THEIRS, install_theirs, to_the_end, wait_until_idle
 from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.event_file import read
@@ -34,6 +36,8 @@ from launcher.runs.sweep_directory import Manifest, Packing, Sweep
 from tests.cluster.slurm_cluster import SlurmCluster
 
 PILOTS, NODES = 2, 2
+SLOTS = PILOTS * NODES
+BY_ITSELF = "import time, torch; time.sleep(1)"
 
 
 def results(
@@ -46,14 +50,15 @@ def results(
         seconds: number of points that take a second.
         listed: number of points of the sweep that `sweep status` shows.
         elements: number of points that are compared with a job array.
-        repeats: number of times that `sweep status` is timed.
+        repeats: number of times that `sweep status`, and programs that start by themselves, are timed.
     """
     found = []
     with tempfile.TemporaryDirectory() as scratch:
+        alone = by_themselves(repeats) if points or seconds else 0.0
         if points:
-            found += costs(Path(scratch), points)
+            found += costs(Path(scratch), points, alone)
         if seconds:
-            found.append(busy(Path(scratch), seconds))
+            found.append(busy(Path(scratch), seconds, alone))
         if listed:
             found.append(status(Path(scratch), listed, repeats))
     if elements:
@@ -61,7 +66,20 @@ def results(
     return found
 
 
-def costs(folder: Path, points: int) -> list[Result]:
+def by_themselves(repeats: int) -> float:
+    """Returns the seconds that SLOTS programs at once take to load torch and then sleep for a second."""
+    taken = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        programs = [subprocess.Popen([sys.executable, "-c", BY_ITSELF], env=environment()) for _ in range(SLOTS)]
+        for program in programs:
+            program.wait()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
+
+
+def costs(folder: Path, points: int, alone: float) -> list[Result]:
+    """Measures points that do nothing. `alone`: what `by_themselves` returned."""
     sweep = _run(folder, "nothing", points)
     journals = _journals(sweep)
     begun, ended = _times(journals, PointBegan), _times(journals, PointEnded)
@@ -71,28 +89,36 @@ def costs(folder: Path, points: int) -> list[Result]:
         f"{points} points in {took:.1f} s, {PILOTS} pilots of {NODES} simulated nodes, {os.cpu_count()} CPUs; a point "
         f"takes {1000 * statistics.median(each):.0f} ms in its slot"
     )
+    start = alone - 1
     first = [
         min(_times([events], PointBegan)) - _pilot_began(sweep, number)
         for number in range(PILOTS) for events in _journals(sweep, number)
     ]  # fmt: skip
     return [
-        Result("time of a point that does nothing", 1000 * took / points, 50, detail, unit="ms"),
         Result(
-            "first point after the pilot's start", max(first), 3, f"the last of {len(first)} nodes; torch included",
-            unit="s",
+            "time of a point that does nothing / of a program that loads torch", took / points / (start / SLOTS), 0.1,
+            f"{1000 * took / points:.1f} and {1000 * start / SLOTS:.0f} ms; {detail}",
+        ),
+        Result(
+            f"first point after a pilot's start / {SLOTS} programs that load torch", max(first) / start, 2,
+            f"{max(first):.2f} and {start:.2f} s; the last of {len(first)} nodes",
         ),
     ]  # fmt: skip
 
 
-def busy(folder: Path, points: int) -> Result:
+def busy(folder: Path, points: int, alone: float) -> Result:
+    """Measures points of a second. `alone`: what `by_themselves` returned."""
     journals = _journals(_run(folder, "second", points))
     begun, ended = _times(journals, PointBegan), _times(journals, PointEnded)
-    slots = PILOTS * NODES
     span = statistics.mean(max(_times([events], PointEnded)) - min(_times([events], PointBegan)) for events in journals)
     detail = (
-        f"{points} points of 1 s in {slots} slots, from the first start to the last end {max(ended) - min(begun):.1f} s"
+        f"{points} points of 1 s in {SLOTS} slots, from the first start to the last end {max(ended) - min(begun):.1f} s"
     )
-    return Result("slot time that points compute in", 100 * points / (slots * span), 95, detail, "%", at_least=True)
+    share = points / (SLOTS * span)
+    return Result(
+        "slot time that points of 1 s compute in / if each loads torch", share * alone, 2,
+        f"{100 * share:.1f} and {100 / alone:.1f} %; {detail}", at_least=True,
+    )  # fmt: skip
 
 
 def status(folder: Path, points: int, repeats: int) -> Result:
@@ -111,13 +137,17 @@ def status(folder: Path, points: int, repeats: int) -> Result:
             claims.add(point, 1, Kind.DONE, manager)
             claims.note(manager, PointEnded(point=point, slot=point % 4, code=0, kind=Kind.DONE.value))
     env = _environment(folder)
-    taken = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        _launcher(["sweep", "status", "listed"], env)
-        taken.append(time.perf_counter() - begun)
-    detail = f"median of {repeats}, the whole command"
-    return Result(f"status of {points} points", statistics.median(taken), 1, detail, unit="s")
+    seconds = interleaved(
+        {
+            "status": lambda: python("-m", "launcher", "sweep", "status", "listed", env=env)[0],
+            "a script": lambda: parse([sweep.path], env),
+        },
+        repeats,
+    )
+    return Result(
+        f"status of {points} points / a script that parses its journals", median_ratio(seconds, "status", "a script"),
+        10, medians(seconds),
+    )  # fmt: skip
 
 
 def against_jobs(elements: int) -> list[Result]:

@@ -5,7 +5,8 @@
 One run is submitted to a stand-in for Slurm. The others are copies of its record, written through
 launcher.runs.directory, with events and checkpoints of a training. An earlier `status` has put the finished runs into
 its index; the time of that first call is in the detail. The stand-in for squeue prints a line for each live run. Its
-time, measured alone in the same round, is subtracted.
+time, measured alone in the same round, is subtracted. The rest is compared with a script that parses the records and
+events of the live runs (`measure.parse`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ROOT, Result, environment, interleaved, python, report, stand_ins
+from benchmarks.measure import ROOT, Result, environment, interleaved, medians, parse, python, report, stand_ins
 from launcher.files.run_files import write
 from launcher.runs import event_file
 from launcher.runs import events as kinds
@@ -52,8 +53,17 @@ def results(live: int = 1000, finished: int = 10000, repeats: int = 5) -> list[R
             _make(folder / "runs", f"live-{number:05}", record, number, over=False)
         first, *_ = _status(env)
         (folder / "asked").write_text("")
-        rounds = interleaved({"status": lambda: _status(env)[0], "squeue": lambda: _squeue(env)}, repeats)
-        seconds = statistics.median(a - b for a, b in zip(rounds["status"], rounds["squeue"], strict=True))
+        directories = sorted((folder / "runs").glob("live-*"))
+        rounds = interleaved(
+            {
+                "status": lambda: _status(env)[0],
+                "squeue": lambda: _squeue(env),
+                "script": lambda: parse(directories, env),
+            },
+            repeats,
+        )
+        taken = [whole - query for whole, query in zip(rounds["status"], rounds["squeue"], strict=True)]
+        ratio = statistics.median(ours / script for ours, script in zip(taken, rounds["script"], strict=True))
         questions = (folder / "asked").read_text().split()
         rows = json.loads(_status(env, "--json")[1])
     if sum(row["state"] == "running" for row in rows) != live:
@@ -61,11 +71,11 @@ def results(live: int = 1000, finished: int = 10000, repeats: int = 5) -> list[R
     if questions != ["asked"] * 2 * (repeats + 1):  # each round: status once, and squeue alone
         raise RuntimeError(f"the scheduler was not asked once each time: {questions}")
     detail = (
-        f"whole process {statistics.median(rounds['status']) * 1000:.0f} ms, squeue alone "
-        f"{statistics.median(rounds['squeue']) * 1000:.0f} ms, median of {repeats}; {len(rows)} rows; the first look, "
-        f"which makes the index, {first:.1f} s; {os.cpu_count()} CPUs"
+        f"{medians(rounds)}; {len(rows)} rows; the first look, which makes the index, {first:.1f} s; "
+        f"{os.cpu_count()} CPUs"
     )
-    return [Result(f"status of {live} live and {finished} finished runs", seconds, 1, detail, unit="s")]
+    claim = f"status of {live} live and {finished} finished runs / a script that parses the live ones"
+    return [Result(claim, ratio, 2, detail)]
 
 
 def _stand_ins(folder: Path) -> dict[str, str]:
