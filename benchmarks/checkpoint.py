@@ -10,7 +10,7 @@ fsync and rename, while the other rank waits. The contestants take turns.
 - whole: seconds until the checkpoint is published (`wait=True`), with manifest, checksums and renames; has no target
 - loading: `Checkpointer.load` into existing tensors, with verified checksums, against torch.load with weights_only=True
   of the file that torch.save wrote; both from the page cache, in both ranks at the same time. Threads compare the
-  checksums, so the ratio depends on idle cores: 1.2 on two quiet ones, 1.6 beside two busy loops
+  checksums, so the ratio depends on idle cores: 1.2 to 1.4 on two quiet ones, 1.6 beside two busy loops
 
 TMPDIR chooses the file system.
 """
