@@ -51,7 +51,7 @@ The folders slurm, pbs, sge and local have the same modules (NAME/...), as far a
 - `NAME/functions`: submitit functions: the interface of schedulers/functions/ for this scheduler
 - `NAME/parameters`: submitit functions: the resources that an executor accepts, such as queue and walltime
 - `NAME/submitit_executor`: submitit functions: the executor and job classes
-- `slurm/job_step`: the srun command that starts a process in a running job (`attach`)
+- `slurm/job_step`: the srun commands that start a job's tasks, and a process in a running job (`attach`)
 - `pbs/submitit_environment`: submitit functions: the environment of a task
 - `pbs/pbsdsh`: starts tasks with pbsdsh, and kills them when this process ends
 - `pbs/mpiexec`: starts tasks with the site's mpiexec

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers import registry
-from launcher.script import render
+from launcher.script import render, start_command
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -35,7 +35,9 @@ def context(plan: JobPlan, *, token: str) -> dict[str, Any]:
 def _parts(plan: JobPlan, token: str, array: str | None, elements: Path | None) -> render.Parts:
     scheduler = registry.scheduler(plan.cluster.scheduler)
     folder = None if elements is None else str(elements.parent)
+    steps = registry.starting_steps(plan.starter)
+    start = start_command.start(plan) if steps is None else steps.start_tasks(plan)
     return render.Parts(
-        scheduler.template, scheduler.shell, scheduler.directives(plan, token, array, folder),
+        scheduler.template, scheduler.shell, start, scheduler.directives(plan, token, array, folder),
         here=scheduler.on_this_machine, from_files=scheduler.secrets_in_files,
     )  # fmt: skip

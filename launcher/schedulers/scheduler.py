@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.failures.codes import NextReason
 from launcher.schedulers.queries import Ending
 from launcher.script.job_variables import JobVariables
+from launcher.script.quoting import Raw
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -52,7 +53,7 @@ class Scheduler(ABC):
         """Returns the submitit executor class that submits runs. Imports it on use, because submitit takes 30 ms."""
 
     def starter(self, cluster: Cluster) -> str | None:
-        """Returns the command that starts tasks on a job's nodes: `srun`, or a key of registry.STARTERS. Pure.
+        """Returns the command that starts tasks on a job's nodes: a `step_starter` or a key of STARTERS. Pure.
 
         Returns None if the tasks are processes of the machine that runs the job script.
         """
@@ -224,6 +225,10 @@ class StartsJobSteps(ABC):
 
     step_starter: str
     step_requirement: str
+
+    @abstractmethod
+    def start_tasks(self, plan: JobPlan) -> Raw:
+        """Returns the first words of a shell command that runs another one, as the job's tasks, on all nodes. Pure."""
 
     @abstractmethod
     def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:

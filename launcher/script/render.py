@@ -17,7 +17,7 @@ from launcher.files import shared_files
 from launcher.files.shared_folder import SEEN
 from launcher.own_module import own_module
 from launcher.runs import lease
-from launcher.script import custom_template, start_command, templates
+from launcher.script import custom_template, templates
 from launcher.script.job_variables import JobVariables
 from launcher.script.quoting import Raw, command, quote
 from launcher.spec.plan import JobPlan
@@ -34,6 +34,7 @@ class Parts:
     Attributes:
         template: name of a template in templates/, or an absolute path.
         shell: shell expressions with which the script finds its job's id, output and end.
+        start: first words of the command that runs another one on all nodes of the job.
         directives: options of the job, without the scheduler's prefix (such as #SBATCH).
         here: whether the job is a process on the machine where it is submitted.
         from_files: whether the job reads its environment and its secrets from files.
@@ -41,6 +42,7 @@ class Parts:
 
     template: str
     shell: JobVariables
+    start: Raw
     directives: Sequence[str] = ()
     here: bool = False
     from_files: bool = False
@@ -89,7 +91,7 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "environment": [(Raw(name), value) for name, value in plan.cluster.environment.items()],
         "secrets": [Raw(name) for name in plan.secret_variables],
         "secrets_file": _secrets_file(plan, array),
-        "start": start_command.start(plan),
+        "start": parts.start,
         "node": command(containers.node_command(plan)),
         "requeue": command([plan.python, *own_module("launcher.job.requeue")]),
         "after": command([plan.python, *own_module("launcher.job.wait_for_others")]),

@@ -1,4 +1,4 @@
-"""Makes the command that starts another command on all nodes of a job: srun, or `launcher.schedulers.tasks`."""
+"""Makes the command that starts another command on all nodes of a job by `launcher.schedulers.tasks`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.environment import containers
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.script.quoting import Raw, command
@@ -15,33 +14,11 @@ from launcher.spec.plan import JobPlan
 
 def start(plan: JobPlan) -> Raw:
     """Returns the first words of a shell command that runs another one on all nodes. The caller appends that one."""
-    if plan.starter == "srun":
-        srun = ["srun", *srun_arguments(plan), *containers.srun_options(plan)]
-        return command([*containers.before_srun(plan), *srun])
     return spawn(
         plan.python, plan.nodes, plan.tasks_per_node, plan.launch.grace + 5, starter=plan.starter,
         mpiexec=plan.cluster.settings.get("mpiexec", ()), keep_going=plan.min_nodes < plan.nodes,
         cpus_per_task=plan.cpus_per_task,
     )  # fmt: skip
-
-
-def srun_arguments(plan: JobPlan) -> list[str]:
-    """Returns the arguments of the srun that starts the agents (or the ranks).
-
-    Slurm >= 22.05 does not pass --cpus-per-task from sbatch to srun, so it is given here as well. An agent is bound to
-    the CPUs of all its ranks.
-    """
-    fixed = plan.min_nodes == plan.nodes
-    arguments = [
-        # Without --nodes srun uses all nodes that the job got.
-        *([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes * plan.tasks_per_node}"] if fixed else []),
-        f"--ntasks-per-node={plan.tasks_per_node}",
-        f"--cpus-per-task={plan.cpus_per_task}",
-        "--unbuffered",
-        *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
-        *([] if plan.queued else ["--overlap"]),  # other steps may run in the user's allocation
-    ]
-    return [*arguments, *plan.cluster.settings.get("srun_args", ())]
 
 
 def spawn(

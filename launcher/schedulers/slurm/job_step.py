@@ -1,12 +1,42 @@
-"""The srun command that starts a process in a running Slurm job, as a step beside the job's other steps. Pure."""
+"""The srun commands of a job: the step that starts its tasks, and further steps beside it in a running job. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from launcher.environment import containers
+from launcher.script.quoting import Raw
+from launcher.script.quoting import command as shell_command
+from launcher.spec.plan import JobPlan
+
+
+def tasks(plan: JobPlan) -> Raw:
+    """Returns the srun command for `StartsJobSteps.start_tasks`."""
+    srun = ["srun", *arguments(plan), *containers.srun_options(plan)]
+    return shell_command([*containers.before_srun(plan), *srun])
+
+
+def arguments(plan: JobPlan) -> list[str]:
+    """Returns the arguments of the srun that starts the agents (or the ranks).
+
+    Slurm >= 22.05 does not pass --cpus-per-task from sbatch to srun, so it is given here as well. An agent is bound to
+    the CPUs of all its ranks.
+    """
+    fixed = plan.min_nodes == plan.nodes
+    arguments = [
+        # Without --nodes srun uses all nodes that the job got.
+        *([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes * plan.tasks_per_node}"] if fixed else []),
+        f"--ntasks-per-node={plan.tasks_per_node}",
+        f"--cpus-per-task={plan.cpus_per_task}",
+        "--unbuffered",
+        *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
+        *([] if plan.queued else ["--overlap"]),  # other steps may run in the user's allocation
+    ]
+    return [*arguments, *plan.cluster.settings.get("srun_args", ())]
+
 
 def command(argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-    """Returns the srun command for `StartsJobSteps.step`.
+    """Returns the srun command that runs `argv` on one node of a running job; for arguments see `StartsJobSteps.step`.
 
     --overlap shares the CPUs that the job's other steps occupy (Slurm 20.11 and newer).
     """

@@ -27,6 +27,7 @@ from launcher.schedulers.slurm.commands import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.script.job_variables import JobVariables
+from launcher.script.quoting import Raw
 from launcher.spec.plan import settings_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ class SlurmScheduler(
 
     def starter(self, cluster: Cluster) -> str:
         return "srun"
+
+    def start_tasks(self, plan: JobPlan) -> Raw:
+        return job_step.tasks(plan)
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return directives.long_names(values)
