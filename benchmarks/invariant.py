@@ -108,7 +108,7 @@ class Invariant(Way):
 
     def step(self) -> None:
         self.gradients.begin()
-        for leaf in range(self.gradients.first, self.gradients.last):
+        for leaf in self.gradients.own_leaves:
             seed_generators(0, self.taken, leaf)
             self.backward(*share(len(self.labels), leaf, LEAVES), 1 / len(self.labels))
             self.gradients.leaf_done()

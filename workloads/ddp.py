@@ -121,7 +121,7 @@ class Trainer:
         parts = (
             (env.world_size, env.rank)
             if self.leaves is None
-            else (self.settings.train.micro_batches, self.leaves.first)
+            else (self.settings.train.micro_batches, self.leaves.own_leaves.start)
         )
         self.losses = training.LossLog(config.batch_size, *parts)
         self.steps = self.finished = 0  # steps done; epochs done, including their evaluation
@@ -132,7 +132,7 @@ class Trainer:
         )  # fmt: skip
         self.resumable.pace.watch_gradients(self.model)
         if self.leaves is not None:
-            self.resumable.pace.units = self.leaves.last - self.leaves.first
+            self.resumable.pace.units = len(self.leaves.own_leaves)
 
     def check_memory(self) -> None:
         """Checks workload.micro_batch_size against train.invariant.
@@ -246,7 +246,7 @@ class Trainer:
 
         Args:
             leaves: sums the gradients of the micro-batches.
-            step: number of the step.
+            step: index of the step in the run, from 0.
             chosen: indices of this rank's samples, int64 [n].
 
         Returns:
@@ -254,8 +254,8 @@ class Trainer:
         """
         sums = []
         leaves.begin()
-        for number, piece in enumerate(chosen.split(self.sampler.sizes), leaves.first):
-            seed_generators(self.config.seed, step, number)
+        for leaf, piece in zip(leaves.own_leaves, chosen.split(self.sampler.sizes), strict=True):
+            seed_generators(self.config.seed, step, leaf)
             sums.append(self.backward(piece))
             leaves.leaf_done()
         leaves.end()

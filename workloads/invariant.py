@@ -34,20 +34,20 @@ Node = tuple[int, int]  # a node of the tree: the half-open range of the leaves 
 SMALL = 1 << 20  # bytes up to which pairs exchange whole vectors, in fewer messages with more bytes
 
 
-def subtrees(first: int, last: int, leaves: int) -> list[Node]:
-    """Returns the fewest nodes of the tree over `leaves` leaves that together have exactly the leaves from `first` to
-    `last` - 1. Pure."""
-    return _cover((0, leaves), first, last)
+def subtrees(first: int, stop: int, leaves: int) -> list[Node]:
+    """Returns the fewest nodes that together have exactly the leaves range(first, stop) of a tree of `leaves` leaves.
+    Pure."""
+    return _cover((0, leaves), first, stop)
 
 
-def _cover(node: Node, first: int, last: int) -> list[Node]:
+def _cover(node: Node, first: int, stop: int) -> list[Node]:
     begin, end = node
-    if last <= begin or end <= first:
+    if stop <= begin or end <= first:
         return []
-    if first <= begin and end <= last:
+    if first <= begin and end <= stop:
         return [node]
     middle = (begin + end) // 2
-    return _cover((begin, middle), first, last) + _cover((middle, end), first, last)
+    return _cover((begin, middle), first, stop) + _cover((middle, end), first, stop)
 
 
 def inner_nodes(node: Node) -> list[Node]:
@@ -113,7 +113,7 @@ class TreeReduction:
                 f"train.micro_batches={leaves} is fewer than the {self.world_size} ranks: use at most {leaves}, or "
                 f"begin a new run with train.micro_batches={self.world_size} or more (the weights depend on it)"
             )
-        self.first, self.last = share(leaves, self.rank, self.world_size)
+        self.own_leaves = range(*share(leaves, self.rank, self.world_size))
         # The subtrees of each rank, in order; together they are the leaves of the upper part of the tree.
         self.parts = [subtrees(*share(leaves, rank, self.world_size), leaves) for rank in range(self.world_size)]
         self.mine = self.parts[self.rank]
@@ -212,7 +212,7 @@ class InvariantGradients:
     """Sums the gradients of the global batch along the tree, and puts them into `.grad` of the parameters.
 
         gradients.begin()
-        for leaf in range(gradients.first, gradients.last):
+        for leaf in gradients.own_leaves:
             seed_generators(seed, step, leaf)
             loss(leaf).backward()
             gradients.leaf_done()
@@ -242,22 +242,17 @@ class InvariantGradients:
         for node in (inner for root in self.tree.mine for inner in inner_nodes(root)):
             self._completed.setdefault(node[1], []).append(node)
         self._sums: dict[Node, list[Tensor]] = {}
-        self._leaf = self.first
+        self._leaf = self.own_leaves.start
 
     @property
-    def first(self) -> int:
-        """Number of this rank's first leaf."""
-        return self.tree.first
-
-    @property
-    def last(self) -> int:
-        """Number of this rank's last leaf, plus 1."""
-        return self.tree.last
+    def own_leaves(self) -> range:
+        """Indices of this rank's micro-batches (leaves of the tree) in the global batch."""
+        return self.tree.own_leaves
 
     def begin(self) -> None:
         """Resets the gradients; to be called before the first leaf of a step."""
         self._sums.clear()
-        self._leaf = self.first
+        self._leaf = self.own_leaves.start
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -24,7 +24,7 @@ from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.failures import failed_by, fault_of_end, fault_of_start, preflight_fault, stopped_early
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
-from launcher.agent.rank_status import Means
+from launcher.agent.rank_status import AgentContext
 from launcher.agent.restart_policy import History, Kind
 from launcher.agent.settings import limits, place_of, places_of, set_network
 from launcher.agent.signals import Signals, StopRequested
@@ -158,7 +158,7 @@ class _Agent:
             blame=hangs.blame,
         )
         stacks = hangs.Stacks(self.own.ranks)
-        self._means = Means(
+        self._context = AgentContext(
             plan, attempt, events, signals, Pulse(self.own.ranks), stacks, RequestHandler(attempt, stacks)
         )
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
@@ -167,8 +167,8 @@ class _Agent:
         if plan.gpus_per_node and plan.workload.backend in (Backend.auto.value, Backend.nccl.value):
             self._folder = debug_console.private_folder()
             renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
-            self._means.recorders = Recorders(self._folder, os.environ, renamed=renamed)
-            os.environ.update(self._means.recorders.variables)
+            self._context.recorders = Recorders(self._folder, os.environ, renamed=renamed)
+            os.environ.update(self._context.recorders.variables)
         self._lives = 0  # how often this attempt has started ranks before this round; rounds of a preflight start none
 
     def run(self) -> dict[str, Any]:
@@ -220,8 +220,8 @@ class _Agent:
         """Returns whether other agents have started a round without this agent; False as well if that is unknown.
 
         Args:
-            number: number of the round.
-            wait: whether to wait for as long as they may need to start it.
+            number: index of the round, from 0.
+            wait: whether to wait for as long as the others may need to start the round.
         """
         if not self._control.elastic:
             return False
@@ -237,11 +237,11 @@ class _Agent:
             AttemptFailed: the attempt is over.
             RendezvousError: a list of launch.bind does not fit this node.
         """
-        plan, means = self._plan, self._means
+        plan, context = self._plan, self._context
         place = rendezvous.place_of(self.own.index)
         assert place is not None
-        means.pulse.clear(rendezvous.world_size)
-        means.stacks.clear()
+        context.pulse.clear(rendezvous.world_size)
+        context.stacks.clear()
         sockets = debug_console.private_folder() if plan.debugs else None
         if sockets is not None:
             os.environ[debugger.SOCKETS] = str(sockets)
@@ -251,7 +251,7 @@ class _Agent:
         )  # fmt: skip
         ranks = self._bound(rendezvous, place, ranks)
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
-        means.environments = [
+        context.environments = [
             {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
         ]
         ranks_store: store.RanksStore | None = None
@@ -261,7 +261,7 @@ class _Agent:
             if rendezvous.listener is not None:
                 ranks_store = self._serve(rendezvous, rendezvous.listener)
             self._workers.open_gate()
-            return Supervisor(means, self._control, self._workers, rendezvous, place, history).run()
+            return Supervisor(context, self._control, self._workers, rendezvous, place, history).run()
         finally:
             if ranks_store is not None:
                 ranks_store.close()
@@ -284,9 +284,9 @@ class _Agent:
         return ranks
 
     def _files(self, placement: Placement) -> dict[str, int]:
-        """Returns the descriptors of the files that a rank shares with its agent, as arguments of `run_rank`."""
-        means = self._means
-        return {"pulse_file": means.pulse.share(), "stacks_file": means.stacks.file(placement.place)}
+        """Returns the descriptors of the files that a rank shares with its agent, by argument of `run_rank`."""
+        context = self._context
+        return {"pulse_file": context.pulse.share(), "stacks_file": context.stacks.file(placement.place)}
 
     def _fresh(self, placement: Placement) -> Fresh:
         files = self._files(placement)
@@ -351,7 +351,7 @@ class _Agent:
 
         Raises:
             AttemptFailed: the round does not start; the run can be resumed.
-            AttemptOver: the others have continued without this agent, and the attempt has ended.
+            AttemptOver: the other agents have continued without this one, and the attempt has ended.
         """
         history = outcome.history
         try:
@@ -371,7 +371,7 @@ class _Agent:
         return self._control.join()
 
     def _preflighted(self, rendezvous: Rendezvous) -> tuple[History, Rendezvous]:
-        """Runs the preflight until all nodes pass. After each one, a new round starts without the bad nodes.
+        """Runs the preflight until all nodes pass. After each failure, a new round starts without the bad nodes.
 
         Returns the history and the rendezvous of the round in which all nodes have passed.
 
@@ -407,11 +407,11 @@ class _Agent:
                 self._report_changes(number, before, rendezvous)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
-        """Writes the event `resized` if agents were lost or came back between two rounds. `number`: the new round."""
+        """Writes the event `resized` if agents were lost or came back before round `number`."""
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
         if old.keys() == new.keys():
             return
-        self._means.report_resized(Resized(
+        self._context.report_resized(Resized(
             round=number, members=len(new), world_size=now.world_size, size=self._control.size,
             without=self._places(old, old.keys() - new.keys()), back=self._places(new, new.keys() - old.keys()),
         ))  # fmt: skip

@@ -72,7 +72,7 @@ class Binder:
         placed = [
             replace(
                 rank, cpus=bound.cpus if found.bound else (),
-                environment={**rank.environment, **self._variables(rank, bound, found.bound)},
+                environment={**rank.environment, **self._variables(rank, bound, is_bound=found.bound)},
             )
             for rank, bound in zip(ranks, mine, strict=True)
         ]  # fmt: skip
@@ -119,18 +119,18 @@ class Binder:
             parent=nvidia.parent_of_slice, pairs=plan.cluster.nics,
         )  # fmt: skip
 
-    def _variables(self, rank: Placement, bound: masks.RankBinding, alone: bool) -> dict[str, str]:
+    def _variables(self, rank: Placement, binding: masks.RankBinding, *, is_bound: bool) -> dict[str, str]:
         """Returns a rank's variables for its cores, if it is bound, and for the network device paired with its GPU.
 
         Args:
             rank: the rank.
-            bound: its cores and devices.
-            alone: whether the rank is bound to cores.
+            binding: the rank's cores and devices.
+            is_bound: whether the rank is bound to cores.
         """
         plan = self._plan
-        found = {OWN_CORES: str(bound.own), **threads(self._environ, plan, bound.own)} if alone else {}
+        found = {OWN_CORES: str(binding.own), **threads(self._environ, plan, binding.own)} if is_bound else {}
         local_rank = int(rank.environment["LOCAL_RANK"])
-        nic = bound.devices.paired or (
+        nic = binding.devices.paired or (
             plan.cluster.nics[local_rank % len(plan.cluster.nics)] if plan.cluster.nics else ""
         )
         return found | {name: value.replace(NIC, nic) for name, value in plan.cluster.rank_environment.items()}
@@ -149,7 +149,7 @@ def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, 
     Args:
         environ: environment of the agent.
         plan: the run's plan.
-        cores: number of the rank's cores.
+        cores: number of cores that the rank is bound to.
     """
     given = environ.get(THREADS)
     ours = not given or (given == str(plan.cpus_per_proc) and int(given) > cores)

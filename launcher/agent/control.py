@@ -59,7 +59,7 @@ class Control(Link):
             places: host and node of each agent of the job, by member index.
             hosts: host name to connect to for each agent (with cluster.host_suffix), by member index.
             secret: the run's secret.
-            key: distinguishes this attempt from all others.
+            key: id of this attempt, from which its secret is derived; equal on all of its agents.
             port_range: lowest and highest port that a leader may use.
             join_timeout: seconds in which all agents must have arrived for the first round.
             signals: the signals of this process.
@@ -85,7 +85,7 @@ class Control(Link):
     # -- which rounds have started
 
     def begun(self, number: int) -> bool:
-        """Returns whether any agents have started the round with this number. Retries while its file cannot be read.
+        """Returns whether any agents have started round `number`. Retries while the round's file cannot be read.
 
         Raises:
             RendezvousError: the file could not be read for the whole join timeout.
@@ -94,7 +94,7 @@ class Control(Link):
         return self._read(lambda: self._rounds.begun(number))
 
     def others_begin(self, number: int) -> bool:
-        """Waits for as long as others may need to start this round without this agent. Returns whether they did.
+        """Waits for as long as others may need to start round `number` without this agent. Returns whether they did.
 
         Raises:
             RendezvousError: the file of the round could not be read for the whole join timeout.
@@ -208,7 +208,7 @@ class Control(Link):
         """Waits until the running round's leader starts a new round, and joins it. Returns its history and rendezvous.
 
         Raises:
-            AttemptOver: the attempt ended before, or its leader shows no heartbeat any more.
+            AttemptOver: the attempt ended before this agent could join, or its leader shows no heartbeat any more.
             StopRequested: a signal asks this agent to stop.
         """
         self._stop_leading()

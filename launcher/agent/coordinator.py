@@ -13,7 +13,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
 | `stacks` | `reports` of its ranks, after `hang` |
 | `ended` | all its ranks have ended, and it waits for the other agents |
-| `report` | its `value` for `key`: see `Link.collect` |
+| `report` | the agent's `value` for `key`: see `Link.collect` |
 | `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `stop_agreement` |
 
 The leader sends:
@@ -75,7 +75,7 @@ class Coordinator:
             limits: the run's settings for the leader.
             places: host and node of each agent of the job, by member index.
             own: the leader.
-            claim: records the start of a round, by number and members; returns a fault if the round cannot start.
+            claim: records the start of a round, from its index and members; returns a fault if the round cannot start.
             listen: opens a port for the ranks' store of a round with these members, and returns it.
             blame: finds the ranks that cause a hang, from the stacks of all ranks.
         """
@@ -119,7 +119,7 @@ class Coordinator:
 
         Args:
             history: the rounds so far; `history.round` is the number of the new round.
-            wanted: indices of the members that are waited for, with or without the leader's.
+            wanted: member indices of the agents to wait for, with or without the leader's.
             timeout: seconds in which they have to arrive.
             now: monotonic seconds, as in the other methods.
         """

@@ -98,7 +98,7 @@ class _Hang:
 
 
 class FailureDetector:
-    """Takes what the agents of a round report. `look` checks all timeouts, and returns the failure that it finds.
+    """Takes the reports of the agents of a round. `look` checks all timeouts, and returns the failure that it finds.
 
     Attributes:
         agents: the agents of the round, by member index.

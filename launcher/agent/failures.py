@@ -191,7 +191,7 @@ def fault_of_lost_leader(
 
     Args:
         leader: the lost leader.
-        reason: how it was lost, for the user.
+        reason: how the leader was lost, for the user.
         stopping: whether this agent or another one was asked to stop.
         ended_by: the signal because of which this agent is ending ranks that cannot resume; None: it is not.
         asked: the stop request; None: this agent knows of none.

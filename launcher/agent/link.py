@@ -35,7 +35,7 @@ class Link:
 
     Attributes:
         own: this agent.
-        status: the fields of its heartbeat messages: see `coordinator`.
+        status: the fields of this agent's heartbeat messages: see `coordinator`.
         coordinator: the leader's state of all agents; None on other agents.
     """
 

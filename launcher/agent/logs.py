@@ -8,7 +8,7 @@ def log_name(rank: int | str, round_number: int, kind: str) -> str:
 
     Args:
         rank: global rank.
-        round_number: number of the round, from 0.
+        round_number: index of the round, from 0.
         kind: ending of the name: `out`, `err`, `error.json` or `stacks`.
     """
     return f"rank-{rank}.round-{round_number}.{kind}" if round_number else f"rank-{rank}.{kind}"

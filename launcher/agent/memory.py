@@ -14,13 +14,14 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True)
-class _Group:
-    """The cgroup that limits this process's memory.
+class MemoryCgroup:
+    """Memory of the cgroup that limits this process.
 
     Attributes:
         limit: memory limit in bytes; None: no limit.
         peak: highest memory use in bytes; None: the kernel does not report it.
-        kills: number of processes in it that the kernel killed for lack of memory, since it was created.
+        kills: number of processes of this process's own cgroup that the kernel killed for lack of memory, since the
+            cgroup was created.
     """
 
     limit: int | None
@@ -32,12 +33,12 @@ class Watch:
     """Reads memory use, and counts the out-of-memory kills since this object was made.
 
     Args:
-        root: root of the file system; tests replace it.
+        root: directory with the `proc` and `sys` to read; tests replace it.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
-        self._kills, self._host_kills = group(root).kills, host_kills(root)
+        self._kills, self._host_kills = memory_cgroup(root).kills, host_kills(root)
 
     def read(self) -> dict[str, int]:
         """Returns memory use in bytes and counts of out-of-memory kills. Values that are zero or unknown are missing.
@@ -45,11 +46,11 @@ class Watch:
         | key | value |
         |---|---|
         | `largest` | highest resident memory of any one ended child process (getrusage, RUSAGE_CHILDREN) |
-        | `limit`, `peak` | limit and highest memory use of the cgroup |
-        | `kills` | processes of the cgroup that the kernel has killed for lack of memory since this object was made |
-        | `host_kills` | the same for the whole host |
+        | `limit`, `peak` | limit and highest memory use of the cgroup that limits this process |
+        | `kills` | out-of-memory kills in this process's own cgroup since this object was made |
+        | `host_kills` | out-of-memory kills on the whole host since this object was made |
         """
-        now = group(self._root)
+        now = memory_cgroup(self._root)
         values = {
             "largest": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
             "limit": now.limit,
@@ -65,10 +66,13 @@ def host_kills(root: Path = ROOT) -> int:
     return _kills(root / "proc/vmstat")
 
 
-def group(root: Path = ROOT) -> _Group:
-    """Returns limit and peak of the nearest cgroup with a memory limit, upwards from this process's own cgroup.
+def memory_cgroup(root: Path = ROOT) -> MemoryCgroup:
+    """Returns the memory of the nearest cgroup with a memory limit, upwards from this process's own cgroup.
 
-    `kills` is always read from the process's own cgroup. Supports versions 2 and 1 (man 7 cgroups).
+    Supports versions 2 and 1 (man 7 cgroups).
+
+    Args:
+        root: directory with the `proc` and `sys` to read; tests replace it.
     """
     lines = _text(root / "proc/self/cgroup").splitlines()
     for line in lines:
@@ -79,18 +83,18 @@ def group(root: Path = ROOT) -> _Group:
     for line in lines:
         if line.startswith("0::"):
             return _read(root / "sys/fs/cgroup", line[3:], "memory.max", "memory.peak", "memory.events")
-    return _Group(None, None, 0)
+    return MemoryCgroup(None, None, 0)
 
 
-def _read(mount: Path, path: str, limit: str, peak: str, events: str) -> _Group:
+def _read(mount: Path, path: str, limit: str, peak: str, events: str) -> MemoryCgroup:
     folder = own = mount / path.lstrip("/")
     while True:
         bytes_ = _text(folder / limit).strip()
         if bytes_.isdecimal() and int(bytes_) < 1 << 60:  # version 1 has a huge number for no limit
             text = _text(folder / peak).strip()
-            return _Group(int(bytes_), int(text) if text.isdecimal() else None, _kills(own / events))
+            return MemoryCgroup(int(bytes_), int(text) if text.isdecimal() else None, _kills(own / events))
         if folder in (mount, folder.parent):
-            return _Group(None, None, _kills(own / events))
+            return MemoryCgroup(None, None, _kills(own / events))
         folder = folder.parent
 
 

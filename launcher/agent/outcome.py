@@ -51,8 +51,8 @@ class NextRound:
     """The ranks restart in a new round.
 
     Attributes:
-        history: the rounds so far; `history.round` is the number of the new round.
-        lost: indices of members that are gone.
+        history: the rounds so far; `history.round` is the index of the new round.
+        lost: member indices of the agents that are gone.
     """
 
     history: History

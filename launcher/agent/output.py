@@ -36,7 +36,7 @@ class _Source:
         since: monotonic time at which the file last grew.
         rewritten: whether the unfinished line is rewritten with carriage returns.
         state: the last complete state of the rewritten line.
-        shown, shown_at: the state that was copied last, and the monotonic time of that.
+        shown, shown_at: the state that was copied last, and the monotonic time at which it was copied.
     """
 
     descriptor: int
@@ -100,12 +100,15 @@ class _Sink:
 
 
 class Forwarder:
-    """Copies the output of ranks, a bounded amount in each call, without threads."""
+    """Copies ranks' stdout and stderr files to the agent's stdout and stderr, a bounded amount in each call.
+
+    Each line gets the prefix `[RANK] `. It starts no thread.
+    """
 
     def __init__(self, out: int = 1, err: int = 2, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            out, err: file descriptors to copy the ranks' stdout and stderr to.
+            out, err: file descriptors to write the ranks' stdout and stderr to.
             clock: monotonic clock in seconds; tests replace it.
         """
         self._sinks = (_Sink(out), _Sink(err))
@@ -123,15 +126,15 @@ class Forwarder:
             self._sources.append((_Source(descriptor, b"[%d] " % rank), sink))
 
     def forward(self) -> bool:
-        """Copies the ranks' new output, up to READ bytes of each file. Returns whether there is more."""
+        """Copies the ranks' new output, up to READ bytes of each file. Returns whether more is left."""
         more = [self._forward(source, sink, self._clock()) for source, sink in self._sources]
         return any(more)
 
     def finish(self, timeout: float = 5.0) -> None:
-        """Copies the rest, including unfinished lines, and closes the files.
+        """Copies the rest of the ranks' output, including unfinished lines, and closes the ranks' files.
 
         Args:
-            timeout: most seconds to wait for a slow reader.
+            timeout: most seconds to wait for a slow reader of the agent's output.
         """
         give_up = self._clock() + timeout
         while (self.forward() or any(sink.busy() for sink in self._sinks)) and self._clock() < give_up:

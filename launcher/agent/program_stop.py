@@ -77,7 +77,7 @@ def _newest_save(plan: JobPlan) -> int | None:
 def exit_time(grace: float, lead: float, left: float) -> float:
     """Returns the seconds that ranks have to exit after a stop signal, before they are killed. Pure.
 
-    That is the grace period, shortened so that the agents can record the end before the deadline; 0 after the deadline.
+    The result is the grace period, but no longer than until the agents must record the end before the deadline.
 
     Args:
         grace: launch.grace, in seconds.

@@ -28,8 +28,8 @@ from launcher.worker.heartbeat import Pulse, Sign
 
 
 @dataclass
-class Means:
-    """The objects that an agent keeps from one round to the next.
+class AgentContext:
+    """The plan, and the objects by which an agent reads its ranks and writes events; the same in all rounds.
 
     Attributes:
         plan: the run's plan.
@@ -62,7 +62,7 @@ class Means:
 class RankStatus:
     """The state of one agent's ranks in one round, as read from outside their processes.
 
-    `place` is always the number of a rank among the ranks of its agent, from 0.
+    A rank's `place` is its index among the ranks of its agent, from 0.
 
     Attributes:
         signs: the newest heartbeat of each rank, by place.
@@ -70,29 +70,31 @@ class RankStatus:
         listened: whether any rank has listened for stop requests, and so can resume.
     """
 
-    def __init__(self, means: Means, rendezvous: Rendezvous, place: int, round_number: int, now: float) -> None:
+    def __init__(
+        self, context: AgentContext, rendezvous: Rendezvous, position: int, round_number: int, now: float
+    ) -> None:
         """
         Args:
-            means: the objects that the agent keeps.
+            context: the plan, and the objects by which the agent reads its ranks and writes events.
             rendezvous: the agents of the round.
-            place: index of this agent in `rendezvous.members`.
-            round_number: number of the round, from 0.
+            position: index of this agent in `rendezvous.members`.
+            round_number: index of the round, from 0.
             now: monotonic seconds (the supervisor's clock), as in the other methods.
         """
-        plan, own = means.plan, rendezvous.members[place]
-        self._means, self._ranks, self._host, self._round = means, own.ranks, own.host, round_number
-        self._first_rank = rendezvous.first_rank(place)
-        self.signs: list[Sign] = means.pulse.signs()
+        plan, own = context.plan, rendezvous.members[position]
+        self._context, self._ranks, self._host, self._round = context, own.ranks, own.host, round_number
+        self._first_rank = rendezvous.first_rank(position)
+        self.signs: list[Sign] = context.pulse.signs()
         self.step, self.listened = -1, False
         self._next_look = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
         self._silent_sent = False
         self._activity = Activity(own.ranks, now, min(hangs.LOOK, plan.launch.idle_timeout / 4))
-        self._paces = Paces(plan, means.attempt, means.events, rendezvous, place, round_number)
+        self._paces = Paces(plan, context.attempt, context.events, rendezvous, position, round_number)
 
     def read(self) -> None:
         """Reads the heartbeats of all ranks, and updates the attributes."""
-        self.signs = self._means.pulse.signs()
+        self.signs = self._context.pulse.signs()
         self.listened = self.listened or any(sign.listens for sign in self.signs)
         self.step = max(self.step, *(sign.step for sign in self.signs))
 
@@ -100,7 +102,7 @@ class RankStatus:
         """Returns whether `measure`, `silence` and `pace` are due, and if so, sets the next time for them."""
         if now < self._next_look:
             return False
-        launch = self._means.plan.launch
+        launch = self._context.plan.launch
         self._next_look = now + min(1.0, launch.hang_timeout / 4, launch.heartbeat / 4)
         return True
 
@@ -128,7 +130,7 @@ class RankStatus:
 
     def pace(self, now: float) -> dict[str, Any] | None:
         """Returns step times to send to the leader; None: none are due, or a debugger may be holding up the ranks."""
-        return None if self._means.plan.debugs else self._paces.look(self._means.pulse.paces(), now)
+        return None if self._context.plan.debugs else self._paces.look(self._context.pulse.paces(), now)
 
     def judge_paces(self, paces: Sequence[dict[str, Any]]) -> None:
         """On the leader: takes the `pace` fields of all agents' heartbeats, and reports ranks that have become slow."""
@@ -148,22 +150,22 @@ class RankStatus:
             pids: process ids by place; GONE for a rank that has ended.
         """
         ranks = [self._first_rank + place for place in range(self._ranks)]
-        recorded = self._means.recorders.take(ranks) if self._means.recorders else [""] * len(ranks)
+        recorded = self._context.recorders.take(ranks) if self._context.recorders else [""] * len(ranks)
         reports = []
-        for place, (state, stack) in enumerate(self._means.stacks.take(pids)):
+        for place, (state, stack) in enumerate(self._context.stacks.take(pids)):
             rank = ranks[place]
             reports.append(hangs.Report(rank, self._host, self.signs[place].step, state, stack, recorded[place]))
             text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
             with contextlib.suppress(OSError):
-                path = self._means.attempt.logs / log_name(rank, self._round, "stacks")
+                path = self._context.attempt.logs / log_name(rank, self._round, "stacks")
                 with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                     file.write(text)
         return {"type": "stacks", "reports": [vars(report) for report in reports]}
 
     def processes(self, pids: Sequence[int]) -> list[Process]:
-        """Returns the processes of all ranks, for `attach` commands. `pids`: process ids by place, GONE if ended."""
+        """Returns the processes of all ranks, for `attach` commands. `pids`: process ids by place; GONE: ended."""
         return [
-            Process(self._first_rank + place, pids[place], sign.step, self._means.environments[place])
+            Process(self._first_rank + place, pids[place], sign.step, self._context.environments[place])
             for place, sign in enumerate(self.signs)
         ]
 
@@ -175,6 +177,6 @@ class RankStatus:
             for stream in ("out", "err"):
                 with contextlib.suppress(OSError):
                     name = log_name(self._first_rank + place, self._round, stream)
-                    total += os.stat(self._means.attempt.logs / name).st_size
+                    total += os.stat(self._context.attempt.logs / name).st_size
             sizes.append(total)
         return sizes

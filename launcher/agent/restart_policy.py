@@ -39,7 +39,7 @@ class History:
     """The rounds of an attempt so far. A round lasts from the fork of the ranks to their end.
 
     Attributes:
-        round: number of the current round, from 0.
+        round: index of the current round, from 0.
         best: highest step of the run at the end of any earlier round; -1: none.
         tried: number of restarts in a row without progress.
         listened: whether ranks of an earlier round could resume: they listened for stop requests.

@@ -42,7 +42,7 @@ def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
 
     Args:
         plan: the run's plan.
-        place: the place of this process in the job, and the job's hosts.
+        place: position of this process in the job, and the job's hosts.
     """
     if plan.launch.mode != LaunchMode.tasks.value:
         return [Place(host=host, node=node) for node, host in enumerate(place.hosts)]

@@ -53,7 +53,7 @@ class Paces:
             events: writes the agent's events.
             rendezvous: the agents of the round.
             index: index of this agent in `rendezvous.members`.
-            round_number: number of the round, from 0.
+            round_number: index of the round, from 0.
         """
         self._plan, self._events, self._round = plan, events, round_number
         self._own, self._first_rank = rendezvous.members[index], rendezvous.first_rank(index)
@@ -66,7 +66,7 @@ class Paces:
         self._named: set[int] = set()
 
     def look(self, paces: Sequence[tuple[float, int]], now: float) -> dict[str, Any] | None:
-        """Takes step times. If a Pace event is due, writes it and returns it, to be sent to the leader; else None.
+        """Adds step times. If a Pace event is due, writes the event and returns it for the leader; else returns None.
 
         Args:
             paces: the step time and step count of each rank of this agent, see `Pulse.paces`.

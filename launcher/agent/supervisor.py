@@ -30,7 +30,7 @@ from launcher.agent.failures import (
 )
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.program_stop import StopChecker
-from launcher.agent.rank_status import Means, RankStatus
+from launcher.agent.rank_status import AgentContext, RankStatus
 from launcher.agent.restart_policy import History, Kind
 from launcher.agent.verdicts import RoundFailure, Verdict, describe, judge, may_be_cut_off
 from launcher.agent.workers import LeftOver, WorkerExit
@@ -82,29 +82,29 @@ class Phase(Enum):
 
 
 class Supervisor:
-    """Supervises this agent's ranks in one round. `place` is the number of a rank among the ranks of its agent."""
+    """Supervises this agent's ranks in one round. A rank's `place` is its index among the ranks of its agent."""
 
     def __init__(
-        self, means: Means, control: Connection, workers: Workers, rendezvous: Rendezvous, place: int, history: History,
-        *, clock: Callable[[], float] = time.monotonic,
+        self, context: AgentContext, control: Connection, workers: Workers, rendezvous: Rendezvous,
+        position: int, history: History, *, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """
         Args:
-            means: the objects that the agent keeps from one round to the next.
+            context: the plan, and the objects by which the agent reads its ranks and writes events.
             control: the connection to the other agents.
             workers: the processes of this agent's ranks, which have been started.
             rendezvous: the agents of the round.
-            place: index of this agent in `rendezvous.members`; the agent at 0 is the leader.
+            position: index of this agent in `rendezvous.members`; the agent at 0 is the leader.
             history: the earlier rounds.
             clock: monotonic clock in seconds; tests replace it.
         """
-        plan = means.plan
-        self._means, self._plan, self._control, self._workers = means, plan, control, workers
-        self._rendezvous, self._history, self._clock, self._place = rendezvous, history, clock, place
-        self._own, self._leads = rendezvous.members[place], place == 0
-        self._first_rank = rendezvous.first_rank(place)
+        plan = context.plan
+        self._context, self._plan, self._control, self._workers = context, plan, control, workers
+        self._rendezvous, self._history, self._clock, self._position = rendezvous, history, clock, position
+        self._own, self._leads = rendezvous.members[position], position == 0
+        self._first_rank = rendezvous.first_rank(position)
         self._least = plan.min_nodes * plan.tasks_per_node
-        self._status = RankStatus(means, rendezvous, place, history.round, clock())
+        self._status = RankStatus(context, rendezvous, position, history.round, clock())
         self._phase = Phase.RUNNING
         self._exits: dict[int, WorkerExit] = {}
         self._requests: dict[str, Stop] = {}  # by level: `stop` or `warning`
@@ -175,7 +175,7 @@ class Supervisor:
     @property
     def _ending(self) -> bool:
         """Whether this agent or another one was asked to stop at once."""
-        return self._means.signals.ends() is not None or "stop" in self._requests
+        return self._context.signals.ends() is not None or "stop" in self._requests
 
     def _pids(self) -> list[int]:
         """Returns the process ids of the ranks, by place; GONE for a rank that has ended."""
@@ -200,21 +200,21 @@ class Supervisor:
         elif kind == "over":
             self._over = True
         elif kind == "resized":
-            self._means.report_resized(event_json.from_values(Resized, message["resized"]))
+            self._context.report_resized(event_json.from_values(Resized, message["resized"]))
         elif kind == "hang":
             self._control.send(self._status.take_stacks(self._pids()))
         elif kind in ("propose", "commit"):
             self._stops.receive(message)
         elif kind == "question":
-            self._means.request_handler.handle(
-                message["text"], self._place, self._own.host, lambda: self._status.processes(self._pids())
+            self._context.request_handler.handle(
+                message["text"], self._position, self._own.host, lambda: self._status.processes(self._pids())
             )
         elif kind == "leader_lost":
             self._lose_leader(message["reason"], now)
 
     def _agree_on_stops(self) -> None:
         """Exchanges between ranks and leader what all ranks do at which step boundary (see `stop_agreement`)."""
-        pulse, stops = self._means.pulse, self._stops
+        pulse, stops = self._context.pulse, self._stops
         before = stops.proposal, stops.committed
         messages = stops.look(pulse.stops(), self._exits)
         if (stops.proposal, stops.committed) != before:
@@ -241,21 +241,21 @@ class Supervisor:
             self._control.heartbeat()
         if self._leads and self._control.coordinator is not None:
             ranks.judge_paces(self._control.coordinator.take_paces())
-            if request := self._means.request_handler.next_request():
+            if request := self._context.request_handler.next_request():
                 self._control.coordinator.broadcast({"type": "question", "text": request})
 
     # -- stop requests
 
     def _look_at_signals(self, now: float) -> None:
         """Passes stop requests on to the other agents and to the ranks; ends ranks that cannot resume."""
-        ends, warns = self._means.signals.ends(), self._means.signals.warns()
+        ends, warns = self._context.signals.ends(), self._context.signals.warns()
         for level, name, number in (("stop", "end", ends), ("warning", "warning", warns)):
             if number and level not in self._requests:
                 stop = Stop(reason=StopReason.SIGNAL, host=self._own.host, signal=number.name)
                 self._request(level, name, stop)
         if self._phase is Phase.RUNNING and not self._resumable and self._ending and self._verdict is None:
             self._phase = Phase.ENDING
-            self._means.signals.ignore()
+            self._context.signals.ignore()
             self._control.send({"type": "leaving", "signal": int(ends or signal.SIGTERM)})
             self._gives_up = now + self._plan.launch.heartbeat + DECIDED
             self._terminate(now)
@@ -268,7 +268,7 @@ class Supervisor:
 
     def _pass_on(self, now: float) -> None:
         """Signals the ranks that listen for stop requests, once each, and kills those that do not exit in time."""
-        warned = self._means.signals.warns() or "warning" in self._requests or self._returned
+        warned = self._context.signals.warns() or "warning" in self._requests or self._returned
         wanted = [*([signal.SIGUSR2] if warned else ()), *([signal.SIGTERM] if self._ending else ())]
         for place in self._alive:
             for number in wanted if self._status.signs[place].listens else ():
@@ -290,7 +290,7 @@ class Supervisor:
         watches = self._phase is Phase.RUNNING and self._alive and not self._status.listened
         if watches and "stop" not in self._requests and (reason := stop_checker.reason(now)):
             self._request("stop", "end", Stop(reason=reason))
-        asked = self._requests or self._returned or self._means.signals.warns() or self._means.signals.ends()
+        asked = self._requests or self._returned or self._context.signals.warns() or self._context.signals.ends()
         left = any(ended.code == errors.RESUME for ended in self._exits.values())
         if not (asked or left or self._phase is Phase.LEAVING):
             return
@@ -364,7 +364,7 @@ class Supervisor:
         """Returns the Stop event that the ranks have written after agreeing on a stop; None: none, or unreadable."""
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError):  # it only describes the stop request
-            entries = list(event_file.read(self._means.attempt.events_file("stop"), retry_seconds=0))
+            entries = list(event_file.read(self._context.attempt.events_file("stop"), retry_seconds=0))
         return events.last(entries, Stop)
 
     def _send_failure(self, kind: Kind, fault: Fault, *, listens: bool | None = None, stop: Stop | None = None) -> None:
@@ -410,7 +410,7 @@ class Supervisor:
         self._over = True  # no leader is left to send it
         if self._verdict is not None:
             return
-        ended_by = int(self._means.signals.ends() or signal.SIGTERM) if self._phase is Phase.ENDING else None
+        ended_by = int(self._context.signals.ends() or signal.SIGTERM) if self._phase is Phase.ENDING else None
         asked = self._requests.get("stop")
         fault = fault_of_lost_leader(leader, reason, stopping=self._ending, ended_by=ended_by, asked=asked)
         if ended_by is None:
@@ -431,11 +431,11 @@ class Supervisor:
         """Writes the verdict to the run directory and the log. Only the agent that saw the failure first calls it."""
         if verdict.restarts:
             restart = verdict.restart(self._rendezvous.world_size)
-            self._means.events(restart)
+            self._context.events(restart)
             at = f" (at step {restart.step})" if restart.step is not None and restart.step >= 0 else ""
             log_line(f"{describe(verdict.event)}{at}; the ranks start again, round {restart.round}")
         elif verdict.failure.stop is None or self._agreed_stop() is None:  # else the ranks have written it
-            self._means.events(verdict.event)
+            self._context.events(verdict.event)
 
     # -- ending ranks
 

@@ -21,7 +21,7 @@ class RoundFailure:
         fault: the fault with its code.
         member: member index of the agent that reports the failure to the user.
         listens: whether the failed rank can resume; of a lost node: whether any rank can.
-        lost: indices of members that are gone.
+        lost: member indices of the agents that are gone.
         saved: whether a program has saved something in this round.
         stop: why ranks have exited with code 75, to resume later; None: they have not.
         exit_code: exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict.

@@ -53,7 +53,7 @@ class WorkerExit:
     """How one rank ended.
 
     Attributes:
-        place: number of the rank among the ranks of its agent, from 0.
+        place: index of the rank among the ranks of its agent, from 0.
         rank: global rank.
         pid: process id of the rank.
         code: exit code; negative: the signal that killed it.
@@ -129,10 +129,10 @@ class _Worker:
 
     Attributes:
         placement: the rank.
-        pid: its process id.
-        report: descriptor of the memory file to which it writes its metrics or its error.
+        pid: the rank's process id.
+        report: descriptor of the memory file to which the rank writes its metrics or its error.
         error_file: file to which torch's `@record` writes the rank's error (TORCHELASTIC_ERROR_FILE).
-        code: exit code; negative: the signal that killed it; None: it still runs.
+        code: exit code; negative: the signal that killed the rank; None: the rank still runs.
     """
 
     placement: Placement
@@ -178,7 +178,7 @@ class WorkerGroup:
         Args:
             ranks: the ranks, by place.
             run: function that a rank calls in its process. It returns the rank's metrics.
-            round_number: number of the round, from 0.
+            round_number: index of the round, from 0.
             close_in_child: file descriptors of this process that ranks close.
             ignore: signals that ranks ignore from the start. All others have their default action.
 

@@ -186,7 +186,8 @@ def leftovers(folder: Path, attempt: int) -> list[Path]:
 
 
 def replaced_step(name: str) -> int | None:
-    """Returns the step in the temporary name of a checkpoint that is being replaced (old); None for other names."""
+    """Returns the step of a checkpoint that a save has moved aside, to replace it, from its name `.old-...`; None for
+    any other name."""
     match = _TEMPORARY.fullmatch(name)
     return int(match[2]) if match and match[1] == "old" else None
 

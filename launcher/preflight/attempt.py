@@ -92,7 +92,7 @@ class Preflight:
             events: this agent's event file.
             agents: the connection to the other agents.
             rendezvous: the rendezvous of all agents that take part; its first agent is the leader.
-            round_number: number of the rendezvous round.
+            round_number: index of the rendezvous round, from 0.
         """
         self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
         self._rendezvous, self._round = rendezvous, round_number
@@ -170,7 +170,7 @@ class Preflight:
         """Returns the checks of all processes, ordered by rank; None: a process did not report in time.
 
         Args:
-            timeout: seconds.
+            timeout: seconds to wait.
             died: returns the failed check of a process that ended without a report, from its local rank.
         """
         deadline, found = time.monotonic() + timeout, {}
@@ -254,7 +254,7 @@ class Preflight:
     # -- reporting
 
     def _report(self, verdict: Verdict, found: Sequence[Check], seconds: float, *, first: bool) -> None:
-        """Writes this node's event.
+        """Writes this node's event with the results of the preflight.
 
         Args:
             verdict: the leader's decision.

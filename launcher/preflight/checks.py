@@ -57,7 +57,7 @@ class Check:
     Attributes:
         name: device, space, run_dir, clock, all_reduce, fabric or reach.
         level: how it ended.
-        found: what is wrong; for a check that is fine, what was measured.
+        found: what is wrong or, for a check that is fine, what was measured: a code with fields.
         ms: duration in milliseconds.
         accused: the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the
             cause.
@@ -75,7 +75,7 @@ class Check:
 
 
 class Problem(Exception):
-    """Raised by a check that fails or warns. The fields are those of `Check`."""
+    """A check has failed, or warns. The attributes are fields of the `Check` that the caller makes from it."""
 
     def __init__(
         self, found: Observation, level: Level = Level.FAILED, accused: Sequence[int] = (), looked: int = 0
@@ -143,7 +143,7 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
 
 
 def compute(where: torch.device) -> Observation:
-    """Multiplies two matrices on a device, and returns the device's name (COMPUTES).
+    """Multiplies two matrices on a device, and returns an Observation of code COMPUTES with the device's name.
 
     The elements are small integers, so the product is exact in any floating-point format.
 
@@ -167,7 +167,9 @@ def compute(where: torch.device) -> Observation:
 
 
 def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
-    """Compares the network that NCCL chose with the one that the cluster expects; returns NCCL's choice (NETWORK).
+    """Compares the network that NCCL chose with the one that the cluster expects.
+
+    Returns NCCL's choice as an Observation of code NETWORK.
 
     Args:
         log: NCCL's log file of this rank.
@@ -186,7 +188,7 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
 
 
 def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
-    """Judges the free space of a directory, and returns it (SPACE). Pure.
+    """Returns the free space of a directory as an Observation of code SPACE, if there is enough. Pure.
 
     Args:
         key: config key or variable to set if there is too little space.
@@ -211,10 +213,9 @@ def judge_space(key: str, folder: str, free: int, files: int, least: int, enough
 
 
 def space(key: str, folder: Path, least: int, enough: int) -> Observation:
-    """Checks that a small file can be written to a directory and that it has free space; returns the space.
+    """Checks that a directory can be written to; returns its free space, an Observation of code SPACE.
 
-    If the directory does not exist yet, its nearest existing parent is checked. The arguments are those of
-    `judge_space`.
+    If the directory does not exist yet, its nearest existing parent is checked. For the arguments see `judge_space`.
 
     Raises:
         Problem: as by `judge_space`; or the directory cannot be written to.
@@ -243,7 +244,7 @@ def _not_written(error: OSError, folder: Path, key: str) -> Observation:
 
 
 def temporary() -> Observation:
-    """Checks the directory for temporary files (TMPDIR), and returns its space.
+    """Checks the directory for temporary files (TMPDIR), and returns its free space as `space` does.
 
     Raises:
         Problem: TMPDIR does not exist, cannot be written to, or has too little space.
@@ -255,7 +256,7 @@ def temporary() -> Observation:
 
 
 def shared_memory(ranks: int) -> Observation:
-    """Checks the free shared memory (/dev/shm) of a node with `ranks` ranks, and returns it.
+    """Returns the free shared memory (/dev/shm) of a node with `ranks` ranks, as `judge_space` does.
 
     Raises:
         Problem: as by `judge_space`.
@@ -267,9 +268,9 @@ def shared_memory(ranks: int) -> Observation:
 
 
 def checkpoint_space(plan: JobPlan) -> Observation:
-    """Checks the space for checkpoints, and returns it.
+    """Checks the checkpoint folder, and returns its free space as `space` does.
 
-    The check fails if a checkpoint of the newest one's size would not fit, and warns if two would not.
+    The check fails if one more checkpoint as large as the newest one would not fit, and warns if two would not.
 
     Raises:
         Problem: as by `space`.
@@ -284,7 +285,9 @@ def checkpoint_space(plan: JobPlan) -> Observation:
 
 
 def write_mine(folder: Path, index: int, text: str) -> Observation:
-    """Writes this agent's file `member-INDEX` to the attempt's directory `preflight` (FILE_WRITTEN).
+    """Writes this agent's file `member-INDEX` to the attempt's directory `preflight`. The other nodes look for it.
+
+    Returns an Observation of code FILE_WRITTEN.
 
     Args:
         folder: the directory; it is created with mode 0700.
@@ -309,7 +312,7 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
-    """Checks the owner and mode of a file that was created with mode 0600. Pure.
+    """Refuses a wrong owner or mode of a file that this process has created with mode 0600. Pure.
 
     Args:
         path: the file.
@@ -327,12 +330,12 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
 
 
 def see(folder: Path, texts: Mapping[int, str], timeout: float) -> Observation:
-    """Waits until the files of other agents are visible, and returns their number (FILES_SEEN).
+    """Waits until the files of other agents are visible. Returns their number in an Observation of code FILES_SEEN.
 
     Args:
         folder: the attempt's directory `preflight`.
         texts: expected content of each file, by the agent's index.
-        timeout: seconds.
+        timeout: seconds to wait.
 
     Raises:
         Problem: some files are missing or have other content; accuses their agents.

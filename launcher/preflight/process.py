@@ -39,7 +39,7 @@ def run(
         attempt: directory of the attempt.
         rendezvous: the agents that take part; its port is that of the preflight's TCPStore.
         index: index of this process's agent in `rendezvous.members`.
-        place: number of the future rank on this agent.
+        place: index of the future rank among the ranks of its agent.
         timeout: timeout of the process group, in seconds.
         pipe: receives "begin", "go" and "end" from the agent, and sends the checks of each part.
         agent: process id of the agent, with which this process dies.

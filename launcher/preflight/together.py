@@ -45,7 +45,9 @@ def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tupl
 
 
 def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation:
-    """Compares this node's clock with the first node's (CLOCK). One process of each node calls it.
+    """Compares this node's clock with the first node's; returns what `judge_clock` makes of it.
+
+    One process of each node must call it.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
     which is between any node's two readings. From the second round on all requests come at almost the same time, so
@@ -76,7 +78,7 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
 
 
 def judge_clock(ahead: float, error: float) -> Observation:
-    """Judges the difference between a node's clock and the first node's, and returns it (CLOCK). Pure.
+    """Returns by how much a node's clock is ahead of the first node's as an Observation of code CLOCK. Pure.
 
     Args:
         ahead: seconds by which this node's clock is ahead; negative: behind.
@@ -96,10 +98,11 @@ def judge_clock(ahead: float, error: float) -> Observation:
 
 
 def reduce(rank: int, world_size: int, where: torch.device) -> Observation:
-    """Makes an all_reduce in which each element comes from one rank, and returns its size and time (REDUCED).
+    """Makes an all_reduce in which each element comes from one rank; returns an Observation of code REDUCED.
 
-    All ranks call it. Element i is a number on rank (i modulo world size) and 0 on all others. The sums are exact in
-    float32 in any order, and a wrong element shows which rank it came from.
+    The Observation has the bytes and seconds of the all_reduce. All ranks must call this function. Element i is a
+    number on rank (i modulo world size) and 0 on all others. The sums are exact in float32 in any order, and a wrong
+    element shows which rank it came from.
 
     Args:
         rank: this rank.
@@ -144,7 +147,7 @@ def open_port(interface: str) -> tuple[socket.socket | None, str]:
 
 
 def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation:
-    """Connects to the ports of other nodes, and returns how many nodes it reached (REACHED).
+    """Connects to the ports of other nodes. Returns the number of nodes in an Observation of code REACHED.
 
     Args:
         addresses: `ADDRESS PORT` of each node, by its agent's index; empty: the node has opened no port.

@@ -52,7 +52,7 @@ class Debugger(pdb.Pdb):
     """pdb that reads and writes through a `Console`, since a rank has no terminal.
 
     Attributes:
-        rank: number of this rank.
+        rank: this rank.
     """
 
     def __init__(self, console: Console) -> None:
@@ -176,7 +176,13 @@ def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
 
 
 def stop(*_: Any, header: str | None = None, **__: Any) -> None:
-    """Replaces breakpoint() and pdb.set_trace(): stops this rank, or logs a line if it is not in debug.rank."""
+    """Replaces breakpoint() and pdb.set_trace(): opens the debugger's prompt at the caller's next line.
+
+    A rank that debug.rank does not list logs a line instead, and continues.
+
+    Args:
+        header: text to show before the prompt; None: none. All other arguments are ignored.
+    """
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == FIRST_BREAKPOINT:
         frame = frame.f_back or frame

@@ -75,8 +75,8 @@ def visible_device_changes(
     | otherwise | no GPUs were asked for, or torch is CPU-only and no mask is set | all that is there |
     | | the mask names one device, or none (the scheduler gave each task its own) | all that is there |
     | | the mask names fewer devices than the node has ranks | all that is there: `choose_device` refuses |
-    | | the mask names enough | its entry at the index of the local rank, unchanged (number, UUID, MIG) |
-    | | no mask is set, and there are as many GPUs as ranks | the GPU with the number of the local rank |
+    | | the mask names enough | its entry at the index of the local rank, unchanged (index, UUID, MIG) |
+    | | no mask is set, and there are as many GPUs as ranks | the GPU at the index of the local rank |
 
     Args:
         environ: environment of the rank.
@@ -102,9 +102,10 @@ def visible_device_changes(
 
 
 def _mask(environ: Mapping[str, str], build: str) -> str | None:
-    """Returns the name of the variable to narrow; None if there is none.
+    """Returns the name of the variable that limits which devices torch sees; None: no such variable is known.
 
-    The launcher's torch may be CPU-only while the program brings its own. Then this is whichever known mask is set.
+    The launcher's torch may be CPU-only while the program brings its own. Then the result is any such variable that is
+    set.
     """
     known = _MASKS.get(build) or tuple(name for names in reversed(_MASKS.values()) for name in names)
     there = [name for name in known if name in environ]
@@ -186,15 +187,15 @@ def choose_device(
     | auto | none | none | the CPU |
     | not cpu | | more than one, but fewer than the node has ranks | refused |
     | not cpu | | one | that one; ranks that share it are found when they join |
-    | not cpu | | enough | the one with the number of the local rank |
+    | not cpu | | enough | the one at the index of the local rank |
 
     Args:
         wanted: auto, cpu, cuda or xpu.
         asked: GPUs on each node that the run asked for; 0 outside of a run.
         seen: the accelerators that this process sees.
-        rank, local_rank: number of this rank in the run, and on its node.
-        ranks: number of ranks on its node.
-        host: name of its node.
+        rank, local_rank: this rank, in the run and on its node.
+        ranks: number of ranks on this node.
+        host: name of this node.
 
     Returns:
         The torch.device type and the index of the device; the index is None for the CPU.

@@ -79,8 +79,8 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
     | C has started on some GPUs only | the ranks on whose GPU it has not: earlier work there does not finish |
     | anything else | no rank |
 
-    A rank to blame in one group is left out if it waits in another group for a rank to blame there, unless all of the
-    ranks to blame do.
+    A rank to blame in one group is left out if it waits in another group for a rank to blame there; if that leaves out
+    all ranks, none is left out.
     """
     accused: dict[int, Suspect] = {}
     waits_for: dict[int, set[int]] = {}

@@ -21,7 +21,7 @@ class GlobalBatchSampler:
 
     Attributes:
         steps_per_epoch: number of global batches in an epoch.
-        sizes: samples in each of this rank's micro-batches; without micro-batches, in its share.
+        sizes: number of samples of each of this rank's micro-batches; without micro-batches, of its whole share.
 
     Raises:
         ValueError: the data set is smaller than one batch, the batch has fewer samples than there are ranks or
@@ -95,7 +95,7 @@ class GlobalBatchSampler:
         return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int) -> Tensor:
-        """Returns the indices of this rank's samples at a step of an epoch, int64 [sum of its sizes]."""
+        """Returns the indices of this rank's samples at a step of an epoch, int64 [size of its share]."""
         return self.global_batch(epoch, step)[self._first : self._last]
 
     def batches(self, epoch: int, step: int = 0) -> Iterator[tuple[int, Tensor]]:

@@ -37,9 +37,9 @@ class Report:
     """The state of one rank during a hang.
 
     Attributes:
-        rank: number of the rank.
-        host: name of its node.
-        step: steps of the run that it has done.
+        rank: global rank.
+        host: name of the rank's node.
+        step: steps of the run that the rank has done.
         state: the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone.
         stack: stacks of its threads as faulthandler writes them; empty if it wrote none.
         recorder: its flight recorder (flight_recorder.to_json); empty if it has none.
@@ -117,14 +117,14 @@ def waits(stack: str) -> bool:
 
 
 class StepWatch:
-    """Finds ranks of an agent that have sent no heartbeat for too long. A rank sends one at each step."""
+    """Finds ranks of an agent that have sent no heartbeat for too long. A rank sends a heartbeat at each step."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._last: dict[int, tuple[int, float]] = {}
 
     def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """Returns the local indices of the ranks whose last heartbeat is at least the timeout old.
+        """Returns the ranks, as indices into `signs`, of which the last heartbeat is at least launch.hang_timeout old.
 
         Only ranks that check for stops at step boundaries and have done a step are watched.
 
@@ -165,7 +165,7 @@ class Activity:
         Args:
             signs: heartbeat of each rank.
             pids: process id of each rank; 0 if it has ended.
-            printed: bytes of output of each rank so far.
+            printed: number of bytes that each rank has written to stdout and stderr so far.
             now: current time in seconds of a monotonic clock.
         """
         for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):

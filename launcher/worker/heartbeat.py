@@ -69,7 +69,7 @@ class Slot:
         self.pace(0.0, 0)
 
     def listen(self) -> None:
-        """Records that this rank checks for stop requests and exits without being ended by the agent."""
+        """Records that this rank checks for stop requests, saves and exits: the agent need not end it."""
         self._listens = _LISTENS
         self._write()
 
@@ -157,11 +157,16 @@ class Pulse:
         ]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """Shows the ranks the newest proposal (None: none yet), and the number of the last committed one."""
+        """Shows the ranks the newest proposal to stop or save, and the number of the last committed proposal.
+
+        Args:
+            proposal: the newest proposal; None: none yet.
+            committed: number of the last committed proposal; 0: none.
+        """
         self._agent.show(proposal, committed)
 
     def stops(self) -> list[RankState]:
-        """Returns the state of each rank in the agreement on stops, in order."""
+        """Returns the state of each rank of the agent in the agreement on stops, in order."""
         return [words.read() for words in self._stops]
 
     def paces(self) -> list[tuple[float, int]]:

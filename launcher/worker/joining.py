@@ -31,10 +31,10 @@ class Facts:
     """Facts about one rank that are compared with those of the other ranks.
 
     Attributes:
-        rank, host: number of the rank, and name of its node.
-        device: torch.device type of its device.
-        gpu: an id of its GPU that is unique among all nodes; empty if unknown, or if it computes on the CPU.
-        backend: backend of its process group.
+        rank, host: global rank, and name of the rank's node.
+        device: torch.device type of the rank's device.
+        gpu: an id of the rank's GPU that is unique among all nodes; empty: unknown, or the rank computes on the CPU.
+        backend: backend of the process group.
         torch, git: version of torch, and the commit that it was built from.
         nccl: version of NCCL; empty with other backends.
     """
@@ -92,7 +92,7 @@ def compare(facts: Sequence[Facts]) -> list[Refusal]:
     | the same version of torch, built from different commits | yes |
     | versions of NCCL | yes |
     | none, but two ranks use one GPU (a MIG slice counts as a GPU) | yes |
-    | none, and two GPUs on different nodes have the same number or PCI address | no |
+    | none, and two GPUs on different nodes have the same index or PCI address | no |
     | none, and GPUs cannot be identified, or there are none | no |
     """
     refusals = []
@@ -115,7 +115,7 @@ def compare(facts: Sequence[Facts]) -> list[Refusal]:
 
 
 def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
-    """Groups the ranks by one of their facts, the field `name`."""
+    """Returns the facts of the ranks that have each value of the field `name`, by value."""
     found: dict[str, list[Facts]] = {}
     for each in facts:
         found.setdefault(getattr(each, name), []).append(each)

@@ -54,7 +54,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     heartbeat.take(slot)
     hangs.serve(stacks_file)
     os.umask(plan.umask)
-    threads.fit(os.environ)
+    threads.limit_threads(os.environ)
     os.environ.update(devices.variables(plan, os.environ))
     os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint.dir
     if plan.own_code:

@@ -53,7 +53,7 @@ def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, A
     Args:
         plan: the run's plan.
         shared: what this process shares with its agent.
-        attempt: number of this attempt, from 0.
+        attempt: index of this attempt, from 0.
         lives: how often the ranks of this attempt were started before.
 
     Returns:

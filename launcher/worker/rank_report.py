@@ -243,7 +243,7 @@ def read_error_file(path: Path) -> WorkerError | None:
 
 
 def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
-    """Like `script.lost_peer`, for an error of which class name, message and printed traceback are known."""
+    """Returns whether an error means that another rank is gone, from its class name, message and printed traceback."""
     if kind == "DistNetworkError":
         return True
     if not LOST_PEER.search(text) or not (kind == "RuntimeError" or kind.startswith("Dist")):

@@ -112,7 +112,7 @@ def lost_peer(error: BaseException, words: str) -> bool:
     | torch.distributed's DistNetworkError | anywhere | any | yes |
     | another error of torch.distributed (DistBackendError, DistStoreError) | anywhere | of a lost connection | yes |
     | RuntimeError itself | in torch.distributed, or in autograd's engine (by DDP) | of a lost connection | yes |
-    | RuntimeError itself | by native code that the user's code has called (`work.wait()`) | gloo's, of that | yes |
+    | RuntimeError itself | by native code that the user's code calls (`work.wait()`) | gloo's lost connection | yes |
     | RuntimeError itself | by a `raise` in the user's code | any | no |
     | any other, such as ConnectionRefusedError or URLError | anywhere | any | no |
     | any other, `raise ... from` one of those above | anywhere | any | yes |

@@ -29,7 +29,7 @@ class Settings:
     Attributes:
         checkpoint, resume, train: sections of the plan.
         run_dir: the run directory; None outside of a run.
-        attempt: number of this attempt, from 0.
+        attempt: index of this attempt, from 0.
         world_size: number of ranks of the run when it has all its nodes; None outside of a run.
         timeout: seconds for each collective; None: torch's default.
         deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: there

@@ -78,7 +78,7 @@ class Pace(Generic[M]):
 
     Attributes:
         units: number of equal parts of a step's work, such as micro-batches, that this rank does. The reported time is
-            divided by it, so that ranks with different shares can be compared.
+            the time of one part, so that ranks with different shares can be compared.
     """
 
     def __init__(

@@ -1,30 +1,32 @@
 """The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective. Pure.
 
-Each rank counts its calls of `Stop.boundary`, and all ranks make the same calls. So "boundary 120" is the same point of
-the program on every rank, even if a step has several boundaries (evaluations).
+Each rank counts its calls of `Stop.boundary`. Until a rank ends or closes (`Stop.close`), it makes the same calls as
+all others. So "boundary 120" is the same point of the program on every rank, even if a step has several boundaries
+(evaluations).
 
 1. A rank that wants to stop or to save writes this into the memory that it shares with its agent.
 2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
 3. The leader proposes one boundary for all ranks, `at`: the highest boundary that it knows of plus a margin, so that
-   ranks need not wait there. It sends `propose` to all agents, and each writes the proposal into the memory of its
-   ranks.
+   ranks need not wait there. It numbers the proposal, and sends it as `propose` to all agents. Each agent writes the
+   proposal into the memory of its ranks.
 4. A rank reads the proposal at its next boundary. If that boundary is not beyond `at`, the rank accepts, and does not
    pass `at` before it knows the outcome of the proposal. If the boundary is beyond `at`, the rank refuses.
 5. An agent sends `agree` once: when all of its ranks have accepted, or when one has refused. A rank that had reached
-   `at` before it saw the proposal, and so does not answer there, counts as refusing. A rank that has ended before `at`,
-   or has no more boundaries (`Stop.close`), counts as accepting.
+   `at` before it saw the proposal, and so does not answer there, counts as refusing. A rank that has ended or closed
+   before `at` counts as accepting.
 6. When all agents have accepted, the leader sends `commit`: all ranks act at the boundary `at`. After a refusal it
    proposes a later boundary instead, with twice the margin; ranks that wait at the old boundary continue.
 
 | message | from | content |
 |---|---|---|
 | `want` | agent | what its ranks want: `cause`, `rank`, `save`; their highest `boundary`; `step_time` in seconds |
-| `propose` | leader | `number`, boundary `at`, and what to do there: `cause`, `rank`, `save` |
+| `propose` | leader | `number` of the proposal, boundary `at`, and what to do there: `cause`, `rank`, `save` |
 | `agree` | agent | whether its ranks have `accepted` the proposal `number`; their highest `boundary` |
 | `commit` | leader | `number` of the proposal that all ranks are to carry out |
 
-Why all ranks act at the same boundary: a proposal is committed only if no rank has refused it. So every rank has
-accepted it at `at` or before, and waits there for the commit if that has not arrived yet.
+Why all ranks act at the same boundary: a proposal is committed only if no rank has refused it. So every rank that
+reaches `at` has accepted there or before, and waits there for the commit if that has not arrived yet. A rank that has
+ended or closed before `at` does not reach it.
 
 Why there is no deadlock: a rank that waits at `at` has done everything before it, so every other rank reaches `at`, or
 closes. Either it accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective with
@@ -33,7 +35,7 @@ ranks that wait. In the second case its agent sees this from its boundary, and r
 
 Why no request is lost: the leader keeps what ranks want until a proposal that contains it is committed. An agent does
 not send again what an open proposal contains. It shows its ranks the next proposal only when all of them have acted on
-the last committed one, so what a rank wants after that is a new request.
+the last committed one, so what a rank wants after acting is a new request.
 """
 
 from __future__ import annotations
@@ -98,8 +100,8 @@ class Proposal:
 
     Attributes:
         number: number of the proposal in this round, from 1.
-        at: number of the boundary.
-        want: what to do there.
+        at: the boundary, as a count of calls of `Stop.boundary`.
+        want: what to do at the boundary.
     """
 
     number: int
@@ -155,7 +157,7 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
     | any other | this boundary | act if the proposal is committed, else wait |
 
     Args:
-        boundary: number of the boundary that the rank has reached.
+        boundary: the boundary that the rank has reached, as a count.
         acted: number of the last proposal that the rank has carried out.
         proposal: the newest proposal; None: there was none yet.
         committed: number of the last committed proposal.
@@ -173,13 +175,13 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
 
 
 def answer(rank: RankState, proposal: Proposal) -> bool | None:
-    """Returns whether a rank accepts the proposal that its agent has shown it; None if that is still open. Pure.
+    """Returns whether a rank accepts the proposal that its agent has shown it; None: the rank may still answer. Pure.
 
-    | the rank has answered | its boundary | result |
+    | the rank has answered | the rank's boundary | result |
     |---|---|---|
-    | yes | | its answer |
+    | yes | | the rank's answer |
     | no | before the proposed one | None |
-    | no | the proposed one, or beyond | False: it had got there before it was shown the proposal |
+    | no | the proposed one, or beyond | False: the rank got there before it was shown the proposal |
     """
     if rank.answered == proposal.number:
         return rank.accepted
@@ -191,7 +193,7 @@ class AgentSide:
 
     Attributes:
         proposal: the newest proposal, which the agent must show its ranks after each `look`; None: none yet.
-        committed: number of the last committed proposal, to be shown with it.
+        committed: number of the last committed proposal, which the agent must show its ranks as well; 0: none.
     """
 
     def __init__(self, first_rank: int) -> None:
@@ -212,11 +214,11 @@ class AgentSide:
         return bool(self._next) or (self.proposal is not None and self._answered != self.proposal.number)
 
     def receive(self, message: Message) -> None:
-        """Takes a message `propose` or `commit` from the leader; the next `look` handles it."""
+        """Queues a `propose` or `commit` message of the leader, which the next call of `look` handles."""
         self._next.append(message)
 
     def look(self, ranks: Sequence[RankState], ended: Collection[int] = ()) -> list[Message]:
-        """Evaluates the state of the ranks, and returns the messages to send to the leader.
+        """Evaluates the state of the ranks, and returns the `want` and `agree` messages to send to the leader.
 
         Args:
             ranks: state of each rank of this agent, in order.
@@ -282,12 +284,12 @@ class AgentSide:
 
 
 class LeaderSide:
-    """The agreement in the leading agent, during one round. Methods return the messages to send to all its agents."""
+    """The agreement in the leading agent, during one round. Methods return messages to send to all agents."""
 
     def __init__(self, agents: Iterable[int]) -> None:
         """
         Args:
-            agents: indices of all agents of the round.
+            agents: member indices of all agents of the round.
         """
         self._wants = {index: Want() for index in agents}
         self._awaited = set(self._wants)  # agents whose ranks may still have boundaries
@@ -299,7 +301,15 @@ class LeaderSide:
         self._margin = 1
 
     def receive(self, index: int, message: Message) -> list[Message]:
-        """Takes a message `want` or `agree` from the agent with this index; returns the messages to send."""
+        """Handles an agent's request (`want`) or its answer to a proposal (`agree`); see the module's table.
+
+        Args:
+            index: member index of the agent.
+            message: the message.
+
+        Returns:
+            The `propose` or `commit` messages to send to all agents.
+        """
         self._highest = max(self._highest, int(message["boundary"]))
         if message["type"] == "want":
             self._wants[index] = want_of(message)
@@ -314,13 +324,17 @@ class LeaderSide:
         return self._finish()
 
     def leave(self, index: int) -> list[Message]:
-        """Records that no rank of the agent with this index will reach another boundary; returns messages to send."""
+        """Records that no rank of an agent will reach another boundary. Returns the messages to send to all agents.
+
+        Args:
+            index: member index of the agent.
+        """
         self._awaited.discard(index)
         self._wants.pop(index, None)
         return self._finish()
 
     def _begin(self) -> list[Message]:
-        """Returns a first proposal of what the ranks want; no message if they want nothing."""
+        """Returns the message with a first proposal of what the ranks want; no message if they want nothing."""
         wanted = joined(self._wants.values())
         self._margin = margin(self._step_time)
         return self._propose(wanted) if wanted else []
@@ -353,7 +367,7 @@ def margin(step_time: float) -> int:
 
 
 def want_of(message: Message) -> Want:
-    """Returns the Want in the fields of a message `want` or `propose`."""
+    """Returns what a `want` or `propose` message asks for."""
     return Want(Cause(int(message["cause"])), int(message["rank"]), bool(message["save"]))
 
 

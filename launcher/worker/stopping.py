@@ -42,13 +42,13 @@ def stopping(step: int | None = None) -> bool:
 
 
 def boundary(step: int | None = None) -> Verdict:
-    """Like `stopping`, but returns the stop reason, and also whether to save and continue (RUN/save).
+    """Like `stopping`, but also returns the stop reason, and whether to save and continue because RUN/save exists.
 
     Args:
         step: see `stopping`.
 
     Returns:
-        What all ranks do after this step. After a stop each further call returns that stop again.
+        What all ranks do after this step. Once this is a stop, each further call returns the same stop.
     """
     global _stopped, _steps
     if _stopped is not None:

@@ -30,7 +30,7 @@ class About:
     """A run's description for trackers.
 
     Attributes:
-        run_id, attempt: the run's id, and this attempt's number.
+        run_id, attempt: the run's id, and the index of this attempt, from 0.
         folder: the run directory.
         experiment: name under which related runs are grouped.
         uri: MLflow's tracking URI.

@@ -75,7 +75,7 @@ class Tracking:
             feed.join(deadline - time.monotonic())
 
     def _close_at_the_end(self) -> None:
-        """Closes when the main thread ends, before `atexit` functions run: W&B's would end its run too early."""
+        """Closes when the main thread ends, before `atexit` functions run: W&B's would end the W&B run too early."""
         threading.main_thread().join()
         self.close()
 

@@ -126,7 +126,7 @@ def train_with_dropout(case: dict[str, Any], env: Env) -> dict[str, Any]:
     torch.manual_seed(env.rank)  # what a rank has drawn before must not matter
     for step in range(5):
         gradients.begin()
-        for leaf in range(gradients.first, gradients.last):
+        for leaf in gradients.own_leaves:
             first, last = share(50, leaf, case["leaves"])
             seed_generators(3, step, leaf)
             model(images[first:last]).square().sum().backward()

@@ -16,7 +16,7 @@ from launcher import errors
 from launcher.agent.coordinator import Coordinator
 from launcher.agent.failure_detection import STACKS, Limits
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
-from launcher.agent.rank_status import Means
+from launcher.agent.rank_status import AgentContext
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
 from launcher.agent.supervisor import DECIDED, DIES, LATE, Supervisor
@@ -127,7 +127,7 @@ class Agent:
         self.signals, self.pulse = FakeSignals(), Pulse(member.ranks)
         stacks = hangs.Stacks(member.ranks)
         self.events = attempt.events_file(f"node-{index}")
-        self.means = Means(
+        self.context = AgentContext(
             job.plan, attempt, Events(attempt, f"node-{index}"), self.signals, self.pulse, stacks,
             RequestHandler(attempt, stacks), [{}] * member.ranks,
         )  # fmt: skip
@@ -137,7 +137,7 @@ class Agent:
         self.outcome: Outcome | None = None
         rendezvous = Rendezvous("localhost", 1, tuple(job.members), None)
         self.supervisor = Supervisor(
-            self.means, self.line, self.workers, rendezvous, index, history, clock=lambda: job.now
+            self.context, self.line, self.workers, rendezvous, index, history, clock=lambda: job.now
         )  # fmt: skip
 
     def turn(self) -> None:
