@@ -81,7 +81,7 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
     |---|---|
     | RUN/cancelled or RUN/stop exists | stays stopped, as its owner wants |
     | resume.how=never | stays stopped |
-    | two attempts in a row without progress | is given up |
+    | two attempts in a row without progress, not counting preempted ones | is given up |
     | it has had resume.max_attempts attempts | is given up |
     | the scheduler ends the job, not for its wall time | stays stopped: a scheduler requeues what it preempts |
     | otherwise | continues |
@@ -91,7 +91,7 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
     Args:
         plan: the run's plan.
         attempt: number of the attempt that stopped, from 0.
-        steps: progress of the run at the end of each attempt so far, as from `further`; -1: nothing was saved.
+        steps: progress of the run at the end of the attempts that count, as from `counted`; -1: nothing was saved.
         marker: `stop` or `cancelled`, if RUN has such a file.
         ending: why the scheduler ends the job; None: it does not, or it does for the wall time.
     """
@@ -112,8 +112,22 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
     return continues(What.ELSEWHERE if plan.queued else What.HERE, NextReason.RESUMABLE)
 
 
+def counted(stopped: Sequence[Stopped]) -> list[int]:
+    """Returns the progress of the run at the end of each attempt that counts, for `decide`. Pure.
+
+    A preempted attempt does not count, nor one with unknown progress: a run that is preempted soon after each start is
+    not at fault. If the last attempt was preempted, none counts: this attempt shows nothing new about the run.
+
+    Args:
+        stopped: the event of each attempt that stopped early, in order.
+    """
+    if not stopped or stopped[-1].preempted:
+        return []
+    return further([(each.step, each.saved) for each in stopped if each.step is not None and not each.preempted])
+
+
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns the progress of the run at the end of each attempt, for `decide`. Pure.
+    """Returns the progress of the run at the end of each attempt. Pure.
 
     Without save times that is the step. With them (a user's program) it is a counter, which an attempt increments if it
     reached a further step or saved a newer file.
@@ -172,9 +186,8 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decisio
     preempted = _preempted(plan, attempt)
     events(Stopped(step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted))
     stopped = [event for each in run.attempts() for event in every(each.events(), Stopped)]
-    steps = further([(event.step, event.saved) for event in stopped if event.step is not None])  # None: unknown
     marker = next(filter(run.has, ("cancelled", "stop")), None)
-    found = decide(plan, attempt.number, steps, marker, _ending(plan, stop_requested))
+    found = decide(plan, attempt.number, counted(stopped), marker, _ending(plan, stop_requested))
     if found.what is What.ELSEWHERE:
         try:
             return _continue_elsewhere(plan, attempt)

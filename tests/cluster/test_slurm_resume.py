@@ -62,6 +62,22 @@ def test_a_preempted_run_loses_no_step(launcher: Launcher, slurm: Any, partition
     assert (run.result() or {})["sum"] == [float(stopped_at(run, 1) + 1)] * 4
 
 
+def test_a_run_that_is_preempted_before_it_saves_is_not_given_up(launcher: Launcher, slurm: Any) -> None:
+    launcher.submit(
+        *STEPS, "nodes=2", "cluster.partition=debug", "time=9m", "run_id=early", "wait=false", STEP_TIME="1000"
+    )  # fmt: skip
+    run = launcher.last()
+    for attempt in range(3):
+        launcher.until(lambda number=attempt: len(run.attempts()) > number, f"attempt {attempt}", timeout=120)
+        launcher.until(lambda: launcher.status()["state"] == "running", "it runs", timeout=120)
+        if attempt < 2:
+            urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--wrap=sleep 1", "--output=/dev/null"]
+            slurm.run("sbatch", *urgent)
+    ends = [[event for event in each.events() if event["event"] == "stopped"] for each in run.attempts()[:2]]
+    assert [[(event["step"], event["preempted"]) for event in each] for each in ends] == [[(-1, True)]] * 2
+    launcher("cancel", "early")
+
+
 def test_a_job_that_its_owner_deletes_does_not_come_back(launcher: Launcher, slurm: Any) -> None:
     launcher.submit(*STEPS, "nodes=2", "run_id=deleted", "wait=false", **ENDLESS)
     reached(launcher, 0)

@@ -266,7 +266,8 @@ case $launcher_word in
 esac
 # If all agents were killed before they recorded an exit code, the run continues from its checkpoints.
 # (255 is no signal: a container, or a shell on another host, could not start.)
-if [ "$code" -gt 128 ] && [ "$code" -lt 255 ] && [ -z "$launcher_word" ] && { reads ls "$LAUNCHER_RUN_DIR"/checkpoints; [ $? -eq 2 ] || ls -d "$LAUNCHER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; }; then
+# SIGTERM for the agents alone is a preemption, or the loss of a node, while they start: there need be no checkpoint yet.
+if [ "$code" -gt 128 ] && [ "$code" -lt 255 ] && [ -z "$launcher_word" ] && { [ "$code$launcher_stop_requested" = 143 ] || { reads ls "$LAUNCHER_RUN_DIR"/checkpoints; [ $? -eq 2 ] || ls -d "$LAUNCHER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; }; }; then
   event stop ", \"reason\": \"killed\", \"exit_code\": $code"
   code=75
 fi

@@ -13,10 +13,10 @@ from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
 from launcher.job import requeue
-from launcher.job.requeue import Decision, What, decide
+from launcher.job.requeue import Decision, What, counted, decide
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Continues, Stays
+from launcher.runs.events import Continues, Stays, Stopped
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import Ending
 from launcher.submission import prepare, resume
@@ -182,6 +182,24 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
     assert environment.exists() == (scheduler == "pbs")
     if environment.exists():
         assert environment.read_text() == "export A=1\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "preempted", "result"),
+    [
+        ([], [], []),
+        ([10, 10], [False, False], [10, 10]),
+        ([10, None, 20], [False, False, False], [10, 20]),
+        ([-1, -1], [True, True], []),  # preempted twice before the first save
+        ([-1, -1, -1], [False, True, False], [-1, -1]),
+        ([-1, -1, -1], [False, False, True], []),
+    ],
+)
+def test_preempted_attempts_do_not_count_against_a_run(
+    steps: list[int | None], preempted: list[bool], result: list[int]
+) -> None:
+    stopped = [Stopped(step=step, saved=-1, preempted=by) for step, by in zip(steps, preempted, strict=True)]
+    assert counted(stopped) == result
 
 
 def test_an_attempt_that_could_not_read_its_checkpoint_is_not_one_without_progress(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
-@pytest.mark.parametrize("code", [0, 1, 75, 93, 143])
+@pytest.mark.parametrize("code", [0, 1, 75, 93, 137])
 def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, scheduler: str, code: int) -> None:
     outcome = sandbox.execute(sandbox.plan(cluster={"scheduler": scheduler}), code=code)
     assert outcome.code == code
@@ -179,6 +179,16 @@ def test_what_the_agents_say_counts_for_more_than_who_was_killed_last(
 def test_a_run_goes_on_after_all_agents_were_killed_by_a_signal(sandbox: Sandbox, code: int, ended: int) -> None:
     (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
     sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # launcher.job.requeue
+    outcome = sandbox.execute(sandbox.plan(checkpoint={"dir": f"{sandbox.run_dir}/checkpoints"}), code=code)
+    assert (outcome.code, outcome.events()[-1]) == (ended, {"event": "ended", "code": ended})
+
+
+@pytest.mark.parametrize(("code", "ended"), [(143, 75), (137, 137)])
+def test_a_run_whose_agents_alone_got_sigterm_goes_on_without_a_checkpoint(
+    sandbox: Sandbox, code: int, ended: int
+) -> None:
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # launcher.job.requeue
+    (sandbox.run_dir / "checkpoints").mkdir()
     outcome = sandbox.execute(sandbox.plan(checkpoint={"dir": f"{sandbox.run_dir}/checkpoints"}), code=code)
     assert (outcome.code, outcome.events()[-1]) == (ended, {"event": "ended", "code": ended})
 
