@@ -109,7 +109,7 @@ class Run:
             pause = min(pause * SLOWER, SLOWEST)
 
     def cancel(self) -> None:
-        """Cancels the run: its ranks get SIGTERM, and SIGKILL after launch.grace seconds. Does nothing if it is over.
+        """Cancels the run: the ranks get SIGTERM, and SIGKILL after launch.grace seconds. Ignores a run that is over.
 
         Raises:
             RunError: the run belongs to another user, or runs on another machine.

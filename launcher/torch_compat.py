@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
 def local_part(whole: Tensor, like: DTensor) -> Tensor:
     """Returns this rank's shard of a full tensor, as a view.
 
-    It does what distribute_tensor(src_data_rank=None) does, which communicates in versions before 2.7; this does not.
+    distribute_tensor(src_data_rank=None) returns the same, but communicates in versions before 2.7.
 
     Args:
         whole: the full tensor, which is the same on every rank.

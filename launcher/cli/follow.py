@@ -34,7 +34,7 @@ def follow_to_end(
     run: directory.Run, *, foreground: bool, output: bool = True, stream: Stream | None = None,
     start: Callable[[], object] | None = None,
 ) -> int:  # fmt: skip
-    """Follows a run to its end, and returns the command's exit code.
+    """Follows a run to its end, and prints how it ended.
 
     Args:
         run: the run.
@@ -43,6 +43,10 @@ def follow_to_end(
         output: whether the run's output is printed.
         stream: reads the output that is printed; None: all output of the run.
         start: function that starts the run; None: the run was started before.
+
+    Returns:
+        The exit code of this command: 0 if the run is done or pruned, 75 if it is stopped and can be resumed, 93 if a
+        retry would fail too, else 1; with or without `foreground`, 130 after Ctrl-C, SIGTERM or a closed window.
     """
     started = start is None
 

@@ -99,7 +99,7 @@ def run(arguments: Namespace) -> int:
 
 
 def show_for(words: Sequence[str]) -> int:
-    """Handles a command line with --help or --version and without a command, or an empty one; returns 0."""
+    """Prints the text for a command line that is empty, or has --help or --version but no command; returns 0."""
     if not words:
         print(next_steps())
     elif "--version" in words:

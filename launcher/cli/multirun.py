@@ -69,7 +69,7 @@ class Multirun:
 
         Args:
             batch: the overrides of each point.
-            first: the number of the first point.
+            first: the number of the batch's first point.
 
         Returns:
             One JobReturn for each point. In a search its value is the point's objective (for several, a list).

@@ -1,6 +1,7 @@
 """The options, arguments and help of each command. It imports little, so that --help and completion are fast.
 
-The docstring of each `of_COMMAND` function is the text that `COMMAND --help` shows.
+Each function `of_COMMAND` adds the options and arguments of a command to the command's parser. Its docstring speaks to
+the user: it is the text that `COMMAND --help` shows.
 """
 
 from __future__ import annotations

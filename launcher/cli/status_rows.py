@@ -101,10 +101,10 @@ class Rows:
     """Reads the states of runs and sweeps repeatedly.
 
     Args:
-        names: names of the runs and sweeps to show; empty: the live ones, and the newest others.
+        names: names of the runs and sweeps to show; empty: those of `folder`, as the other arguments say.
         folder: the folder of run directories.
-        everything: whether all runs of the folder are shown.
-        wanted: a filter, for which all runs of the folder are read; None: no filter.
+        everything: whether all runs and sweeps of the folder are shown; False: the live ones, and the newest others.
+        wanted: selects the failed ones, or those active since a time, of all in the folder; None: no such filter.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, everything: bool, wanted: Wanted | None = None) -> None:

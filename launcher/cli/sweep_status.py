@@ -118,7 +118,7 @@ def _throttle(sweep: Sweep, packing: Packing) -> str:
 
 
 def values_of(found: SearchProgress) -> dict[str, Any]:
-    """Returns the progress of a search as values for --json."""
+    """Returns the progress of a search as `sweep status --json` prints it."""
     best = {"best": found.best and {"point": found.best.number, "value": found.best.value}}
     return {**vars(found), **best, "rungs": [vars(each) for each in found.rungs]}
 
@@ -139,7 +139,7 @@ def _over_first(seen: Sequence[PointStatus]) -> list[PointStatus]:
 
 
 def row(each: PointStatus) -> dict[str, Any]:
-    """Returns the values of a point for --json."""
+    """Returns a point as `sweep status --json` prints it."""
     seen, first = each.seen, each.seen.history.fault if each.seen else None
     progress = seen.progress if seen else None
     return {
@@ -213,7 +213,7 @@ def cut(line: str, width: int = WIDTH) -> str:
 
 
 def indented(text: str, spaces: int) -> list[str]:
-    """Wraps a text into at most two lines, indented by `spaces`. Pure."""
+    """Wraps a text into at most two lines of WIDTH characters, each indented by `spaces`; ` ...` marks a cut. Pure."""
     indent = " " * spaces
     words = " ".join(text.split())
     lines = textwrap.wrap(

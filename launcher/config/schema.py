@@ -128,7 +128,7 @@ class BestIs(Enum):
 
 @dataclass
 class Limits:
-    """Limits of a site for a job. An empty one is not checked."""
+    """Limits of a site for a job. None or empty: no limit."""
 
     nodes: int | None = None  # most nodes
     gpus_per_node: int | None = None  # most GPUs on one node

@@ -29,7 +29,7 @@ class Dimension:
     """The values that a search may give to one key: choices, or the numbers from `low` to `high`.
 
     Attributes:
-        choices: values as override text; empty: the values are numbers.
+        choices: values as text, as after `KEY=` in an override (`0.1`); empty: the values are numbers.
         low, high: smallest and largest number.
         whole: whether all numbers are whole.
         step: distance between two numbers; None: any number (or any whole number) from `low` to `high`.
@@ -52,7 +52,7 @@ class Dimension:
         return int((self.high - self.low) / (self.step or 1) + 1e-9) + 1
 
     def value(self, index: int) -> str:
-        """Returns a value as override text, by its index from 0 to `count() - 1`."""
+        """Returns a value as text for an override, without the key (`0.1`), by its index from 0 to `count() - 1`."""
         if self.choices:
             return self.choices[index]
         return self.text(self.low + index * (self.step or 1))
@@ -66,11 +66,11 @@ class Dimension:
         return next((each for each in short if abs(each - number) <= allowed and self.low <= each <= self.high), number)
 
     def text(self, number: float) -> str:
-        """Returns a number of this dimension as override text."""
+        """Returns a number of this dimension as text for an override, without the key: `0.1`, or `32` if `whole`."""
         return str(round(number)) if self.whole else repr(float(number))
 
     def ends(self) -> tuple[str, ...]:
-        """Returns the values to check instead of all: every choice, or the smallest and the largest number."""
+        """Returns, as text, the values to check instead of all: every choice, or the smallest and largest number."""
         return self.choices or tuple(dict.fromkeys((self.text(self.low), self.text(self.high))))
 
 
@@ -84,7 +84,7 @@ def size(space: Space) -> int | None:
 
 
 def combination(space: Space, index: int) -> dict[str, str]:
-    """Returns a combination of values by its index. The last key changes fastest, as in Hydra's grid sweeps."""
+    """Returns the value of each key in combination number `index`, as text. The last key changes fastest."""
     found: dict[str, str] = {}
     for key, dimension in reversed(list(space.items())):
         index, own = divmod(index, dimension.count() or 1)
@@ -104,5 +104,5 @@ def index_of(space: Space, values: Mapping[str, str]) -> int | None:
 
 
 def overrides(values: Mapping[str, str], fixed: Sequence[str]) -> tuple[str, ...]:
-    """Returns the overrides of a point: first `fixed`, which all points have, then its own values."""
+    """Returns the overrides of a point: first `fixed`, which all points have, then KEY=VALUE for each of `values`."""
     return (*fixed, *(f"{key}={value}" for key, value in values.items()))

@@ -79,7 +79,7 @@ def folders_to_make(plan: JobPlan) -> list[str]:
 
 
 def mounts(binds: Sequence[str]) -> list[str]:
-    """Returns folders to mount in the form SOURCE:TARGET, for runtimes that need both. Pure."""
+    """Returns the folders of `binds` in the form SOURCE:TARGET; a plain FOLDER becomes FOLDER:FOLDER. Pure."""
     return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
 
 

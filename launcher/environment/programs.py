@@ -55,7 +55,11 @@ def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | Non
 
 
 def checked_program(program: Program, place: Place) -> Program:
-    """Checks a program, and returns it with all its arguments as a list of strings in `args`.
+    """Checks a program, and returns a copy in which `args` has all arguments as strings; flags and overrides are empty.
+
+    Args:
+        program: program to run.
+        place: where Python will look for modules in the job; see `here`.
 
     Raises:
         ConfigError: the program cannot be run; the text names the fix.
@@ -75,7 +79,11 @@ def checked_program(program: Program, place: Place) -> Program:
 
 
 def checked_function(function: Function, place: Place) -> Function:
-    """Checks a function, and returns it with its target in the form `package.module:function`.
+    """Checks a function, and returns a copy with the target in the form `package.module:function`.
+
+    Args:
+        function: function to call.
+        place: where Python will look for modules in the job; see `here`.
 
     Raises:
         ConfigError: the function does not exist, or does not take these arguments.
@@ -99,8 +107,12 @@ def entry_file(workload: Program | Function, place: Place) -> tuple[str, str | N
 
     The file is None if it is not known on this machine.
 
+    Args:
+        workload: program or function that was checked.
+        place: where Python will look for modules in the job; see `here`.
+
     Raises:
-        ConfigError: as for `checked_program` and `checked_function`.
+        ConfigError: the module does not exist.
     """
     if isinstance(workload, Function):
         module, _ = _split(str(workload.target))

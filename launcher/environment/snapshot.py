@@ -134,7 +134,7 @@ def check(found: Tree, limit: int) -> None:
 
 
 def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | None, folder: Path) -> Site:
-    """Returns the site of a run with a snapshot: its folders in the repository are replaced by those in the snapshot.
+    """Returns a copy of `site`, with folders in the repository replaced by the same folders in the run's snapshot.
 
     Args:
         config: config of the run.

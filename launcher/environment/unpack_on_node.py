@@ -321,7 +321,7 @@ def leave_own() -> None:
 
 
 def print_summary(seconds: float) -> None:
-    """Prints `summary` to stderr if this process has unpacked the environment; else prints nothing.
+    """Prints how much time unpacking took and saved (`summary`) to stderr, if this process has done the unpacking.
 
     Args:
         seconds: seconds that importing torch took in this process.

@@ -107,7 +107,7 @@ class StopReason(Code):
 
 
 class NextReason(Code):
-    """Why a run continues after an attempt that stopped early, stays stopped, or is given up.
+    """Why a run continues, stays stopped or is given up, after an attempt that stopped early.
 
     The comments divide the members into these three groups.
     """

@@ -49,9 +49,9 @@ class Folder:
 
     Attributes:
         path: path of the folder.
-        uid, gid: ids of its owner and group.
-        mode: its st_mode.
-        listed: whether it has an access control list.
+        uid, gid: ids of the folder's owner and group.
+        mode: st_mode of the folder.
+        listed: whether the folder has an access control list.
     """
 
     path: str

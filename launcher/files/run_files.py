@@ -136,7 +136,7 @@ def require_json_bounds(value: Any) -> None:
     """Checks that a JSON value has at most DEEPEST levels, and no integer of more than 64 bits.
 
     Raises:
-        ValueError: with the reason, if it has.
+        ValueError: the value exceeds one of these limits; the text says which.
     """
     level: Iterable[Any] = [value]
     for _ in range(DEEPEST):
@@ -234,7 +234,7 @@ def _temporary_file(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Adds the file's name to OSErrors raised in the block that have none, such as those of write and fsync."""
+    """Adds the file's name to OSErrors raised in the block that name no file, such as those of write and fsync."""
     try:
         yield
     except OSError as error:

@@ -30,7 +30,7 @@ def kind_of(folder: Path, mounts: str | None = None) -> str:
 
 
 def kind_at(folder: str, mounts: str) -> str:
-    """Returns what `kind_of` does, for a path without links: the type of the longest mount point above it. Pure."""
+    """Returns the type of the file system that holds a path without links: that of the longest mount point. Pure."""
     longest, kind = "", ""
     for line in mounts.splitlines():
         _, point, found, *_ = [*line.split(" "), "", ""]

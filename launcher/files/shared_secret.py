@@ -57,7 +57,7 @@ def make(path: Path) -> None:
 
 
 def of_user() -> bytes:
-    """Returns the secret of this user: $LAUNCHER_SECRET, or that in a file of the user's config folder.
+    """Returns the secret of this user: $LAUNCHER_SECRET, or the secret in a file of the user's config folder.
 
     Raises:
         SecretError: the variable is too short, or the file can neither be read nor made.

@@ -77,7 +77,7 @@ class LauncherCallback(Callback):
         """
         Args:
             folder: directory for this callback's checkpoints; None: `checkpoint_dir()`.
-            keep: how many of its newest checkpoints to keep.
+            keep: how many of this callback's newest checkpoints to keep.
         """
         self._inside = current_attempt() is not None
         self._folder, self._keep = Path(checkpoint_dir() if folder is None else folder), keep

@@ -47,8 +47,8 @@ class Old:
         path: directory of the run or sweep.
         states: the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible.
         last_active: time of its newest event, in seconds since the epoch; None: not known.
-        needed_by: ids of unfinished runs that wait for it, or use its files.
-        error: why it cannot be read; empty: it can be read.
+        needed_by: ids of unfinished runs that wait for this run or sweep, or use its files.
+        error: why the run or sweep cannot be read; empty: it can be read.
     """
 
     path: Path
@@ -67,7 +67,7 @@ def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | No
 
     Args:
         old: the run or sweep.
-        before: its last activity must be earlier than this, in seconds since the epoch.
+        before: time in seconds since the epoch; what was active later is kept.
         states: the states that may be removed; all points of a sweep must be in one of them.
     """
     if old.error or DAMAGED in old.states or not old.states:

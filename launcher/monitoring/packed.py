@@ -217,9 +217,9 @@ def activity_of(sweep: Sweep, packing: Packing, board: Board, count: int) -> Act
 
     Args:
         sweep: the packed sweep.
-        packing: how its points share pilots.
-        board: its present state.
-        count: number of its points.
+        packing: how the sweep's points share pilots.
+        board: the sweep's present state.
+        count: number of the sweep's points.
 
     Raises:
         UnavailableError: a journal cannot be read now.

@@ -58,11 +58,11 @@ class RunStatus:
 
     Attributes:
         run: the run.
-        plan: its plan.
-        history: its current job and last attempt, according to its own files.
-        state: its state.
-        progress: the last event `progress` of its last attempt; None: there is none.
-        job: state of its job; empty if it is not needed, because the run is done.
+        plan: the run's plan.
+        history: the run's current job and last attempt, according to the run's own files.
+        state: the run's state.
+        progress: the last event `progress` of the run's last attempt; None: there is none.
+        job: state of the run's job; empty if it is not needed, because the run is done.
         left: seconds of wall time left, according to the scheduler; None: unknown.
         unanswered: name of the scheduler, if it did not respond; else empty.
         before: if `unanswered`, state and reason of the job in the scheduler's last reply; else empty.
@@ -213,7 +213,7 @@ class JobMonitor:
                 self._ended[scheduler, key] = now, ends if isinstance(ends, QueryError) else ends.get(key)
 
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
-        """Returns what the plan's scheduler recorded about a job that is over; None: it has no record.
+        """Returns the record of the plan's scheduler about a job that is over; None: the scheduler has no record.
 
         Raises:
             QueryError: the scheduler does not respond.

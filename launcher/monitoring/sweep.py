@@ -66,7 +66,7 @@ class PointStatus:
     Attributes:
         point: the point.
         state: one of STATES.
-        found: state of the point's run, or a function that reads it; None: there is nothing to add.
+        found: status of the point's run, or a function that reads the status; None: `state` says all.
     """
 
     point: Point
@@ -75,7 +75,7 @@ class PointStatus:
 
     @cached_property
     def seen(self) -> RunStatus | None:
-        """State of the point's run, read on first access; None: it adds nothing (waiting, done), or cannot be read."""
+        """Status of the point's run, read on first access; None: `state` says all, or the status cannot be read."""
         return self.found() if callable(self.found) else self.found
 
     @property

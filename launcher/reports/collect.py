@@ -40,7 +40,7 @@ class RunData:
         id: the run's id.
         path: the run directory.
         state: the run's state, as in `status`.
-        cause: why the run ended, as one line; None: it is done, or the cause is not known.
+        cause: why the run ended, as one line; None: the run is done, or the cause is not known.
         record: the run's record, as JSON types: plan, config, versions, overrides.
         attempts: (number, events) of each attempt.
         timeline: the spans and moments of all attempts, from the journal and the events.
@@ -48,7 +48,7 @@ class RunData:
         paces: the `pace` events of each attempt: the step times of its ranks.
         health: lines about preflight checks, and about ranks that were slower than the others.
         result: the metrics that rank 0 returned; None: it returned none.
-        fabric: the results of a benchmark; None: the run is none, or they cannot be read.
+        fabric: the results, if the run is a benchmark of the interconnect; None: it is none, or they cannot be read.
         checkpoints: manifests of the existing checkpoints, sorted by step.
         offline: paths of folders that W&B has written without a server, oldest first.
         log: the last lines of the run's output.

@@ -44,7 +44,7 @@ class Fabric:
         rows: the measurements, a mapping from column to value each.
         matrix: bandwidth and latency of all pairs of hosts; None: not measured.
         complete: whether the benchmark measured everything.
-        reason: why it did not.
+        reason: why the benchmark did not measure everything.
     """
 
     workload: str

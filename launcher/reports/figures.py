@@ -55,7 +55,7 @@ class Figure:
 
 
 def colour(place: int) -> str:
-    """Returns the colour of a series by its number, from 0; colours repeat after SERIES."""
+    """Returns the colour of series number `place`, from 0; colours repeat after SERIES."""
     return f"--series-{place % SERIES + 1}"
 
 

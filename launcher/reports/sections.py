@@ -29,7 +29,7 @@ LIVE = {state.value for state in RunState if not state.over}  # states of runs t
 
 
 def single(run: RunData) -> list[Section]:
-    """Returns the sections of a page about one run, in order. If it failed, its output comes early."""
+    """Returns the sections of a page about one run, in order. The output of a failed run comes early."""
     failed = run.state in ("failed", "lost", "cancelled", "stopped")
     output = output_section(run, folded=not failed)
     sections = [

@@ -38,7 +38,7 @@ class SweepPoint:
         name: the point's number, as text.
         overrides: the point's overrides.
         state: the point's state, as in `status`.
-        run: the data of the point's run; None: it has not started.
+        run: the data of the point's run; None: the point has not started.
         reported: for a point that the search pruned, the last value of the objective that it reported; None: none.
     """
 
@@ -70,7 +70,7 @@ def sweep_page(
     """
     goal = objective[0] if objective else None
     keys = differing([point.overrides for point in points])
-    ranked = by_rank(points, goal, best_is)
+    ranked = by_objective(points, goal, best_is)
     states = [point.state for point in points]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     facts = [("points", str(len(points))), ("keys", ", ".join(map(_short, keys)) or "-")]
@@ -103,21 +103,21 @@ def search_section(settings: SearchSettings, found: SearchProgress) -> Section:
     )
 
 
-def by_rank(points: Sequence[SweepPoint], goal: str | None, best_is: str) -> list[SweepPoint]:
+def by_objective(points: Sequence[SweepPoint], objective: str | None, best_is: str) -> list[SweepPoint]:
     """Returns the points sorted by their objective, the best first. Points without a value come last, in their order.
 
     Args:
         points: the points.
-        goal: the metric that is the objective; None: there is none, and the order stays.
-        best_is: `max` or `min`.
+        objective: name of the metric that is the objective; None: the sweep has none, and the order stays.
+        best_is: `max` or `min`: which value is the best.
     """
     sign = -1.0 if best_is == "max" else 1.0
 
-    def rank(point: SweepPoint) -> float:
-        value = None if goal is None else point.metric(goal)
+    def key(point: SweepPoint) -> float:
+        value = None if objective is None else point.metric(objective)
         return math.inf if value is None else sign * value
 
-    return sorted(points, key=rank)
+    return sorted(points, key=key)
 
 
 def _points_section(

@@ -25,7 +25,7 @@ class LineCollapser:
         self._states: dict[bytes, bytes] = {}  # by the rank's prefix: the state of its open line
 
     def add(self, text: bytes) -> bytes:
-        """Returns the lines that `text` completes, and the rest of `text` after its last line break as it is."""
+        """Returns the lines that `text` completes, and the unchanged rest of `text` after its last line end."""
         if not self._states and b"\r" not in text:
             return text
         *parts, rest = END.split(text)

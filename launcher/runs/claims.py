@@ -208,7 +208,7 @@ class Heartbeats:
 
         Args:
             manager: the slot manager.
-            sign: value that changes with each of its heartbeats (`Claims.sign`).
+            sign: value that changes with each heartbeat of the manager (`Claims.sign`).
             now: time of this machine's monotonic clock, in seconds.
         """
         before = self._seen.get(manager)

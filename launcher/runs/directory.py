@@ -244,7 +244,11 @@ class Run:
         event_file.append(self.path / "journal.jsonl", event, sync=sync)
 
     def link(self, index: Path) -> None:
-        """Makes the link `latest` in the run's folder and in `index`, and a link by id in `index`; ignores errors."""
+        """Makes links to the run: `latest` beside it, and `latest` and the run's id in `index`. Errors are ignored.
+
+        Args:
+            index: the default folder of runs, so that commands find a run that is kept elsewhere.
+        """
         for folder in {self.path.parent, index}:
             with contextlib.suppress(OSError):  # the job is submitted already, and does not need the links
                 run_files.make_folder(folder)
@@ -424,7 +428,7 @@ class Attempt:
         return self._events(whole=True)
 
     def latest_events(self) -> list[dict[str, Any]]:
-        """Returns the events as `events` does, but of rank 0 only the ends of its file (`event_file.read_ends`)."""
+        """Returns the same as `events`, but reads only both ends of rank 0's file (`event_file.read_ends`)."""
         return self._events(whole=False)
 
     def _events(self, *, whole: bool) -> list[dict[str, Any]]:

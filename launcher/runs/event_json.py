@@ -58,7 +58,7 @@ class Event(Open):
 
 
 def from_entry(entry: Mapping[str, Any]) -> Event:
-    """Returns a dict that `event_file.read` has checked as an event.
+    """Converts a dict from `event_file.read` to an event.
 
     Raises:
         KeyError: this version has no class for the kind of the event.
@@ -68,7 +68,7 @@ def from_entry(entry: Mapping[str, Any]) -> Event:
 
 
 def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
-    """Yields dicts that `event_file.read` has checked as events, without those of kinds unknown to this version."""
+    """Converts dicts from `event_file.read` to events, and yields those of kinds that this version knows."""
     return (from_entry(entry) for entry in entries if entry["event"] in TYPES)
 
 

@@ -24,7 +24,7 @@ STALE_AFTER = 300.0  # seconds after which a reported step time no longer counts
 def preflight_lines(result: Preflighted) -> list[str]:
     """Returns a preflight's result as lines of text.
 
-    The lines are `preflight: 4 nodes fine in 1.2 s` if the attempt goes on with all nodes, then one for each bad node
+    The lines are `preflight: 4 nodes fine in 1.2 s` if the attempt continues with all nodes, then one for each bad node
     and one for each warning.
     """
     fine = f"preflight: {plural(result.nodes, 'node')} fine in {result.seconds:.1f} s"

@@ -112,7 +112,10 @@ def write_counts(sweep: Path, number: Mapping[str, int]) -> None:
 
 
 def read_counts(sweep: Path) -> dict[str, int] | None:
-    """Returns what `write_counts` wrote; None: nothing, or the sweep was submitted again since, or it is damaged."""
+    """Returns the number of points in each state that `write_counts` wrote; None: no valid file is there.
+
+    It is not valid if it is damaged, or the sweep was submitted again since.
+    """
     try:
         number = run_files.parse_json(run_files.read_whole(sweep / COUNTS))
     except (OSError, ValueError):

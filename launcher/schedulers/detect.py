@@ -5,8 +5,8 @@
 | no qsub on PATH | none |
 | a script that mentions Slurm | Slurm's wrapper around sbatch |
 | `qsub --version` prints `pbs_version = 23.06.06` | PBS (OpenPBS, PBS Pro) |
-| it prints `Version: 6.1.2` and a commit | Torque |
-| it does not know the option, and its help begins with a version of Grid Engine | Grid Engine |
+| `qsub --version` prints `Version: 6.1.2` and a commit | Torque |
+| qsub does not know `--version`, and its help begins with a version of Grid Engine | Grid Engine |
 | anything else | unknown |
 """
 

@@ -191,7 +191,7 @@ class RunExecutor(core.PicklingExecutor):
 
 
 def begun_job(run: Run) -> str | None:
-    """Returns the id of a job that started the run but is not in its journal as submitted; None if there is none."""
+    """Returns the id of a job that started the run although the run's journal does not have it; None: there is none."""
     journal = journal_events(run)
     known = {job for each in every(journal, Submitted) for job in (each.job, *each.chain)}
     for attempt in reversed(run.attempts()):
@@ -202,6 +202,6 @@ def begun_job(run: Run) -> str | None:
 
 
 def begun(elements: Sequence[Run]) -> str | None:
-    """Returns the id of a job array that started one of these elements but is not in their journals; else None."""
+    """Returns the id of a job array that started an element although its journal does not have the job; else None."""
     jobs = (job for job in map(begun_job, elements) if job and re.search(r"_\d+$", job))
     return next((job.rpartition("_")[0] for job in jobs), None)

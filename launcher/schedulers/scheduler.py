@@ -244,7 +244,7 @@ class StartsJobSteps(ABC):
 
     @abstractmethod
     def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment for the command of `step`: `environ` without variables that change it. Pure."""
+        """Returns the environment for the command of `step`: `environ` without variables that set options. Pure."""
 
 
 class ExcludesNodes(ABC):

@@ -73,8 +73,8 @@ def watch(
 ) -> int:
     """Waits until all tasks have ended.
 
-    On a stop signal, and when a task exits with RESUME or (unless `keep_going`) fails, the remaining tasks get SIGTERM
-    and, after `grace` seconds, SIGKILL.
+    When a stop signal arrives, a task exits with RESUME, or (unless `keep_going`) a task fails in any other way, the
+    remaining tasks get SIGTERM and, `grace` seconds later, SIGKILL.
 
     Args:
         tasks: the started tasks.

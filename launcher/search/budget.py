@@ -17,9 +17,9 @@ class Cost:
 
     Attributes:
         seconds: how long the point has run, in all its attempts.
-        step: number of steps that it has done; None: unknown.
-        pruned: whether it was pruned.
-        done: whether it has done all its steps.
+        step: number of steps that the point has done; None: unknown.
+        pruned: whether the point was pruned.
+        done: whether the point has done all its steps.
     """
 
     seconds: float

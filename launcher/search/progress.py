@@ -37,7 +37,7 @@ class SearchProgress:
 
     Attributes:
         chosen: number of points that were chosen.
-        done, pruned, failed: how many of them are done, were pruned, or failed.
+        done, pruned, failed: how many of the chosen points are done, were pruned, or failed.
         best: the best point that is done; None: no point is done.
         hours: GPU-hours (without GPUs: node-hours) that were spent.
         saved: GPU-hours (node-hours) that pruning has saved; None: not known yet.

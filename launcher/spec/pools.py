@@ -30,7 +30,7 @@ def named(plan: JobPlan) -> dict[str, str]:
 
 
 def merged(cluster: Cluster) -> Cluster:
-    """Returns the cluster with the variables and interface of the pools that apply; its own take precedence."""
+    """Returns the cluster with the variables and interface of the pools that apply, where the cluster has none."""
     environment, interface = dict(cluster.environment), cluster.interface
     for pool in of(cluster).values():
         environment = {**pool.environment, **environment}

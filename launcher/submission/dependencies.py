@@ -63,8 +63,8 @@ class Dependency:
         done: whether it is done.
         over: whether it is over, with any result.
         uncertain: whether the state may soon be read differently, since shared file systems show changes late.
-        scheduler: name of the scheduler that has its jobs; None: it has no jobs.
-        jobs: ids of its jobs that are not over.
+        scheduler: name of the scheduler that has the dependency's jobs; None: there are no jobs.
+        jobs: ids of the dependency's jobs that are not over.
     """
 
     condition: str

@@ -40,7 +40,13 @@ class Ready:
     run: Run | None = None
 
     def submit(self) -> Submitted:
-        """Submits the attempt. It raises what `submit` or `resume` of this package raise."""
+        """Submits the attempt.
+
+        Raises:
+            ConfigError: the run directory cannot be made, or an existing run of this id has another config or workload.
+            RunError: the run to resume is done, is not over, or runs in pilots of its sweep.
+            SubmissionError: the scheduler refused the job, or did not answer (repeat the command).
+        """
         if self.run is None:
             return submit(self.prepared, self.composed.resolved, self.overrides)
         # Lazily: only a resume needs the state of a run, and what finds that takes 10 ms

@@ -29,10 +29,11 @@ def print_notice(words: str) -> None:
 def delayed_interrupt() -> Iterator[list[int]]:
     """Delays Ctrl-C inside the `with` block: the first one is only recorded, the second one raises KeyboardInterrupt.
 
-    If the program has its own handler of SIGINT, and in other threads than the main one, nothing changes.
+    The first one raises nothing at the end of the block either: the caller reads the list then. If the program has its
+    own handler of SIGINT, and in other threads than the main one, nothing changes.
 
     Yields:
-        A list to which each Ctrl-C adds its signal number.
+        A list of signal numbers, one for each Ctrl-C so far.
     """
     noted: list[int] = []
 

@@ -39,7 +39,7 @@ class LiveArray:
     Attributes:
         job: id of the array, in the form that scheduler commands take.
         plan: plan of one of the array's points.
-        points: numbers of its points that are not over.
+        points: numbers of the array's points that are not over.
         pending: how many of these points have not started.
     """
 

@@ -19,7 +19,10 @@ RANK_KEYS = (
 
 
 def array_plan(plan: JobPlan, sweep_id: str, folder: Path) -> JobPlan:
-    """Returns the plan of the array to which a point belongs: the point's plan, with the sweep's id and directory.
+    """Returns the plan for the job script of a point's array: the point's plan, with the sweep's id and directory.
+
+    Any point of the array can stand for all: their plans differ only in values that are not in the job script (see
+    `RANK_KEYS`), which each element's ranks read from their own point's record.
 
     Args:
         plan: plan of the point.

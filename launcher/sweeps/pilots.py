@@ -124,7 +124,7 @@ class SubmittedPilots:
     Attributes:
         jobs: job id of each pilot that was submitted, by the pilot's number.
         left: number of pilots that the scheduler does not accept now.
-        words: the scheduler's message about these.
+        words: the message with which the scheduler refused the pilots counted in `left`.
         over: whether no pilot is needed, because all points are over and no more will be chosen.
     """
 
@@ -244,7 +244,7 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
 
 
 def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, kill: bool = False) -> dict[int, str]:
-    """Cancels points of a packed sweep and, if all points are cancelled, its pilots; the caller holds the lock.
+    """Cancels points of a packed sweep and, if all points are cancelled, its pilots; needs the submitter's lock.
 
     Args:
         sweep: the sweep. To cancel all points, the caller marks it as cancelled first.
@@ -278,7 +278,7 @@ def staying(sweep: Sweep, monitor: JobMonitor) -> list[RunStatus]:
 
 
 def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
-    """Changes the number of pilots of a packed sweep: submits pilots or stops some; the caller holds the lock.
+    """Changes the number of pilots of a packed sweep: submits pilots or stops some; needs the submitter's lock.
 
     A surplus pilot is cancelled if it is queued. If it runs, it stops, and its points continue in other pilots.
 

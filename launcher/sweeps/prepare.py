@@ -29,7 +29,7 @@ from launcher.sweeps import grouping, pilots
 
 @dataclass(frozen=True)
 class RequestedPoint:
-    """A point that the command asks for.
+    """A point that the user's command line asks for.
 
     Attributes:
         overrides: overrides of the point.
@@ -48,11 +48,11 @@ class PreparedSweep:
 
     Attributes:
         path: directory of the sweep.
-        existing: the manifest that is in the directory; None: there is none.
+        existing: the manifest of an earlier command in the directory; None: the sweep is new.
         manifest: the manifest to write: the existing points, then the new ones.
-        order: numbers of the points that the command asks for, in the command's order.
-        points: the points that the command asks for, by number.
-        plans: plan of each of these points, by number.
+        order: numbers of the points that the command line asks for, in its order.
+        points: the points that the command line asks for, by number.
+        plans: plan of each point in `points`, by number.
         groups: plan of each array, and the numbers of its points.
         parallelism: number of points that may run at once; None: no limit.
         notes: messages for the user.
@@ -79,11 +79,11 @@ class PreparedSweep:
 
 
 def id_of(command: Sequence[str], name: str) -> str:
-    """Returns the id of the sweep that a command makes: `NAME-` and a hash of its overrides in any order. Pure.
+    """Returns the id of the sweep that a command line asks for: `NAME-` and a hash of its overrides, sorted. Pure.
 
     Args:
-        command: arguments of the command.
-        name: name of the runs.
+        command: arguments of the launcher's command line.
+        name: name of the runs (config key `name`).
     """
     kept = sorted(
         each for each in command
@@ -101,12 +101,12 @@ def prepare_sweep(
 
     Args:
         points: the points that the command asks for.
-        command: arguments of the command.
+        command: arguments of the launcher's command line that asks for the points, for the sweep's id and manifest.
         environ: environment variables of this process.
 
     Raises:
         ConfigError: a point cannot run; the message says which one, and how to fix it.
-        RunError: the existing sweep cannot be read.
+        RunError: a sweep of the same id exists, and cannot be read.
     """
     first = points[0].config
     _refuse_keys_of_one(points)

@@ -43,7 +43,7 @@ class PreparedSearch:
     """A search that has passed every check and can be submitted.
 
     Attributes:
-        sweep: the prepared sweep with its representative points; its manifest has no points.
+        sweep: the prepared sweep with the representative points; the manifest in it has no points.
         settings: what is searched, and how.
         template: template for the records of points; see `launcher.search.template`.
     """
@@ -106,15 +106,16 @@ def prepare_search(
     """Plans and checks a search. It writes no file and submits nothing.
 
     Args:
-        points: the points of `representatives`, in order, with configs from `with_search_defaults`.
+        points: the representative points, which are checked instead of all: their overrides are the result of
+            `representatives`, in the same order, and their configs are from `with_search_defaults`.
         space: the keys that are searched, each with its possible values.
-        command: arguments of the command.
+        command: arguments of the launcher's command line that asks for the search, for the manifest.
         environ: environment variables of this process.
 
     Raises:
-        ConfigError: a point cannot run, the points cannot share pilots, the search would never end, or its budget is
-            spent; the message says how to fix it.
-        RunError: the existing sweep cannot be read.
+        ConfigError: a point cannot run, the points cannot share pilots, the search would never end or its budget is
+            spent, or a sweep of the same id exists and is not this search; the message says how to fix it.
+        RunError: a sweep of the same id exists, and cannot be read.
     """
     config = points[0].config
     prepared = prepare_sweep(points, command, environ)

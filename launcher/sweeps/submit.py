@@ -53,7 +53,7 @@ class SubmittedSweep:
         already_submitted: points that were submitted by an earlier command.
         local: points that run on this machine without a scheduler, a few at a time.
         not_accepted: points that the scheduler does not accept now, because of a limit of jobs.
-        limit: the scheduler's message about these points.
+        limit: the message with which the scheduler refused the points in `not_accepted`.
         pilots: result of the submission of pilots; None: the sweep has no pilots.
     """
 

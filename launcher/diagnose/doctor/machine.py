@@ -217,7 +217,7 @@ def temporary(folder: str, free: int | str) -> Iterator[Finding]:
     """Checks the folder for temporary files.
 
     Args:
-        folder: its path.
+        folder: the folder's path.
         free: free bytes; if the folder cannot be written to, the error as a string.
     """
     if isinstance(free, str):

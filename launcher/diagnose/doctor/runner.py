@@ -15,7 +15,7 @@ class Check:
     """A check that `doctor` runs.
 
     Attributes:
-        about: its subject, as the report shows it.
+        about: the check's subject, as the report shows it.
         look: the function that runs the check and returns its findings.
         limit: seconds that the check may take.
     """

@@ -57,7 +57,8 @@ class Case:
         """Returns the command that continues the run.
 
         Args:
-            overrides: changes of its config. Empty is returned for a point in a pilot, which cannot be changed.
+            overrides: changes of the run's config. For a point in a pilot, which cannot be changed, they lead to an
+                empty result.
         """
         if self.rerun:  # the config of a point in a pilot is set by its sweep
             return "" if overrides else f"{self.program} {self.rerun}"

@@ -63,7 +63,7 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
 
     Args:
         seen: the status of the run.
-        attempt: one of its attempts.
+        attempt: one of the run's attempts.
         following: the next attempt; None: `attempt` is the last one.
         past: the execution of the job that was this attempt, from the scheduler's history; None: not known.
     """
@@ -236,7 +236,7 @@ def execution_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool)
     Args:
         pasts: the executions of the job, oldest first.
         attempt: the attempt.
-        last: whether it is the last attempt of its run, and over.
+        last: whether `attempt` is the last attempt of its run, and over.
     """
     if last and pasts:
         return pasts[-1]

@@ -47,7 +47,7 @@ class Findings:
 
     Attributes:
         attempt: the number of the attempt; None: the run had no attempt.
-        verdict: why it ended.
+        verdict: why the attempt ended.
         time: when the first failure was reported or, without one, when the attempt ended, in seconds since the epoch;
             None: not known.
         rank, host: the rank that failed first, and the host of the failure; None and empty: not known.
@@ -123,7 +123,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
 
     Args:
         seen: the status of the run.
-        attempt: one of its attempts; None: the run had no attempt.
+        attempt: one of the run's attempts; None: the run had none.
         following: the next attempt; None: `attempt` is the last one.
         name: the run, as the user named it on the command line.
         program: the command of the launcher, as the user typed it; for commands to copy.
@@ -167,7 +167,7 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
     Args:
         plan: the plan of the run.
         started: the start of the run's first attempt. Files that the user's own code has written since then count as
-            checkpoints, too. None: it has not started.
+            checkpoints, too. None: the run has not started.
     """
     try:
         if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:

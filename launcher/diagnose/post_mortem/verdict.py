@@ -84,7 +84,7 @@ class Codes:
     Attributes:
         fault: the first failure.
         stop: why the attempt stopped early.
-        stays: why the run does not continue by itself.
+        stays: why the run stays as it is (stopped or given up), and does not continue by itself.
     """
 
     fault: FaultCode | None = None
@@ -92,7 +92,7 @@ class Codes:
     stays: NextReason | None = None
 
     def as_dict(self) -> dict[str, str | None]:
-        """Returns the codes as JSON types, under the keys that `post-mortem --json` has: `code`, `stop`, `stays`."""
+        """Returns the values of the codes under the keys of `post-mortem --json`: `code` (fault), `stop`, `stays`."""
         return {
             "code": self.fault.value if self.fault else None, "stop": self.stop.value if self.stop else None,
             "stays": self.stays.value if self.stays else None,

@@ -84,11 +84,11 @@ class Observation(Open):
         ahead: seconds by which a clock is ahead of the first node's; negative: behind.
         accuracy: largest error of `ahead`, in seconds.
         host: the node that tried to connect.
-        hosts: the nodes that it could not reach.
-        address: address and port of the first of them; empty: it has opened no port.
+        hosts: the nodes that `host` could not reach.
+        address: address and port of the first node in `hosts`; empty: this node has opened no port.
         local_rank: local rank of a process that ended.
-        exit_code: its exit code; None: it still runs, or a signal killed it.
-        signal: name of that signal (`SIGKILL`).
+        exit_code: exit code of this process; None: it still runs, or a signal killed it.
+        signal: name of the signal that killed the process (`SIGKILL`).
     """
 
     code: CheckCode

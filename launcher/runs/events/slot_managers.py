@@ -16,8 +16,8 @@ class ManagerBegan(Event):
     Attributes:
         host: name of the slot manager's node.
         job: id of the pilot's job.
-        slots: number of points that it runs at once; 0: it takes no points itself, but runs the parts of points of
-            another node, the first of its group.
+        slots: number of points that the manager runs at once; 0: the manager claims no points, but runs its node's
+            part of the points that the first node of its group claims.
         pid, start: process id and start time, see `launcher.processes.groups.Process`.
         namespace: machine and PID namespace of the process, see `launcher.processes.groups.namespace`.
     """
@@ -64,7 +64,7 @@ class PointEnded(Event):
 
 
 class PartEnded(Event):
-    """A point runs on a group of nodes: its process on this node, which is not the group's first one, has ended.
+    """The process of a point on this node, one of the further nodes of the group on which the point runs, has ended.
 
     Attributes:
         point, attempt: number of the point, and of its attempt.

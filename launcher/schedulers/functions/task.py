@@ -32,7 +32,7 @@ def main(folder: str, *options: str) -> int:
         DONE, or NO_RETRY or RESUME of launcher/errors.py if the folder is not usable or not readable now.
 
     Raises:
-        Exception: that of the function, after submitit has written it as the result.
+        Exception: the exception of the function, after submitit has written it as the job's result.
     """
     guard.start()
     os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # the starter of several tasks has another umask

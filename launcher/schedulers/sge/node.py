@@ -130,8 +130,12 @@ def _default_signals() -> None:
 def watch(tasks: list[subprocess.Popen[bytes]], requests: Input, grace: float, *, keep_going: bool) -> int:
     """Waits until all tasks have ended; returns the exit status of the first failed one, else 0.
 
-    The tasks get SIGTERM, and SIGKILL after `grace` seconds, on a line of the input or its end, and when a task exits
-    with RESUME or (unless `keep_going`) fails. A line KILL sends SIGKILL at once.
+    | event | the tasks that still run get |
+    |---|---|
+    | a line of `requests`, or their end | SIGTERM, and SIGKILL after `grace` seconds |
+    | a task exits with RESUME | the same |
+    | a task fails in any other way | the same, unless `keep_going` |
+    | a line KILL | SIGKILL at once |
     """
     first, kill_at, killed = 0, None, False
     while True:

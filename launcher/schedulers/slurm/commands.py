@@ -118,7 +118,7 @@ class Slurm:
         return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
 
     def count_jobs(self) -> Counter[str]:
-        """Returns the number of this user's pending and running jobs by partition or QOS name; "" is the total."""
+        """Returns the number of this user's pending and running jobs for each partition and QOS; "" is the total."""
         return parse_counts(self.run("squeue", "--me", "--noheader", "--array", "--format=%P|%q"))
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
@@ -353,9 +353,10 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Counts jobs in the output of `squeue --format=%P|%q` by partition and QOS name; "" is the total.
+    """Counts the jobs in the output of `squeue --format=%P|%q`. One key is a partition, a QOS, or "" for all jobs.
 
-    A job that may start in any of several partitions counts in each.
+    A job counts once for each of its partitions, for its QOS, and for "". If a partition and a QOS have the same name,
+    they share a key, and a job with both counts once.
     """
     lines = [line.strip().split("|") for line in text.splitlines() if line.strip()]
     names = (name for partitions, *qos in lines for name in {"", *partitions.split(","), *qos})

@@ -46,8 +46,8 @@ class SlurmSite(Site):
         cluster: name of the cluster.
         version: version of Slurm.
         partitions: all partitions that the user can see, from sinfo.
-        facts: further attributes of the partitions from scontrol, by name.
-        features: features of the nodes of each partition, by its name.
+        facts: further attributes of each partition from scontrol, by the partition's name.
+        features: features of the nodes of each partition, by the partition's name.
         accounts: accounts of this user, the default one first.
         settings: values of `scontrol show config`.
         problems: one text per failed query, with the reason.

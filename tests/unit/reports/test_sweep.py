@@ -14,7 +14,7 @@ from launcher.reports import page
 from launcher.reports.collect import RunData
 from launcher.reports.curves import Curve
 from launcher.reports.parts import Page
-from launcher.reports.sweep import SweepPoint, axis_of, by_rank, parallel_coordinates, sweep_page
+from launcher.reports.sweep import SweepPoint, axis_of, by_objective, parallel_coordinates, sweep_page
 from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
 from launcher.search.progress import progress_of
 
@@ -43,7 +43,7 @@ def numbers(points: list[SweepPoint]) -> list[str]:
     [("accuracy", "max", "1023"), ("accuracy", "min", "0123"), ("nothing", "max", "0123"), (None, "max", "0123")],
 )
 def test_the_best_is_first_and_those_without_a_number_last(goal: str | None, best_is: str, order: str) -> None:
-    assert numbers(by_rank(some(), goal, best_is)) == list(order)
+    assert numbers(by_objective(some(), goal, best_is)) == list(order)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_without_an_objective_nothing_is_the_best() -> None:
 
 def test_each_point_that_is_done_is_a_line() -> None:
     points = [point(number, str(0.01 * (number + 1)), 0.5 + number / 100, width="64") for number in range(40)]
-    figure = parallel_coordinates(by_rank(points, "accuracy", "max"), ["workload.lr"], "accuracy")
+    figure = parallel_coordinates(by_objective(points, "accuracy", "max"), ["workload.lr"], "accuracy")
     assert figure is not None
     assert sum(trace["x"].count(0) for trace in figure.traces) == 40
     best = figure.traces[-1]
