@@ -60,9 +60,9 @@ class Values:
     seed: int
 
     def make(self, count: int, *key: object, start: int = 0, most: int | None = None) -> Tensor:
-        """Returns the values number `start` to `start + count - 1` of a key, [count].
+        """Returns the values at indices `start` to `start + count - 1` of the stream of a key, [count].
 
-        They are whole numbers from 0 to the largest 2^k - 1 that is at most `most`; None: at most `limit`.
+        The values are whole numbers from 0 to the largest 2^k - 1 that is at most `most` (None: `limit`).
         """
         mask = (1 << ((self.limit if most is None else most) + 1).bit_length() - 1) - 1
         mark = zlib.crc32(repr((self.seed, *key)).encode()) & _PERIOD
@@ -84,7 +84,7 @@ class Values:
 
 
 def count_wrong(got: Tensor, expected: Tensor) -> int:
-    """Returns the number of elements that differ. NaN always differs."""
+    """Returns the number of elements of `got` that differ from `expected`. NaN always differs."""
     return int((got != expected).sum())
 
 

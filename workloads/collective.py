@@ -69,7 +69,7 @@ class Report:
             self.say(text)
 
     def _roof_of(self, groups: Groups) -> tuple[float | None, str]:
-        """Returns the hardware speed with which a group's busbw is compared, in bytes/s, and its name.
+        """Returns the hardware speed with which a group's busbw is compared, in bytes/s, and the name of this speed.
 
         | the group | speed |
         |---|---|

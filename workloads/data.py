@@ -38,8 +38,7 @@ class Data:
         classes: number of different labels.
         train: training samples.
         test: test samples.
-        mean: mean of all pixels (0 to 255) of the training images.
-        std: standard deviation of these pixels.
+        mean, std: mean and standard deviation of all pixels (0 to 255) of the training images.
     """
 
     name: str

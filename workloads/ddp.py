@@ -189,7 +189,7 @@ class Trainer:
         }
 
     def unlike(self) -> dict[str, Any]:
-        """Returns the settings that may change the order of sums, and so the last bits of the weights."""
+        """Returns the config values that may change the order of sums, and so the last bits of the weights, by key."""
         if self.settings.train.invariant:
             return {}
         config = self.config
@@ -215,7 +215,7 @@ class Trainer:
         """Does one optimizer step on this rank's share of the global batch.
 
         Args:
-            step: number of the step, counted from 0 at the start of the run.
+            step: index of the step in the run, from 0.
             chosen: indices of this rank's samples, int64 [n].
         """
         for group in self.optimizer.param_groups:
@@ -275,8 +275,8 @@ class Trainer:
         """Returns the mean loss and images/s since the last call; rank 0 prints them. All ranks must call it.
 
         Args:
-            step: number of the last step, counted from 0.
-            epoch: number of the epoch, counted from 0.
+            step: index of the last step in the run, from 0.
+            epoch: index of the epoch, from 0.
 
         Raises:
             WorkloadError: the loss of a step was not finite.

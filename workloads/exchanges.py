@@ -54,7 +54,7 @@ class Case:
         world_size: number of ranks.
         count: elements of a message.
         values: makes the data.
-        iteration: number of the run.
+        iteration: index of the run.
     """
 
     rank: int

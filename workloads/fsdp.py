@@ -158,9 +158,9 @@ class Trainer:
         return last | {"losses": self.losses.state()}
 
     def passes_for(self, windows: int) -> int:
-        """Returns the number of forward passes per rank for `windows` windows of all ranks together.
+        """Returns how many forward passes each rank makes for `windows` windows of all ranks together.
 
-        It is the same on all ranks, since all ranks gather the weights in each pass.
+        The number is the same on all ranks, since all ranks gather the weights in each pass.
         """
         return math.ceil(math.ceil(windows / self.env.world_size) / self.at_once)
 
@@ -168,8 +168,8 @@ class Trainer:
         """Does one optimizer step on this rank's share of the global batch.
 
         Args:
-            step: number of the step, counted from 0 at the start of the run.
-            chosen: numbers of this rank's windows, int64 [n].
+            step: index of the step in the run, from 0.
+            chosen: indices of this rank's windows, int64 [n].
         """
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.config.steps, self.config.lr, self.config.warm_up)
@@ -191,7 +191,7 @@ class Trainer:
 
         Args:
             part: the training or validation part of the text.
-            chosen: numbers of the windows, int64 [n].
+            chosen: indices of the windows, int64 [n].
         """
         none = len(chosen) == 0
         # A rank without windows computes one that does not count: the other ranks need its shard of the weights.

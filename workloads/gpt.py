@@ -146,7 +146,7 @@ def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def weights_sha256(model: nn.Module) -> str:
     """Returns the SHA-256 over names, types, shapes and bytes of all whole parameters. All ranks must call it.
 
-    It does not depend on the sharding, and is equal to workloads.training.weights_sha256 of the unsharded model.
+    The hash does not depend on the sharding. For an unsharded model workloads.training.weights_sha256 is the same.
     """
     digest = hashlib.sha256()
     for name, value in whole_parameters(model):

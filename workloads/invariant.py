@@ -64,7 +64,7 @@ def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], 
 
     Args:
         node: the node.
-        known: returns the value of a node; None: unknown. It knows all leaves.
+        known: returns the value of a node; None: unknown. The values of all leaves are known.
         add: adds two values.
     """
     if (value := known(node)) is not None:
@@ -98,8 +98,12 @@ class TreeReduction:
     """Sums one vector per leaf over all leaves along the tree. The sum is bitwise the same at any number of ranks.
 
     Args:
-        leaves: number of leaves (M); at least the number of ranks.
+        leaves: number of leaves of the tree (M); at least the number of ranks.
         group: process group of the ranks that share the leaves; None: all ranks.
+
+    Attributes:
+        own_leaves: indices of this rank's leaves.
+        mine: the subtrees that these leaves make up.
 
     Raises:
         ValueError: there are fewer leaves than ranks.
@@ -250,14 +254,14 @@ class InvariantGradients:
         return self.tree.own_leaves
 
     def begin(self) -> None:
-        """Resets the gradients; to be called before the first leaf of a step."""
+        """Resets the gradients; to be called before the first micro-batch of a step."""
         self._sums.clear()
         self._leaf = self.own_leaves.start
         for parameter in self.parameters:
             parameter.grad = None
 
     def leaf_done(self) -> None:
-        """Adds a leaf's gradients to the tree; to be called after the backward pass of each leaf."""
+        """Adds a micro-batch's gradients to the tree; to be called after the backward pass of each micro-batch."""
         self._sums[self._leaf, self._leaf + 1] = self._take()
         self._leaf += 1
         for begin, end in self._completed.get(self._leaf, ()):
@@ -267,7 +271,7 @@ class InvariantGradients:
             self._sums[begin, end] = left
 
     def end(self) -> None:
-        """Puts the sum over all ranks into `.grad`; to be called after the last leaf. All ranks must call it."""
+        """Puts the sum over all ranks into `.grad`; to be called after the last micro-batch. All ranks must call it."""
         for flat, node in zip(self._flat, self.tree.mine, strict=True):
             torch._foreach_copy_(self._views(flat), self._sums.pop(node))
         total = self.tree.reduce(self._flat)
@@ -275,7 +279,7 @@ class InvariantGradients:
             parameter.grad = view
 
     def _take(self) -> list[Tensor]:
-        """Returns the gradients of one leaf, and removes them from the parameters: autograd then creates new ones."""
+        """Returns the gradients in `.grad`, and removes them from the parameters: autograd then creates new ones."""
         taken = []
         for parameter in self.parameters:
             # Zeros if a leaf does not use a parameter.

@@ -19,10 +19,10 @@ FEW = 8  # largest number of nodes at which one bad node is in so many pairs tha
 
 
 def tournament(players: int) -> list[list[Pair]]:
-    """Returns rounds of pairs in which each of `players` meets each other one once, and is in one pair per round.
+    """Returns rounds of pairs of the players 0 to `players` - 1. Each pair occurs once, and no player twice in a round.
 
-    The circle method: one stays, the others move on by one seat per round. It takes `players` - 1 rounds; with an odd
-    number, one pauses in each of `players` rounds.
+    The circle method: one player stays, the others move on by one seat per round. An even number of players takes
+    `players` - 1 rounds. With an odd number, one player pauses in each of `players` rounds.
     """
     seats = list(range(players + players % 2))  # with an empty seat at the end if the number is odd
     rounds = []
@@ -58,7 +58,7 @@ class Measured:
     """Measurements between ranks.
 
     Attributes:
-        nodes: node of each rank; the matrices have one row and one column for each rank.
+        nodes: node rank of each rank; the matrices have one row and one column for each rank.
         latency: matrix of latencies in seconds.
         bandwidth: matrix of bandwidths in bytes/s.
     """
@@ -68,7 +68,7 @@ class Measured:
     bandwidth: Matrix
 
     def pairs(self) -> dict[Pair, tuple[float, float]]:
-        """Returns latency and bandwidth of each measured pair, of the worse of its two directions."""
+        """Returns latency and bandwidth of each measured pair, each from the worse of the pair's two directions."""
         found = {}
         for a, b in combinations(range(len(self.nodes)), 2):
             times = [value for value in (self.latency[a][b], self.latency[b][a]) if value is not None]
@@ -78,7 +78,7 @@ class Measured:
         return found
 
     def within(self, pair: Pair) -> bool:
-        """Returns whether both ranks are on one node. These pairs are compared only with each other."""
+        """Returns whether both ranks of a pair are on one node. Such pairs are compared only with each other."""
         return self.nodes[pair[0]] == self.nodes[pair[1]]
 
 
@@ -100,7 +100,7 @@ class Slow:
     """A slow pair.
 
     Attributes:
-        pair: the numbers of its rows in the matrix.
+        pair: indices of the two ranks' rows in the matrix.
         latency: measured latency in seconds.
         bandwidth: measured bandwidth in bytes/s.
         measure: the worse of the two, `latency` or `bandwidth`.
@@ -129,9 +129,9 @@ class Limits:
     latency: float
 
     def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
-        """Returns the lower one of the ratios to the usual values, and its name, of a slow pair; None: it is not slow.
+        """Returns a slow pair's lower ratio of speed to the usual speed, and its measure (`latency` or `bandwidth`).
 
-        Latencies are in seconds, bandwidths in bytes/s.
+        None: the pair is not slow. Latencies are in seconds, bandwidths in bytes/s.
         """
         slow = []
         if bandwidth < self.bandwidth * usual.bandwidth:

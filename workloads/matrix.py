@@ -101,7 +101,7 @@ class Matrix:
 
     @property
     def suspected(self) -> list[str]:
-        """The suspects' host names. If nodes on one host share a name, `HOST#NODE`."""
+        """The suspects' host names; `HOST#NODE` if several nodes have this host name."""
         return [self.labels[list(self.seen.nodes).index(node)].partition(":")[0] for node in self.suspects]
 
     @property
@@ -191,7 +191,7 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
 
 
 def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Measures the latency between ranks a and b, and the bandwidth in both directions. Only these two call it."""
+    """Measures the latency between ranks a and b, and the bandwidth in both directions. Only these ranks call it."""
     seen = Measurements()
     peer = b if env.rank == a else a
     trips = pairs.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
@@ -229,7 +229,7 @@ def _square(ranks: Sequence[int], found: Mapping[links.Pair, float]) -> list[lis
 def _earlier(
     before: Mapping[str, Any] | None, labels: Sequence[str], sizes: tuple[int, int]
 ) -> tuple[dict[links.Pair, links.Usual], str]:
-    """Returns the values of an earlier run, by pairs of rows of this matrix, and why there are none.
+    """Returns the values of an earlier run, by pairs of rows of this matrix; and why there are none, or "".
 
     Args:
         before: matrix of the earlier run; None: there is none.

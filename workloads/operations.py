@@ -1,7 +1,7 @@
 """The collective operations: for each, its buffers on a rank, its torch call, and its expected result.
 
-In the table, the n ranks of a group have numbers 0 to n-1, `root` is one of these numbers, and x(i) is the input of
-rank i. `count` is the number of elements of the operation's size; a block has count / n elements.
+In the table, the n ranks of a group are 0 to n-1 (as torch.distributed's group ranks), `root` is one of them, and x(i)
+is the input of rank i. `count` is the number of elements of the operation's size; a block has count / n elements.
 
 | operation | input | output |
 |---|---|---|
@@ -48,9 +48,9 @@ class Case:
     Attributes:
         group: process group.
         ranks: global ranks of the group.
-        me: number of this rank in the group.
-        root: number of the root in the group.
-        count: elements of the operation (see the module's table).
+        me: group rank of this rank.
+        root: group rank of the root.
+        count: number of elements of the operation (see the module's table).
         values: makes the data.
         redop: reduction: sum, prod, min, max or avg.
         key: makes the data different from those of other cases.
@@ -98,8 +98,8 @@ class Piece:
     """Consecutive elements of an expected output.
 
     Attributes:
-        source: rank in the group from whose input the elements are; None: they are from the reduction of all inputs.
-        offset: number of the first element there.
+        source: group rank of the input that has the elements; None: the reduction of all inputs has them.
+        offset: index of the first element in this input or reduction.
         length: number of elements.
     """
 
@@ -110,11 +110,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The buffers of a rank; in place they share memory.
+    """The buffers of a rank. For an in-place operation they share memory.
 
     Attributes:
-        data: input.
-        out: output.
+        data: the input.
+        out: the output.
     """
 
     data: Tensor
@@ -154,13 +154,13 @@ class Operation:
         return sum(piece.length for piece in self.gives(case))
 
     def elements(self, case: Case, place: str) -> tuple[int, int]:
-        """Returns this rank's number of elements in both buffers together, and in the larger one. `place` as in
+        """Returns the number of elements in both of this rank's buffers together, and in the larger one. `place`: see
         `allocate`."""
         takes, gives = (case.count, case.count) if self.one_buffer else (self.takes(case), self.received(case))
         return (max(takes, gives) if place == "in" else takes + gives), max(takes, gives)
 
     def allocate(self, case: Case, place: str) -> Buffers:
-        """Returns uninitialised buffers for this rank. `place` is "in" (place) or "out" (of place)."""
+        """Returns uninitialised buffers for this rank. `place`: "in" (an in-place operation) or "out" (of place)."""
         values = case.values
         make = partial(torch.empty, dtype=values.dtype, device=values.device)
         if place == "out":
@@ -187,7 +187,7 @@ class Operation:
 
 
 def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yields pieces of at most PIECE elements of a tensor, each with the number of its first element."""
+    """Yields pieces of at most PIECE elements of a tensor, each after the index of its first element."""
     for start in range(0, len(tensor), PIECE):
         yield start, tensor[start : start + PIECE]
 

@@ -89,7 +89,7 @@ class Timed:
     Attributes:
         seconds: time of each iteration on rank a; empty on rank b.
         checked: number of elements compared on this rank.
-        wrong: number of wrong ones among them.
+        wrong: number of wrong elements among these.
     """
 
     seconds: list[float] = field(default_factory=list)

@@ -46,9 +46,9 @@ def put_in(values: Values, redop: str, key: Key, rank: int, n: int, start: int, 
         values: makes the data.
         redop: reduction: sum, prod, min, max or avg.
         key: key of the data, equal on all ranks.
-        rank: number of the rank in its group.
+        rank: the rank, as index in its group.
         n: number of ranks in the group.
-        start: number of the first element.
+        start: index of the first element.
         count: number of elements.
     """
     if redop != "avg":
@@ -77,7 +77,7 @@ def answer(values: Values, redop: str, key: Key, n: int, start: int, count: int)
 
 
 def wrong(redop: str, got: Tensor, expected: Tensor) -> int:
-    """Returns the number of wrong elements. NaN is always wrong.
+    """Returns the number of wrong elements in an output. NaN is always wrong.
 
     Args:
         redop: reduction; empty: the operation does not reduce.

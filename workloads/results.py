@@ -139,7 +139,7 @@ class Results:
         rows: the measured rows.
         matrix: `Matrix.as_dict()` of p2p; None: not measured.
         complete: whether everything that was requested was measured.
-        reason: why it was not; empty: everything was measured, or the run was interrupted.
+        reason: why not everything was measured; empty: everything was, or the run was interrupted.
     """
 
     workload: str

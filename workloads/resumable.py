@@ -56,11 +56,12 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
     | costs little | the formula's, from LEAST to MOST |
     | costs more than SHARE of MOST | so long that saves take SHARE of the time |
 
-    It is at least twice `whole`.
+    The interval is at least twice `whole`.
 
     Args:
         blocked: seconds for which a save blocks training.
-        whole: seconds until the checkpoint is published. After `blocked` seconds they cost only BACKGROUND each.
+        whole: seconds from the start of a save until the checkpoint is published. Of these, a second after the first
+            `blocked` ones costs only BACKGROUND seconds.
         restart: seconds from an interruption to the next step.
     """
     if whole <= 0:
@@ -133,7 +134,7 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def conditions(env: Env) -> dict[str, Any]:
-    """Returns facts about torch and the device that may change the last bits of a result, and nothing else of it."""
+    """Returns facts about torch and the device that may change the last bits of a result, but not more."""
     device = accelerator.name(env.device) or f"CPU {torch.backends.cpu.get_cpu_capability()}"
     return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
 
@@ -183,7 +184,7 @@ class Resumable:
         """
         Args:
             env: this rank.
-            state: returns the current tensors (not copies) in nested dicts; they are saved, and loaded into.
+            state: returns the current tensors (not copies) in nested dicts. A save reads them, `load` fills them.
             position: returns the position of the training in JSON types, such as epoch and sums of losses. All ranks
                 call it just before a save.
             identity: facts that must be equal in a checkpoint that is loaded: model, data, batch size, total steps.
@@ -278,8 +279,8 @@ class Resumable:
             self._save(step)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of the model after `step` steps. If the one that checkpoint.best names is better than any
-        before, saves a checkpoint. All ranks must call it with equal metrics.
+        """Records the metrics of the model after `step` steps. If the metric that checkpoint.best names is better than
+        ever before, saves a checkpoint. All ranks must call it with equal metrics.
 
         Raises:
             WorkloadError: checkpoint.best is not one of the metrics.

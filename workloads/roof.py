@@ -48,7 +48,7 @@ class Roof:
             measured.
         memory: bytes/s of a copy within the memory of a rank's device, on the slowest rank; None: not measured. Each
             byte counts once, although it is read and written.
-        how: text about how each was measured, or why it was not.
+        how: text about how each speed was measured, or why it was not.
     """
 
     socket: float | None

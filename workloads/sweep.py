@@ -281,7 +281,12 @@ class Sweep:
         return Measured((row,), faults)
 
     def identity(self, size: int, place: str) -> Row:
-        """Returns the keys of a row that describe what is measured. `size` is in bytes, `place` is "in" or "out"."""
+        """Returns the keys of a row that say what is measured.
+
+        Args:
+            size: bytes.
+            place: "in" (an in-place operation) or "out" (of place).
+        """
         settings, operation = self.settings, self.operation
         return {
             "op": operation.name,

@@ -82,7 +82,7 @@ def summary(rows: Sequence[Row], roof: float | None, of: str) -> str:
     Args:
         rows: the rows of one table.
         roof: speed of the hardware in bytes/s; None: not measured.
-        of: what `roof` is the speed of: socket or memory.
+        of: the hardware that `roof` is the speed of: socket or memory.
     """
     speeds = [row["busbw"] for row in rows if row.get("busbw")]
     if not speeds:

@@ -34,7 +34,7 @@ class Part:
         """Returns the inputs and targets of some windows, both int64 [n, context].
 
         Args:
-            chosen: numbers of the windows, int64 [n].
+            chosen: indices of the windows, int64 [n].
         """
         offsets = torch.arange(self.context + 1, device=chosen.device)
         windows = self.tokens[chosen.unsqueeze(1) * self.context + offsets].long()

@@ -35,7 +35,7 @@ class Run:
 
     Attributes:
         checked: number of elements compared so far.
-        wrong: number of wrong ones, or for a barrier of ranks that had not arrived; None: unknown.
+        wrong: number of wrong elements; for a barrier, number of ranks that had not arrived; None: unknown.
     """
 
     def __init__(

@@ -34,10 +34,10 @@ WARM_UP = 0.2  # share of all steps in which the learning rate rises
 def learning_rate(step: int, total: int, peak: float, warm_up: float = WARM_UP) -> float:
     """Returns the learning rate of a step: a linear rise to `peak`, then a linear fall to almost zero.
 
-    It depends on the step alone, so a resumed run needs no state for it.
+    The rate depends on the step alone, so a resumed run needs no state for it.
 
     Args:
-        step: number of the step, from 0 to `total` - 1.
+        step: index of the step, from 0 to `total` - 1.
         total: number of all steps.
         peak: largest learning rate.
         warm_up: share of all steps in which it rises.
@@ -180,13 +180,12 @@ class LossLog:
     rank or for the GPU. So all ranks find a loss that is not finite only at the next `look`.
 
     Each part of a batch (a rank's share, or a micro-batch) has its own slot in the all_reduce, where the other ranks
-    have zeros, and the parts are added in float64 without rounding. So it does not change any loss when `look` is
-    called.
+    have zeros, and the parts are added in float64 without rounding. So the time of a call of `look` changes no loss.
 
     Args:
         batch_size: samples in a global batch.
         parts: number of parts of a global batch, over all ranks.
-        first: number of this rank's first part.
+        first: index of this rank's first part.
     """
 
     def __init__(self, batch_size: int, parts: int = 1, first: int = 0) -> None:
@@ -202,7 +201,7 @@ class LossLog:
         """Records the losses of a step.
 
         Args:
-            step: number of the step, counted from 0.
+            step: index of the step in the run, from 0.
             sums: for each of this rank's parts of the batch, the sum of the losses of its samples.
         """
         if not self._pending:

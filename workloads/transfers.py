@@ -132,7 +132,7 @@ class Transfers:
         Args:
             pattern: name of the pattern.
             count: elements of a message.
-            run: number of the run.
+            run: index of the run.
             wrong: number of wrong elements by sending rank, to which this run's are added.
 
         Returns:

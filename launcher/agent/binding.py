@@ -142,8 +142,8 @@ def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, 
     | OMP_NUM_THREADS of the agent | OMP_NUM_THREADS of the rank |
     |---|---|
     | any, if train.invariant | the same: the order of sums depends on it |
-    | unset | the number of its cores |
-    | cpus_per_proc, as the job script sets it, and more than the rank's cores | the number of its cores |
+    | unset | the number of cores of the rank |
+    | cpus_per_proc, as the job script sets it, and more than the rank's cores | the number of cores of the rank |
     | any other | the same: the user has set it |
 
     Args:

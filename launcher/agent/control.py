@@ -162,7 +162,7 @@ class Control(Link):
         If the leader is lost, the remaining members are tried as leaders, by index.
 
         Args:
-            history: the rounds so far; `history.round` is the number of the new round.
+            history: the rounds so far; `history.round` is the index of the new round.
             before: the rendezvous of the last round.
             lost: indices of members that are gone.
 
@@ -241,7 +241,7 @@ class Control(Link):
         Returns the history and the rendezvous of the round.
 
         Args:
-            history: the rounds so far; `history.round` is the number of the round.
+            history: the rounds so far; `history.round` is the index of the round.
             leader: member index of the leader.
             wanted: indices of the members that the leader waits for.
             timeout: seconds in which they have to arrive.

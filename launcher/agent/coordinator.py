@@ -118,7 +118,7 @@ class Coordinator:
         """Starts waiting for the members of a new round.
 
         Args:
-            history: the rounds so far; `history.round` is the number of the new round.
+            history: the rounds so far; `history.round` is the index of the new round.
             wanted: member indices of the agents to wait for, with or without the leader's.
             timeout: seconds in which they have to arrive.
             now: monotonic seconds, as in the other methods.

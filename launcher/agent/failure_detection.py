@@ -236,8 +236,8 @@ class FailureDetector:
     def left(self, now: float) -> RoundFailure | None:
         """Returns the failure if agents are ending their ranks because of a stop request; None: they are not.
 
-        None as well for up to LEAVE_TIMEOUT, until all other agents have reported the same. Those that do not are
-        named in the failure.
+        None as well for up to LEAVE_TIMEOUT, until all other agents have reported the same. The failure names the
+        agents that have not.
         """
         if self._leave is None:
             return None

@@ -43,10 +43,10 @@ class JobStep:
     """Access to a rank's node by a step of the run's job.
 
     Attributes:
-        scheduler: the job's scheduler.
+        scheduler: the scheduler of the run's job.
         plan: the run's plan.
         host: name of the rank's node.
-        job: id of the job.
+        job: id of the run's job.
     """
 
     scheduler: StartsJobSteps
@@ -55,7 +55,7 @@ class JobStep:
     job: str
 
     def command(self, *arguments: str, terminal: bool) -> list[str]:
-        """Returns the command that runs `node_session` with these arguments on the node. Pure."""
+        """Returns the command that runs `node_session` on the node with these arguments of its `main`. Pure."""
         session = [self.plan.python, *own_module("launcher.attach.node_session"), *arguments]
         return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
 
@@ -177,7 +177,7 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
         attempt: the running attempt.
         host: name of the rank's node.
         rank: the rank.
-        members: number of agents of the attempt.
+        members: number of agents of the attempt. Each gets a file for its reply, as any may be the agent of the rank.
         details: what `node_session serve` must do: `mode=shell` with `term` (the terminal's type), or `mode=debug` with
             `socket` (path of the debugger's socket).
 
@@ -214,7 +214,7 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
 
 
 def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
-    """Calls `poll` until its result is not None, and returns the result; after `timeout` seconds None."""
+    """Calls `poll` until it returns something other than None, and returns that; None after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (found := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -14,7 +14,7 @@ def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
     """Runs the prompt until the rank ends, or the user detaches (Ctrl-D at the prompt, Ctrl-C while the rank runs).
 
     Returns:
-        Exit code of the command: 1 if no message of the debugger arrived, else 0.
+        Exit code of `attach`: 1 if no message of the debugger arrived, else 0.
     """
     reached = runs = False
     complete = _Completions(debugger)

@@ -25,7 +25,7 @@ class Process:
     """A rank that this agent has started.
 
     Attributes:
-        rank: the rank's number.
+        rank: the global rank.
         pid: the rank's process id; GONE: it has ended.
         step: the last training step that the rank has completed; -1: none.
         environment: the rank's environment variables.
@@ -62,7 +62,7 @@ class RequestHandler:
 
         Args:
             text: the request, a line of JSON.
-            place: this agent's number.
+            place: index of this agent among the agents of the round, which names the file of the reply.
             host: name of this agent's node.
             processes: returns the ranks that this agent has started.
         """

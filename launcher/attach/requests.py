@@ -78,7 +78,7 @@ def send(
 
     Args:
         attempt: the running attempt.
-        what: STACKS, RANK or SERVE.
+        what: the request: STACKS (of all ranks), RANK (location of a rank) or SERVE (network access to a rank).
         members: number of agents for which an empty reply file is created; others may reply, too.
         files: contents of further files in the folder of replies, by name, which are written before the request.
         rank: the rank that the request is about; None: all ranks.
@@ -102,7 +102,7 @@ def write_reply(path: Path, text: str) -> None:
 
 
 def replies(folder: Path) -> dict[int, Any]:
-    """Returns the replies that have arrived in a folder, by agent number."""
+    """Returns the replies that have arrived in a folder, by the agent's index in the round."""
     found = {}
     for path in folder.glob("member-*"):
         place = path.name.partition("-")[2]

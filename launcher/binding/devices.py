@@ -73,7 +73,7 @@ def of_ranks(
 
 
 def visible_gpus(node: Node, environ: Mapping[str, str], parent: Parent = lambda uuid: None) -> list[Gpu]:
-    """Returns the accelerators that a process with these variables sees, in the order of their device numbers.
+    """Returns the accelerators that a process with these environment variables sees, by device index.
 
     Raises:
         DeviceError: a variable names an accelerator that does not exist, or names one twice.
@@ -106,9 +106,9 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
     """Returns the accelerators that one entry of a variable names.
 
     Args:
-        shown: the accelerators that are visible by the variables before.
+        shown: the accelerators that the variables evaluated before this one leave visible.
         mask: name of the variable.
-        entry: a device number, a UUID or its first characters, a MIG slice, or `CARD.TILE`.
+        entry: a device index, a UUID or its first characters, a MIG slice, or `CARD.TILE`.
         parent: returns the PCI address of the GPU of a MIG slice.
 
     Raises:

@@ -84,8 +84,11 @@ class Binding:
 
 
 def unbound(node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], why: Unbound) -> Binding:
-    """Returns a binding in which each rank may use all allowed CPUs, with the reason `why`. See `bind` for the other
-    arguments."""
+    """Returns a binding in which each rank may use all allowed CPUs.
+
+    Args:
+        node, allowed, ranks: see `bind`.
+        why: why the ranks are not bound to cores."""
     cores = _allowed_cores(node, allowed)
     cpus, numa = tuple(sorted(allowed)), tuple(sorted({core.numa for core in cores}))
     own = max(1, len(cores) // len(ranks))

@@ -39,7 +39,7 @@ class Gpu:
         vendor: nvidia, amd or intel.
         model: name of the model; empty: unknown.
         uuid: UUID that the driver reports; empty: unknown.
-        tile: number of the tile that counts as a device; None: this is a whole accelerator.
+        tile: index of the tile that counts as a device; None: this is a whole accelerator.
     """
 
     address: str
@@ -83,7 +83,7 @@ class Unbound:
         path: for NO_TOPOLOGY, the directory in which the kernel shows too little.
         models: for MIXED_GPUS, the models of the node's GPUs.
         ranks: for FEW_CORES, number of ranks on the node.
-        cores: for FEW_CORES, number of cores that the job may use there.
+        cores: for FEW_CORES, number of cores that the job may use on the node.
         gpu: for GPU_NUMA, the PCI address of the GPU, followed by `.TILE` for a tile.
         nics: for NO_NIC, the network devices of the node.
         variable: for the reasons about a variable that limits the visible GPUs, its name.
@@ -112,7 +112,7 @@ class Node:
 
     Attributes:
         cores: the cores that are online, with all their CPUs, sorted by their first CPU.
-        gpus: the accelerators that this process may open, in the order of their device numbers.
+        gpus: the accelerators that this process may open, by device index.
         nics: the network devices with a link, sorted by name.
         distances: distance of each pair of NUMA nodes, as the firmware reports it (10: the same NUMA node).
         unbound: why no rank can be bound here; None: ranks can be bound.

@@ -6,7 +6,7 @@ import contextlib
 
 
 def parent_of_slice(uuid: str) -> str | None:
-    """Returns the PCI address of the GPU that has the MIG slice with this UUID.
+    """Returns the PCI address of the GPU that has the MIG slice `uuid`.
 
     None: nvidia-ml-py is not installed, or a query fails.
     """

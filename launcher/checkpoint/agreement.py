@@ -49,12 +49,12 @@ class SaveResult:
 class Peers:
     """Collective calls of all ranks through a process group for checkpoints; an error on one rank is raised on all.
 
-    After an error of the group itself (for example because a rank was too slow) no rank knows whether the others had
-    the error, too. So each rank records in the store how each save ended, and before the next save all ranks read these
-    records.
+    After an error of the process group itself (for example because a rank was too slow) no rank knows whether the
+    others had the error, too. So each rank records in the store how each save ended, and before the next save all
+    ranks read these records.
 
     Attributes:
-        rank, world_size: number of this rank, and number of all ranks.
+        rank, world_size: this rank, and the number of ranks.
         many: whether there is more than one rank.
         group: the process group; None: the default group.
     """
@@ -63,7 +63,7 @@ class Peers:
         """Makes the process group if wanted. All ranks must make their Peers at the same point of the program.
 
         Args:
-            rank, world_size: number of this rank, and number of all ranks.
+            rank, world_size: this rank, and the number of ranks.
             timeout: seconds to wait for the slowest rank.
             own_group: whether to make a group for checkpoints; otherwise the default group is used.
         """
@@ -166,7 +166,7 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str
 
 
 def _result(outcome: tuple[T, CheckpointError | str | None]) -> T:
-    """Returns the result in what `_attempt` has returned, or raises the error."""
+    """Returns the result of the function that `_attempt` has called, or raises its error."""
     value, error = outcome
     if isinstance(error, CheckpointError):
         raise error

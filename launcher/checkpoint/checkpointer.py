@@ -87,7 +87,7 @@ class Checkpointer:
             best_is: which value of the metric is the best: `max` or `min`.
             background: whether to write while training continues.
             verify: whether to compare checksums when loading.
-            attempt: number of this attempt, from 0.
+            attempt: index of this attempt, from 0.
             fence: function that is called on rank 0 before a checkpoint is published. It must raise if another attempt
                 owns the run now.
             read_timeout: seconds for which a failing read is retried.
@@ -404,7 +404,7 @@ class Checkpointer:
         )
 
     def _doubts(self, manifest: Manifest) -> list[str]:
-        """Returns the differences in world size and torch version, which could change the results of the training."""
+        """Returns how world size and torch version differ from the checkpoint's, which could change the results."""
         now = {"world_size": self._peers.world_size, "torch": torch.__version__}
         return checkpoints.differences({"world_size": manifest.world_size, "torch": manifest.torch}, now)
 
@@ -421,7 +421,7 @@ class Checkpointer:
         return self._problems(look)
 
     def _problems(self, look: Callable[[], list[str]]) -> list[str]:
-        """Calls the function on all ranks, and returns all problems that it finds; Damaged, if raised, is a problem."""
+        """Calls `look` on all ranks, and returns the problems of all ranks; Damaged, if raised, is a problem."""
         try:
             return [problem for found in self._peers.on_all(look) for problem in found]
         except Damaged as error:

@@ -38,7 +38,7 @@ class Folder:
 
     Attributes:
         path: the folder.
-        attempt: number of the attempt.
+        attempt: index of the attempt, from 0.
     """
 
     def __init__(self, path: Path, attempt: int, stays: Retention, read_timeout: float) -> None:
@@ -216,7 +216,7 @@ class Folder:
 
         Args:
             published: manifest of the checkpoint that was just published.
-            old: the checkpoint of the same step that it has replaced, if that is to be removed.
+            old: the replaced checkpoint of the same step, if it is to be removed.
             fence: see `publish`.
         """
         if old is not None:

@@ -73,7 +73,7 @@ class Manifest:
         step: steps of the run that were done.
         kind: `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
             (everything in such files).
-        world_size, attempt: number of ranks that saved it, and number of their attempt.
+        world_size, attempt: number of ranks that saved the checkpoint, and index of their attempt.
         identity: facts that must be equal for the checkpoint to fit.
         extra: facts that the workload added (JSON types).
         metrics: metrics at this step, by name.
@@ -81,8 +81,8 @@ class Manifest:
         time: when it was written, in seconds since the epoch.
         torch, launcher: versions of torch and launcher that wrote it.
         lineage: id of the training that saved it, the same in all of its attempts; see retention.py.
-        sequence: number that is higher by one than the highest in the folder before; it tells which one is newer.
-        parent: step of the checkpoint before it in its lineage; None if it is the first.
+        sequence: higher by one than the highest in the folder before; the newer checkpoint has the higher one.
+        parent: step of the checkpoint before this one in its lineage; None: this is the first.
         format: version of the format.
     """
 
@@ -132,7 +132,7 @@ def temporary(step: int, attempt: int, what: str = "saving") -> str:
 
     Args:
         step: step of the checkpoint.
-        attempt: number of the attempt that makes the folder.
+        attempt: index of the attempt that makes the folder.
         what: saving (being written), old (being replaced), gone (being removed) or aside (quarantined).
     """
     return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
@@ -155,8 +155,8 @@ def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
 
     Args:
         path: the checkpoint.
-        attempt: number of this attempt.
-        why: what is wrong with it: lines for why.txt.
+        attempt: index of this attempt.
+        why: what is wrong with the checkpoint: lines for why.txt.
     """
     aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
     path.rename(aside)

@@ -216,7 +216,13 @@ def _wanted(name: str, keys: Sequence[str]) -> bool:
 
 
 def _only(value: Any, keys: Sequence[str], path: tuple[Any, ...]) -> Any:
-    """Returns the part of nested values that the keys name, or None or {}; `path`: keys from the root to `value`."""
+    """Returns the part of nested values that the keys name; None or {}: they name nothing there.
+
+    Args:
+        value: the nested values.
+        keys: see the module.
+        path: keys from the root to `value`.
+    """
     if not keys or any(_wanted(".".join(map(str, path)), [key]) for key in keys if path):
         return value
     if isinstance(value, dict):

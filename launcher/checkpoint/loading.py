@@ -23,7 +23,7 @@ class Loaded:
         step: steps of the run that were done when the checkpoint was saved.
         path: folder of the checkpoint.
         extra, metrics: as given to `save`.
-        rank_state: this rank's, as given to `save`; None if another number of ranks saved the checkpoint.
+        rank_state: this rank's `rank_state`, as given to `save`; None: another number of ranks saved the checkpoint.
         world_size: number of ranks that saved the checkpoint.
         values: the state without its tensors; `merge(state, values)` puts both together.
         passed_over: a line for each newer checkpoint that could not be used: its name, and what is wrong with it.
@@ -43,8 +43,8 @@ class Opened:
     """A checkpoint while it is read: `open` checks and reads everything but tensors, `read` fills the tensors.
 
     Attributes:
-        values: the values that are not tensors, once it is open.
-        rank_state: this rank's state, once it is open; None if another number of ranks saved it.
+        values: the values that are not tensors, after `open`.
+        rank_state: this rank's state, after `open`; None: another number of ranks saved the checkpoint.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ def hash_of(tensor: Tensor) -> int:
 
 
 def conflicts(tables: Sequence[Table]) -> list[str]:
-    """Describes the names under which ranks have different tensors. Pure.
+    """Returns a line for each name under which ranks have different tensors. Pure.
 
     | ranks that have the name | result |
     |---|---|
@@ -129,8 +129,12 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
     return lines
 
 
-def refusal(lines: Sequence[str]) -> str:
-    """Returns the error text for conflicts between ranks, with what to do. Pure."""
+def conflict_error(lines: Sequence[str]) -> str:
+    """Returns the error text for names under which ranks have different tensors or values, with what to do. Pure.
+
+    Args:
+        lines: a line for each such name, from `conflicts` or `merged_values`.
+    """
     more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
     return (
         "ranks hold different things under one name, and only one rank's would be saved:"

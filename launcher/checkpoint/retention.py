@@ -17,7 +17,7 @@ from launcher.checkpoint.format import Manifest
 
 
 def age(manifest: Manifest) -> tuple[int, int]:
-    """Returns the sort key for the order of publication. Checkpoints without a sequence (format 1) come first."""
+    """Returns the sort key of a checkpoint by its publication. Checkpoints without a sequence (format 1) come first."""
     return manifest.sequence, manifest.step
 
 

@@ -106,7 +106,7 @@ class Outcome:
 
     Attributes:
         seconds: from the call of the save until the checkpoint was published.
-        size: bytes of the checkpoint.
+        size: size of the checkpoint in bytes.
         failure: why the save failed, as text; None if it succeeded.
         exception: name of the error's class, if the save failed.
         final: whether all later saves would fail, too.
@@ -254,7 +254,10 @@ class Writer:
             return _Offer(save.step, fault=files.one_line(error)), None, early
 
     def _begin(self, save: Save, content: Content, copying: Copying, temporary: Path) -> files.SmallFile:
-        """On rank 0: starts to write small state at once, since the ranks will nearly always agree on a single file."""
+        """On rank 0: returns the file of small state, which it starts to write at once.
+
+        The ranks will nearly always agree on a single file.
+        """
 
         def make() -> dict[str, Any]:
             self._require_space(content.size + SLACK)
@@ -406,7 +409,7 @@ def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
 
 def _refuse(lines: list[str]) -> None:
     if lines:
-        raise Final(replicas.refusal(lines))
+        raise Final(replicas.conflict_error(lines))
 
 
 def _free(folder: Path) -> int:

@@ -115,7 +115,7 @@ def plain(value: Any, what: str, path: str = "") -> Any:
 
 
 def _reread(value: Any) -> Any:
-    """Returns the value after saving and loading it."""
+    """Returns the value as torch.save and torch.load would restore it."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
@@ -145,12 +145,12 @@ def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[
 
 
 def merge(state: Any, values: Any) -> Any:
-    """Returns a copy of `state` with its own tensors, and with all other values from `values`.
+    """Returns a copy of `state` with the same tensors, and with all other values from `values`.
 
     Args:
         state: nested dicts and lists with tensors.
-        values: loaded values (`Loaded.values`). Values that it lacks stay as in `state`; those that only it has are
-            added.
+        values: loaded values (`Loaded.values`). Values that `values` lacks stay as in `state`; those that only `values`
+            has are added.
     """
     if isinstance(state, Mapping):
         if not isinstance(values, Mapping):

@@ -65,12 +65,12 @@ class Decision:
 
 
 def continues(what: What, reason: NextReason, job: str | None = None) -> Decision:
-    """Returns the decision that a run continues; `job`: the id of the job in which it does, if known."""
+    """Returns the decision that a run continues; `job`: the id of the job in which the run continues, if known."""
     return Decision(what, Continues(what=what.name.lower(), reason=reason, job=job))
 
 
 def stays(what: What, reason: NextReason, **details: Any) -> Decision:
-    """Returns the decision that a run stays stopped, or is given up; `details`: other fields of the event."""
+    """Returns the decision that a run stays stopped, or is given up; `details`: other fields of `Decision.event`."""
     return Decision(what, Stays(what=what.name.lower(), reason=reason, **details))
 
 
@@ -90,10 +90,10 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
 
     Args:
         plan: the run's plan.
-        attempt: number of the attempt that stopped, from 0.
+        attempt: index of the attempt that stopped, from 0.
         steps: progress of the run at the end of the attempts that count, as from `counted`; -1: nothing was saved.
         marker: `stop` or `cancelled`, if RUN has such a file.
-        ending: why the scheduler ends the job; None: it does not, or it does for the wall time.
+        ending: why the scheduler ends the job; None: it does not end the job, or only for its wall time.
     """
     if marker is not None:
         return stays(What.STAYS, NextReason.CANCELLED if marker == "cancelled" else NextReason.STOP_FILE)
@@ -129,8 +129,8 @@ def counted(stopped: Sequence[Stopped]) -> list[int]:
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
     """Returns the progress of the run at the end of each attempt. Pure.
 
-    Without save times that is the step. With them (a user's program) it is a counter, which an attempt increments if it
-    reached a further step or saved a newer file.
+    Without save times the progress is the step. With them (a user's program) it is a counter, which an attempt
+    increments if it reached a further step or saved a newer file.
 
     Args:
         ends: for each attempt: its last step, and the time of its newest saved file (-1: unknown, or not checked).
@@ -199,7 +199,7 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decisio
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
     """Returns whether the scheduler shows that it has begun to preempt this job since the attempt started.
 
-    False if it cannot be asked now. Slurm no longer shows the preemption of a job that has exited within its
+    False if the scheduler cannot be asked now. Slurm no longer shows the preemption of a job that has exited within its
     partition's GraceTime.
     """
     scheduler = registry.scheduler(plan.cluster.scheduler)
@@ -235,7 +235,7 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
 
 
 def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
-    """Returns why the scheduler ends this job; None: it does not, or it does for the wall time."""
+    """Returns why the scheduler ends this job; None: it does not end the job, or only for its wall time."""
     known_left = time_left(os.environ)
     left = math.inf if known_left is None else known_left.seconds
     return registry.scheduler(plan.cluster.scheduler).ending(plan, stop_requested=stop_requested, left=left)

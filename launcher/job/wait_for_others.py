@@ -101,7 +101,10 @@ def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
 
 
 def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Dependency]) -> str | None:
-    """Submits a job of this run that starts after the jobs of its dependencies. Returns its id; None: it cannot."""
+    """Submits a job of this run that starts after the jobs of its dependencies.
+
+    Returns the id of the new job; None: it could not be submitted.
+    """
     jobs = jobs_to_wait_for(dependencies)
     if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None

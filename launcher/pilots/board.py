@@ -22,11 +22,11 @@ class Other:
     """Another slot manager.
 
     Attributes:
-        host: name of its node.
-        process: its process, if it runs on this machine; None: on another one, or in another process-id namespace.
-        ended: whether its journal says that it has ended.
-        leads: whether it claims points; False: it follows the first node of its group.
-        leaving: whether its journal says that it claims no more points.
+        host: name of the slot manager's node.
+        process: the manager's process; None: it runs on another machine, or in another process-id namespace.
+        ended: whether the manager's journal says that the manager has ended.
+        leads: whether the manager claims points; False: it follows the first node of its group.
+        leaving: whether the manager's journal says that it claims no more points.
     """
 
     host: str
@@ -41,7 +41,7 @@ class Board:
 
     Attributes:
         count: number of points of the sweep; a search (Optuna) adds points while it runs.
-        logs: the log of each point that was ever claimed, by point number, as of the last `look`.
+        logs: the log of each point that was ever claimed, by the point's index, as of the last `look`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Board:
             folder: the sweep's claims.
             count: number of points of the sweep.
             mine: the slot manager that this board serves.
-            host: name of its node.
+            host: name of this slot manager's node.
             lease: seconds without a heartbeat after which another manager is dead.
             clock: monotonic clock in seconds; tests replace it.
         """
@@ -91,7 +91,7 @@ class Board:
     def claim(self) -> tuple[int, PointLog] | None:
         """Claims a point for this manager.
 
-        Returns its number, and its log before the claim; None: no point may be claimed now.
+        Returns the point's index in the sweep, and its log before the claim; None: no point may be claimed now.
 
         Raises:
             OSError, UnavailableError: the claims cannot be read or written now.
@@ -111,7 +111,7 @@ class Board:
             self._stale = True  # another manager was faster: read the claims of all before the next try
 
     def changed(self) -> None:
-        """Makes the next `look` due soon. Call it when a point of this manager has ended: all may be over now."""
+        """Makes the next `look` due soon. Call it when a point of this manager has ended: it may be the last one."""
         self._pause, self._next_look = 0.0, min(self._next_look, self._looked + SOONEST)
 
     @property

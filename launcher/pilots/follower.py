@@ -40,8 +40,8 @@ class Part:
     """This node's part of an attempt of a point: a running process.
 
     Attributes:
-        began: the event in the first node's journal that asked for it.
-        kill_at: monotonic time at which it is killed; None: its point has not ended.
+        began: the event in the first node's journal that asked for this part.
+        kill_at: monotonic time at which to kill the process; None: the point has not ended.
     """
 
     began: PointBegan

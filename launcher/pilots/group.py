@@ -18,7 +18,7 @@ class Group:
     Attributes:
         leader: the slot manager of the first node.
         hosts: host names of the group's nodes, by node rank.
-        place: index of this node in `hosts`.
+        place: index of this node in `hosts`; the first node leads.
     """
 
     leader: Manager
@@ -38,7 +38,7 @@ class Group:
 
 
 def group_of(mine: Manager, hosts: Sequence[str], size: int) -> Group | None:
-    """Returns the group of a node. None: it is one of the last nodes, which are fewer than a point needs.
+    """Returns the group of a node. None: the node is one of the last, which are fewer than a point needs.
 
     Args:
         mine: the slot manager of the node.

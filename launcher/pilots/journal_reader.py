@@ -14,8 +14,8 @@ class JournalReader:
     """Polls the journal of one slot manager.
 
     Attributes:
-        gone: whether the journal says that the slot manager has ended, its process on this machine is gone, or it had
-            no heartbeat for too long.
+        gone: whether the slot manager has ended: by its journal, because its process on this machine is gone, or
+            because it had no heartbeat for too long.
     """
 
     def __init__(self, folder: Claims, manager: Manager, silence: float) -> None:
@@ -23,7 +23,7 @@ class JournalReader:
         Args:
             folder: the sweep's claims, and the journals of its slot managers.
             manager: the slot manager to follow.
-            silence: seconds without a heartbeat after which it is gone.
+            silence: seconds without a heartbeat after which the slot manager is gone.
         """
         self._claims, self._manager = folder, manager
         self._beats, self._offset = Heartbeats(silence), 0

@@ -65,16 +65,17 @@ class Running:
     """A point that this slot manager has claimed and started. It has a process on each node of the group.
 
     Attributes:
-        point: number of the point.
-        entry: number of the log entry that will record the point's end.
-        slot: the slot that it occupies.
-        before: the point's log before it was claimed.
+        point: index of the point in the sweep.
+        entry: index in the point's log of the entry that will record the point's end.
+        slot: the slot that the point occupies.
+        before: the point's log before the claim.
         attempt: the running attempt of the point.
-        cancelled, stopping, pruned: why it was asked to stop: it was cancelled, all points stop, the search pruned it.
-        kill_at: monotonic time at which it is killed; None: it was not asked to stop.
-        code: exit code of the process on this node; None: it still runs.
-        close_by: after that process has ended, the monotonic time until which the other nodes' processes are awaited.
-        alone_since: monotonic time since which a process on another node has failed, and this one runs; None: none has.
+        cancelled, stopping, pruned: why the point was asked to stop: the user cancelled it, all points stop, the search
+            pruned it.
+        kill_at: monotonic time at which to kill the point's processes; None: the point was not asked to stop.
+        code: exit code of the process on this node; None: the process still runs.
+        close_by: after the process here has ended, the monotonic time until which to wait for the other nodes'.
+        alone_since: monotonic time at which a process on another node failed while the one here ran; None: none has.
     """
 
     point: int
@@ -92,10 +93,10 @@ class Running:
 
 
 def main(config: Function, env: Env | None) -> dict[str, Any]:
-    """Runs points until none is left, as a pilot's rank. Returns how many ended here (`points`) and succeeded (`done`).
+    """Runs points as a pilot's rank, until no point is left. For the metrics that it returns see `SlotManager.run`.
 
     Args:
-        config: `kwargs` has the sweep's directory (`sweep`) and the pilot's number (`pilot`).
+        config: `kwargs` has the sweep's directory (`sweep`) and the index of the pilot in the sweep (`pilot`).
         env: unused, since a pilot has no process group.
 
     Raises:
@@ -133,7 +134,13 @@ def packing_of(manifest: Manifest) -> Packing:
 
 
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
-    """Returns the slot manager that a rank of a pilot is, from its environment. `pilot`: the pilot's number. Pure."""
+    """Returns the id of the slot manager that this rank of a pilot is. Pure.
+
+    Args:
+        pilot: index of the pilot in the sweep.
+        attempt: the pilot's attempt.
+        environ: the rank's environment, with the round and the node rank.
+    """
     return Manager(pilot, attempt.number, int(environ.get("LAUNCHER_ROUND", 0)), int(environ.get("GROUP_RANK", 0)))
 
 
@@ -194,7 +201,17 @@ class SlotManager:
         self._free: list[Slot] = []
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        """Runs points in these slots until none is left. Returns and raises what `main` does."""
+        """Claims points and runs them in these slots until no point is left that this slot manager may claim.
+
+        Args:
+            slots: the slots of this node.
+
+        Returns:
+            `points`, the number of attempts of points that ended here, and `done`, how many of these succeeded.
+
+        Raises:
+            SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
+        """
         self._journal.begin(self._group.host, len(slots))
         self._free = [*slots][::-1]
         try:
@@ -252,7 +269,8 @@ class SlotManager:
     def _may_leave(self) -> bool:
         """Records that this manager is idle. Returns whether still no point is free, so that it may end.
 
-        Whoever frees points does that first, and then checks for a manager that is not idle: one of both sees them.
+        Whoever frees points does that first, and then checks for a manager that is not idle. So one of both sees the
+        free points.
         """
         self._claims.note(self._mine, ManagerIdle())
         try:
@@ -264,7 +282,10 @@ class SlotManager:
     # -- the other nodes of the group
 
     def _look_at_group(self, now: float) -> None:
-        """Polls the group's other nodes. If one is lost, kills all points (they continue elsewhere); claims no more."""
+        """Polls the group's other nodes. If one is lost, claims no more points, and kills the running ones.
+
+        The killed points continue elsewhere.
+        """
         self._parts.look(now)
         if self._parts.lost and not self._broken:
             self._broken = True
@@ -281,9 +302,9 @@ class SlotManager:
                     os.kill(pid, signal.SIGTERM)
 
     def _others_go_on(self) -> bool:
-        """Returns whether other slot managers of the pilot may run the remaining points, since this group is broken.
+        """Returns whether other slot managers of the pilot may run the points that this broken group leaves.
 
-        If none may, the remaining points need another attempt of the pilot (`_unfinished`).
+        If not, these points need another attempt of the pilot (`_unfinished`).
         """
         if not self._break_recorded:
             self._break_recorded = True
@@ -309,7 +330,7 @@ class SlotManager:
             self._start(*claimed)
 
     def _claim(self) -> tuple[int, PointLog] | None:
-        """Claims a point, as `Board.claim` does. If none is free, the search, if any, adds one first."""
+        """Returns a claimed point (see `Board.claim`). If none is free, the search, if any, adds one first."""
         claimed = self._board.claim()
         if claimed is None and self._search is not None and self._search.more():
             self._board.count = self._search.count()

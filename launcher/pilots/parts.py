@@ -19,7 +19,7 @@ MOST = 1 << 24  # bytes of output that one call copies for one node
 
 
 class Parts:
-    """The parts of points on the other nodes of a group; none if the group is one node."""
+    """What the journals of a group's other nodes say about their parts of points; nothing if the group is one node."""
 
     def __init__(self, folder: Claims, group: Group, silence: float) -> None:
         """

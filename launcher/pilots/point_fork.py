@@ -110,7 +110,7 @@ def close(attempt: Attempt, number: int, host: str, *, asked: bool) -> None:
 
     Args:
         attempt: the point's attempt.
-        number: number of the signal that killed the process.
+        number: the signal that killed the process.
         host: the scheduler's name of this node.
         asked: whether the process was asked to stop before; if not, the signal is recorded as a fault, too.
 

@@ -25,8 +25,8 @@ class Slot:
     """A share of a node in which one point runs at a time.
 
     Attributes:
-        number: number of the slot on its node, from 0.
-        cpus: ids of the CPUs that the point may use; empty: all of the pilot's on this node.
+        number: index of the slot on its node, from 0.
+        cpus: ids of the CPUs that the point may use; empty: all CPUs of the pilot on this node.
         variables: environment variables that limit the visible GPUs, such as CUDA_VISIBLE_DEVICES.
     """
 
@@ -36,12 +36,12 @@ class Slot:
 
 
 def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
-    """Returns the indices of a slot's GPUs among the pilot's on this node. Pure.
+    """Returns which of the pilot's GPUs on this node a slot gets, as indices among these GPUs. Pure.
 
     If the slots ask for more GPUs than there are, several slots share a GPU. Without GPUs the result is empty.
 
     Args:
-        slot: number of the slot, from 0.
+        slot: index of the slot on the node, from 0.
         per_slot: number of GPUs that a point asks for.
         there: number of the pilot's GPUs on the node.
     """
@@ -49,12 +49,12 @@ def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
 
 
 def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[str, str]:
-    """Returns the variable's setting (name to value) that makes only some of the visible GPUs visible. Pure.
+    """Returns the variable `name` with the value that makes only some of the visible GPUs visible. Pure.
 
     Args:
         environ: the slot manager's environment; if the variable is not set there, all GPUs are visible.
         places: indices of the slot's GPUs among the visible ones.
-        name: name of the variable, such as CUDA_VISIBLE_DEVICES.
+        name: CUDA_VISIBLE_DEVICES, or another variable of this kind.
 
     Raises:
         TooFewGpus: an index is beyond the visible GPUs.

@@ -45,9 +45,9 @@ def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tupl
 
 
 def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation:
-    """Compares this node's clock with the first node's; returns what `judge_clock` makes of it.
+    """Returns by how much this node's clock is ahead of the first node's as an Observation of code CLOCK.
 
-    One process of each node must call it.
+    One process of each node must call this function.
 
     In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
     which is between any node's two readings. From the second round on all requests come at almost the same time, so

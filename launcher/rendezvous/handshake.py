@@ -29,7 +29,7 @@ def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
 
     Args:
         secret: the key.
-        role: the end that sends it, such as b"client" or b"server".
+        role: the end that sends the proof: b"client" or b"server".
         nonces: the server's nonce, followed by the client's.
     """
     return hmac.new(secret, role + nonces, hashlib.sha256).digest()

@@ -125,7 +125,7 @@ class _Search:
         self._selector.register(channel, selectors.EVENT_READ)
 
     def _talk(self, channel: Channel) -> bool:
-        """Continues the handshake of a connection. Returns whether it has shown that the other end is the leader."""
+        """Continues the handshake of a connection. Returns whether the other end has proved to be the leader."""
         try:
             channel.receive()  # the leader sends no messages before `hello`
         except ChannelError as error:
@@ -175,8 +175,8 @@ class ConnectBackoff:
     def pause(self) -> float:
         """Returns the seconds until the next attempt: doubled each time from 0.01 s, up to a limit.
 
-        For the first 3 s the limit is 0.03 s, or 0.001 s per agent if that is more, since the leader of a new round
-        appears soon. Afterwards it is 1 s, as it is at most.
+        For the first 3 s the limit is 0.03 s, or 0.001 s per agent if that is more (at most 1 s), since the leader of
+        a new round appears soon. Afterwards the limit is 1 s.
         """
         longest = min(1.0, max(0.03, 0.001 * self._members)) if time.monotonic() < self._soon else 1.0
         pause, self._pause = min(self._pause, longest), min(2 * self._pause, longest)

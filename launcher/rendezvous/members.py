@@ -48,10 +48,10 @@ class Member:
     """An agent that takes part in a round. There is one agent per node, or with launch=tasks one per rank.
 
     Attributes:
-        index: number of the agent among all that the scheduler started for the job, from 0; the same in all rounds.
-        node_rank: number of its node in the job, from 0.
-        host: name of its host.
-        ranks: number of ranks that it starts.
+        index: index of the agent among all that the scheduler started for the job, from 0; the same in all rounds.
+        node_rank: index of the agent's node in the job, from 0.
+        host: name of the agent's host.
+        ranks: number of ranks that the agent starts.
         first_local_rank: local rank of the first of these ranks.
         local_address: the agent's end of its connection to the leader, as an IP address.
         master_address: the leader's end of that connection, as an IP address.
@@ -71,7 +71,7 @@ class Member:
         return cls(*row)
 
     def row(self) -> list[Any]:
-        """Returns the fields in order. As JSON that is shorter than an object: each member gets the list of all."""
+        """Returns the fields in order, for JSON: shorter than an object, since each member gets the list of all."""
         return list(asdict(self).values())
 
 

@@ -20,7 +20,7 @@ def secret_of(shared: bytes, key: str) -> bytes:
 
     Args:
         shared: a longer-lived secret, such as the run's.
-        key: what the new secret is for: the attempt, or the number of a round.
+        key: what the new secret is for: the id of an attempt, or the index of a round.
     """
     return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
 

@@ -35,7 +35,7 @@ class Arrivals:
         places: host and node of each agent of the job, by member index.
         leader: member index of the leader.
         least: minimum number of members of the round.
-        wanted: indices of the members that are waited for. Others take part if they arrive before these.
+        wanted: member indices of the agents to wait for. Others take part if they arrive before these.
         deadline: monotonic time at which to stop waiting.
         arrived: the members that have arrived, by index.
     """
@@ -75,11 +75,13 @@ class Arrivals:
 def join_rendezvous(
     own: Member, *, places: Sequence[Place], master: str, secret: bytes, ports: Sequence[int], timeout: float
 ) -> Rendezvous:
-    """Joins a rendezvous of processes that have no agent. Member 0 leads, and all connections are closed at the end.
+    """Joins a rendezvous of processes that have no agent, and returns its result. Member 0 leads.
+
+    All connections are closed at the end.
 
     Args:
         own: this process.
-        places: host and rank of each process, by index.
+        places: host and rank of each process, by member index.
         master: host name of member 0.
         secret: a secret that all the processes know.
         ports: candidate ports of member 0, in the order to try.
@@ -159,7 +161,7 @@ def not_reached(own: Member, leader: Place, address: str, timeout: float, proble
         leader: host and node of the leader.
         address: host name that the agent tried to connect to.
         timeout: seconds for which it tried.
-        problem: why it failed, as from `find_leader`.
+        problem: why the leader was not found, as from `find_leader`.
     """
     return RendezvousError(
         Fault(
@@ -170,7 +172,12 @@ def not_reached(own: Member, leader: Place, address: str, timeout: float, proble
 
 
 def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
-    """Returns the error for a `refused` message of the leader, which `hub.refused` makes."""
+    """Returns the error of an agent that the leader has refused.
+
+    Args:
+        message: the leader's message `refused`, as `hub.refused` makes it.
+        from_leader: whether the leader reports the fault to the user itself.
+    """
     return RendezvousError(event_json.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
 
 

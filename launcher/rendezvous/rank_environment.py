@@ -13,10 +13,10 @@ class AgentLike(Protocol):
     """The attributes of an agent that this module reads.
 
     Attributes:
-        index: number of the agent among all that the scheduler started for the job, from 0.
-        node_rank: number of its node in the job, from 0; with launch=tasks several agents have the same.
-        host: name of its host.
-        ranks: number of ranks that it starts.
+        index: index of the agent among all that the scheduler started for the job, from 0.
+        node_rank: index of the agent's node in the job, from 0; with launch=tasks several agents have the same.
+        host: name of the agent's host.
+        ranks: number of ranks that the agent starts.
         first_local_rank: local rank of the first of these ranks.
     """
 
@@ -37,10 +37,10 @@ class Placement:
     """One rank to start.
 
     Attributes:
-        place: number of the rank among the ranks of its agent, from 0.
+        place: index of the rank among the ranks of its agent, from 0.
         rank: global rank.
         environment: variables that are added to the agent's environment.
-        cpus: ids of the CPUs that the rank may run on; empty: all of its agent's.
+        cpus: ids of the CPUs that the rank may run on; empty: all CPUs of its agent.
     """
 
     place: int
@@ -55,7 +55,7 @@ def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> d
     Args:
         agents: all agents of the round, in the order of their ranks.
         position: index in `agents` of the agent that starts the rank.
-        place: number of the rank among the ranks of its agent, from 0.
+        place: index of the rank among the ranks of its agent, from 0.
     """
     own = agents[position]
     nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
@@ -82,7 +82,7 @@ def environment_of(
         agents, position, place: see `place_variables`.
         master: host and port of the ranks' store.
         run_id: id of the run.
-        round_number: number of the round, from 0.
+        round_number: index of the round, from 0.
         max_restarts: launch.max_restarts.
         environ: the agent's environment; TORCH_NCCL_ASYNC_ERROR_HANDLING is taken from it.
     """

@@ -27,10 +27,10 @@ class Round:
     """One round that has started.
 
     Attributes:
-        number: number of the round, from 0.
+        number: index of the round, from 0.
         host, port: the address that the leader listens on.
-        leader: member index of the leader.
-        members: member indices of all agents that take part.
+        leader: `Member.index` of the agent that leads the round.
+        members: `Member.index` of each agent that takes part.
     """
 
     number: int
@@ -50,10 +50,10 @@ class Rounds:
         """Creates the file of a round atomically. Returns whether this call did; False: another leader has created it.
 
         Args:
-            number: number of the round.
-            leader: leader of the round.
+            number: index of the round, from 0.
+            leader: the agent that leads the round.
             port: port that the leader listens on.
-            members: all members.
+            members: all agents that take part.
 
         Raises:
             OSError: the file cannot be written. Whether another leader has created it is unknown then.
@@ -70,7 +70,7 @@ class Rounds:
         return True
 
     def begun(self, number: int) -> bool:
-        """Returns whether the round with this number has started.
+        """Returns whether round `number` has started.
 
         Raises:
             UnavailableError: the directory cannot be read now.

@@ -75,7 +75,7 @@ def visible_device_changes(
     | otherwise | no GPUs were asked for, or torch is CPU-only and no mask is set | all that is there |
     | | the mask names one device, or none (the scheduler gave each task its own) | all that is there |
     | | the mask names fewer devices than the node has ranks | all that is there: `choose_device` refuses |
-    | | the mask names enough | its entry at the index of the local rank, unchanged (index, UUID, MIG) |
+    | | the mask names enough | the mask's entry at the index of the local rank, unchanged (index, UUID, MIG) |
     | | no mask is set, and there are as many GPUs as ranks | the GPU at the index of the local rank |
 
     Args:

@@ -38,9 +38,9 @@ class Group:
     Attributes:
         name: name of the process group; the same on all of its ranks.
         enqueued: sequence number of the last collective that the rank has enqueued; 0: none.
-        pending: sequence number of the first collective that its GPU has not finished; None: it has finished all.
+        pending: sequence number of the first collective that the rank's GPU has not finished; None: all are finished.
         operation: operation of the pending collective (`nccl:all_reduce`); empty if none is pending.
-        started: whether its GPU has started the pending collective.
+        started: whether the rank's GPU has started the pending collective.
     """
 
     name: str

@@ -95,7 +95,7 @@ class GlobalBatchSampler:
         return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int) -> Tensor:
-        """Returns the indices of this rank's samples at a step of an epoch, int64 [size of its share]."""
+        """Returns the indices of this rank's samples at a step of an epoch, int64 [sum of `sizes`]."""
         return self.global_batch(epoch, step)[self._first : self._last]
 
     def batches(self, epoch: int, step: int = 0) -> Iterator[tuple[int, Tensor]]:

@@ -5,7 +5,7 @@ that belong together share a word, or are in words that carry the same proposal 
 
 | word of the agent | bits, from the highest |
 |---|---|
-| 0 | ranks of all agents |
+| 0 | number of ranks of all agents |
 | 1 | number of the proposal (24), boundary at which to act (40) |
 | 2 | the same number (24), cause (3), save (1), rank (36) |
 | 3 | number of the last committed proposal |
@@ -53,7 +53,7 @@ class AgentWords:
         return self._words[0]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """For the agent: shows its ranks the newest proposal (None: none yet), and the number of the last committed."""
+        """For the agent: shows its ranks the newest proposal (None: none yet), and the last committed one's number."""
         if proposal is not None:
             number, want = proposal.number << _NUMBER, proposal.want
             self._words[2] = number | want.cause << _RANK + 1 | want.save << _RANK | want.rank

@@ -1,4 +1,4 @@
-"""Sets the number of threads with which torch computes in a rank: by default the number of its cores."""
+"""Sets the number of threads with which torch computes in a rank: by default the number of the rank's cores."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ def check_names(plan: JobPlan) -> None:
 
 
 def check_sweep(plan: JobPlan) -> None:
-    """Checks the numbers of a communication benchmark (p2p, collective), after `check_names`.
+    """Checks the numeric settings, pattern, roots and backend of p2p and collective, after `check_names`.
 
     Raises:
-        ConfigError: a number is not valid, a size exceeds a node's memory, a pattern or a root does not fit the ranks,
-            or the backend lacks an operation that was chosen by name.
+        ConfigError: a setting is out of range, a size exceeds a node's memory, a pattern or a root does not fit the
+            ranks, or the backend lacks an operation that was chosen by name.
     """
     params = plan.workload.params
     if params["iterations"] < 1 or params.get("warmup", 0) < 0:

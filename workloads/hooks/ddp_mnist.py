@@ -1,4 +1,4 @@
-"""The submission hook of ddp_mnist: finds its data set, and checks its numbers."""
+"""The submission hook of ddp_mnist: finds the data set, and checks the training's settings (`hooks.training`)."""
 
 from __future__ import annotations
 

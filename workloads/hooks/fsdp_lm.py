@@ -1,4 +1,4 @@
-"""The submission hook of fsdp_lm: finds its text, and checks its numbers."""
+"""The submission hook of fsdp_lm: finds the text, and checks the training's settings (`hooks.training`)."""
 
 from __future__ import annotations
 

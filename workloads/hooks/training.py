@@ -1,4 +1,4 @@
-"""Checks the numbers and the batch size of ddp_mnist and fsdp_lm before a submission. Pure."""
+"""Checks the settings of ddp_mnist and fsdp_lm before a submission: their ranges, and the batch size. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ABOVE_ZERO = ("lr", "bucket_mb")
 
 
 def check(plan: JobPlan) -> None:
-    """Checks the numbers of ddp_mnist and fsdp_lm, and that each rank gets a sample of each batch.
+    """Checks that the settings of ddp_mnist and fsdp_lm are in range, and that each rank gets a sample of each batch.
 
     A user's program may give these keys another meaning, so its config is not checked.
 
     Raises:
-        ConfigError: a number is not valid, or the batch is smaller than the number of ranks.
+        ConfigError: a setting (AT_LEAST_ONE, ABOVE_ZERO) is out of range, or there are more ranks than samples.
     """
     if not plan.workload.entry.startswith("workloads."):
         return
