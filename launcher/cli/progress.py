@@ -278,7 +278,7 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
 
 
 def still(done: float, total: float, width: int) -> ProgressBar:
-    """Returns a bar without animation, `width` characters wide, for a cell of a table."""
+    """Returns a bar without animation, filled to `done` of `total`, `width` characters wide, for a cell of a table."""
     # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.progress_bar import ProgressBar
 
@@ -286,7 +286,7 @@ def still(done: float, total: float, width: int) -> ProgressBar:
 
 
 def bar(stream: TextIO, done: float, total: float, width: int = 60) -> None:
-    """Prints one bar without animation, if the stream is a terminal."""
+    """Prints one bar without animation, as of `still`, if the stream is a terminal."""
     if on_terminal(stream):
         # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.console import Console

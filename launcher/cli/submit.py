@@ -81,7 +81,7 @@ def command_line(arguments: list[str]) -> CommandLine:
     """Returns the arguments in the form that Hydra expects, with --yes taken out. Pure.
 
     Raises:
-        ConfigError: see `with_program_arguments`.
+        ConfigError: the arguments after `--` cannot be used; see `with_program_arguments`.
     """
     words = with_program_arguments(arguments)
     return CommandLine(tuple(opened(word for word in words if word != YES)), YES in words)
@@ -192,7 +192,7 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
 def ask(ready: Ready, *, yes: bool) -> None:
     """Prints the resources that a submission requests, and asks for confirmation if they exceed `confirm_above`.
 
-    It does neither for a run on this machine, nor if the run has its job already.
+    Does nothing for a run on this machine, or if the run has its job already.
 
     Args:
         ready: the submission.

@@ -97,7 +97,7 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 
 
 def throttle(sweep: Sweep, most: int) -> int:
-    """Sets how many points, or pilots of a packed sweep, may run at once, and prints the new limits.
+    """Lets at most `most` points, or pilots of a packed sweep, run at once, and prints the new limits.
 
     Returns:
         Exit code: 1 if the scheduler did not accept all new pilots, else 0.

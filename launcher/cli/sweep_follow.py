@@ -175,7 +175,7 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> 
 
     Args:
         sweep: the sweep.
-        seen: its points.
+        seen: statuses of the sweep's points.
         starters: how many such processes were started since a point last changed its state.
 
     Returns:

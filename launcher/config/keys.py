@@ -61,7 +61,12 @@ class Key:
 
 
 def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
-    """Yields the keys of one dataclass of the schema, those of its base classes first."""
+    """Yields the keys of `kind`, a dataclass of the schema, those of its base classes first.
+
+    Args:
+        kind: the dataclass.
+        prefix: sections in front of the keys' names (`launch.`).
+    """
     bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
     docs = {name: doc for base in bases for name, doc in _docs(base.__module__).get(base.__name__, {}).items()}
     hints = get_type_hints(kind)
@@ -91,7 +96,7 @@ def written(value: Any) -> str:
 def _docs(module: str) -> dict[str, dict[str, str]]:
     """Returns the comment after each field of a module's classes, by class and field.
 
-    It scans the source, since `inspect` would parse the file again for every class.
+    Scans the source, since `inspect` would parse the file again for every class.
     """
     found: dict[str, dict[str, str]] = {}
     inside: dict[str, str] = {}

@@ -54,7 +54,7 @@ class _Shape:
     def fits(self, overrides: Sequence[Override]) -> bool:
         """Returns whether the config with these overrides can be derived from this one.
 
-        It can if only plain values differ, and no override sets a section that contains the key of another override.
+        Only plain values may differ, and no override may set a section that contains the key of another override.
         """
         if len(overrides) != len(self.overrides):
             return False

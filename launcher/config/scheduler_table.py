@@ -106,7 +106,7 @@ def cluster_class(name: str) -> type[Cluster] | None:
     None: no scheduler has this name.
 
     Raises:
-        ConfigError: see `settings_class`.
+        ConfigError: the entry point of another package cannot be loaded.
     """
     settings = settings_class(name)
     return (

@@ -81,7 +81,7 @@ def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
 def folder() -> Path:
     """Returns the folder of all files of secrets: $LAUNCHER_SECRETS_DIR, else `secrets` in the user's data folder.
 
-    It must be visible on the nodes.
+    The nodes must see this folder.
     """
     if named := os.environ.get(FOLDER):
         return Path(named).expanduser().absolute()
@@ -99,7 +99,7 @@ def folder_of(runs: str, base: str) -> str:
 
 
 def file_of(run_dir: str, base: str) -> Path:
-    """Returns the path of the file with the secrets of a run. Pure."""
+    """Returns the path of the file with the secrets of the run in `run_dir`, below the folder `base`. Pure."""
     path = Path(run_dir)
     return Path(folder_of(str(path.parent), base)) / f"{path.name}.sh"
 
@@ -161,7 +161,12 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
 
 
 def forget(run_dir: str, base: str | None) -> None:
-    """Removes the file of secrets of a run that is cancelled. (If the run has started, it has read the file.)"""
+    """Removes the file of secrets of a run that is cancelled. (If the run has started, it has read the file.)
+
+    Args:
+        run_dir: directory of the run.
+        base: folder of all files of secrets; None: the run has no such file.
+    """
     if base is not None:
         remove(file_of(run_dir, base))
 

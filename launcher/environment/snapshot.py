@@ -117,7 +117,7 @@ def _git(folder: str, *arguments: str) -> str:
 
 
 def check(found: Tree, limit: int) -> None:
-    """Checks the size of a snapshot.
+    """Checks the size of a snapshot with the files `found`.
 
     Raises:
         ConfigError: the snapshot is larger than `limit` bytes; the text names the largest files.
@@ -225,7 +225,7 @@ def notes(plan: JobPlan) -> tuple[str, ...]:
 
 
 def script_in(script: str, site: Site | JobPlan) -> str:
-    """Returns the path of a program's script in the snapshot; a relative path that is valid there, unchanged.
+    """Returns the path of a program's script in the snapshot of `site`; a relative path that is valid there, unchanged.
 
     For a script outside of the repository, it is the absolute path of that script.
     """

@@ -247,7 +247,7 @@ class JobMonitor:
         return before != signs or ends
 
     def _query(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> JobSnapshot:
-        """Returns what `snapshot` does, for the scheduler of a plan."""
+        """Returns all jobs of the user that the plan's scheduler lists; see `snapshot`."""
         timeout = min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
         self._note_least(plan)
         return self.snapshot(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
@@ -346,7 +346,7 @@ class JobMonitor:
                 raise
 
     def _end(self, run: Run, plan: JobPlan, history: RunHistory, kill: bool) -> None:
-        """Ends the run's job and the jobs of its chain, or its local process; raises what `cancel` raises."""
+        """Ends the run's job and the jobs of its chain, or its local process; raises the errors of `cancel`."""
         if not plan.queued:
             process = process_of(run)
             if process is not None and not process.here():

@@ -253,11 +253,11 @@ def counts(seen: Iterable[PointStatus]) -> dict[str, int]:
 
 
 def over(found: Mapping[str, int]) -> int:
-    """Returns how many points are over, from the numbers of `counts`. Pure."""
+    """Returns how many points are over, from the number of points in each state (`counts`). Pure."""
     return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
 
 
 def summary(found: Mapping[str, int]) -> str:
-    """Returns the numbers of `counts` as text: `3/15 done, 2 running, 10 queued`. Pure."""
+    """Formats the number of points in each state (`counts`): `3/15 done, 2 running, 10 queued`. Pure."""
     rest = [f"{number} {state}" for state, number in reversed([*found.items()]) if state != RunState.DONE.value]
     return ", ".join([f"{found.get(RunState.DONE.value, 0)}/{sum(found.values())} done", *rest])

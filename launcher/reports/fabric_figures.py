@@ -33,7 +33,11 @@ Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first 
 
 
 def fabric_figures(runs: Named) -> list[Figure]:
-    """Returns all figures of a benchmark: curves, or bars if nothing was measured at two sizes; then the heat maps."""
+    """Returns all figures of a benchmark: curves, or bars if nothing was measured at two sizes; then the heat maps.
+
+    Args:
+        runs: name and results of each run, all of the same benchmark.
+    """
     if runs[0][1].workload == "p2p":
         wanted: tuple[str, ...] = ("bandwidth", "latency")
     else:

@@ -148,7 +148,7 @@ def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
 def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
     """Returns the (colour, name) pairs of the legend that all `training_figures` share.
 
-    It is empty for a single run: then each figure has its own legend.
+    Empty for a single run, because then each figure has its own legend.
 
     Args:
         runs, in_colour: as for `training_figures`.

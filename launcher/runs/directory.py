@@ -312,7 +312,11 @@ class Run:
         return replace(whole, run_dir=str(self.path), checkpoint=replace(whole.checkpoint, dir=folder))
 
     def first_plan(self) -> JobPlan:
-        """Returns the plan of the first submission, before any `resume`; raises as `plan` does."""
+        """Returns the plan of the first submission, before any `resume`.
+
+        Raises:
+            UnavailableError, RunError: as for `record`.
+        """
         return self.plan("record-0.json" if self.has("record-0.json") else "record.json")
 
     def result(self) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ class RunHistory:
 
 
 def read_history(run: Run) -> RunHistory:
-    """Reads a run's journal and the events of its last attempt, and returns what they say.
+    """Reads a run's journal and the events of its last attempt, and returns the history that they record.
 
     Raises:
         UnavailableError: a file cannot be read now.

@@ -114,7 +114,7 @@ def write_counts(sweep: Path, number: Mapping[str, int]) -> None:
 def read_counts(sweep: Path) -> dict[str, int] | None:
     """Returns the number of points in each state that `write_counts` wrote; None: no valid file is there.
 
-    It is not valid if it is damaged, or the sweep was submitted again since.
+    A file that is damaged, or older than a submission of the sweep, is not valid.
     """
     try:
         number = run_files.parse_json(run_files.read_whole(sweep / COUNTS))

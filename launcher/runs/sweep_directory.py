@@ -85,7 +85,7 @@ class Manifest:
 
     Attributes:
         name: name of the runs (config key `name`).
-        command: overrides of the command that made the sweep.
+        command: arguments of the command line that made the sweep, without the values of secrets.
         points: overrides of each point; point N has index N. In a search, the points that were chosen so far.
         objective: names of the metrics by which points are compared.
         best_is: which value of the first metric is best: max or min.

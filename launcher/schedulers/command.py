@@ -59,10 +59,9 @@ def run_submission(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command that submits a job, and returns its output. A nonzero exit code raises nothing.
 
-    The command inherits the lock of `submitter_lock.only_submitter` and holds it until it exits.
-
-    It runs in its own session, so it survives Ctrl-C and the end of this process: an interrupted submission could
-    leave a job with an unrecorded id.
+    The command inherits the lock of `submitter_lock.only_submitter` and holds it until the command exits. It runs in a
+    session of its own, to survive Ctrl-C and the end of this process: an interrupted submission could leave a job with
+    an unrecorded id.
 
     Args:
         command: argv of the command.

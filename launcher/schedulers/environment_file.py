@@ -40,8 +40,12 @@ def write(
 def within_job(plan: JobPlan, run: Run, qsub: str | None) -> dict[str, str]:
     """Prepares a submission from within a job of the run, and returns the environment for the submission command.
 
-    Copies the array's environment.sh to a run that was an array element. If `qsub` is set, adds its folder to this
-    process's PATH.
+    Copies the array's environment.sh to a run that was an array element.
+
+    Args:
+        plan: plan of the run.
+        run: the run.
+        qsub: path of qsub, whose folder is added to this process's PATH; None: PATH stays.
     """
     if not run.has("environment.sh"):  # the run was an array element, and continues as a plain job
         shutil.copy(run.path.parent / "environment.sh", run.path)

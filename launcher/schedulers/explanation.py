@@ -171,8 +171,8 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
 def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
     """Returns whether `why` may suggest this smaller number of nodes to a run. Pure.
 
-    It may if the number is at least min_nodes and leaves at least the workload's `min_ranks` ranks. A min_nodes equal
-    to the plan's nodes counts only if the user has set it (`fixed`).
+    The number must be at least min_nodes, and leave at least the workload's `min_ranks` ranks. A min_nodes equal to the
+    plan's nodes counts only if the user has set min_nodes (`fixed`).
     """
     least = plan.min_nodes if fixed or plan.min_nodes < plan.nodes else 1
     return least <= nodes < plan.nodes and nodes * plan.procs_per_node >= int(

@@ -170,7 +170,7 @@ class Queries(Protocol):
         """Returns the maximum size of a job array for this plan, or None if it is unlimited or unknown."""
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets the maximum number of elements of a job array that run at once."""
+        """Lets at most `most` elements of a job array run at once."""
 
 
 def parse_elements(text: str) -> list[int]:

@@ -58,7 +58,8 @@ class JobSnapshot:
     def suffices(self, good_for: float, newer: float, least: float, now: float) -> bool:
         """Returns whether this snapshot can be used without a new query. Pure.
 
-        It can if it is fresh and began at or after `newer`, or if the site's minimum interval has not passed.
+        A snapshot can be used if it is fresh and its query began at or after `newer`, or if the site's minimum interval
+        has not passed.
 
         Args:
             good_for: seconds for which a snapshot is fresh.

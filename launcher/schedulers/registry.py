@@ -104,7 +104,7 @@ def without(name: str, hosts: str, plan: JobPlan | None = None) -> str:
         plan: the run's plan; nodes that it excludes already stay excluded.
 
     Raises:
-        ConfigError: see `scheduler`.
+        ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
     """
     found = scheduler(name)
     return found.without(hosts, plan) if isinstance(found, ExcludesNodes) else ""

@@ -27,6 +27,6 @@ def trackers(track: Any) -> tuple[str, ...]:
 
 
 def experiment(config: Config, run_id: str) -> str:
-    """Returns the name of a run's experiment. All points of a sweep (ids SWEEP/N) have the same one. Pure."""
+    """Returns a run's experiment in trackers: tracking.experiment, else a point's sweep id or a run's name. Pure."""
     sweep, point, _ = run_id.partition("/")
     return config.tracking.experiment or (sweep if point else config.name)

@@ -284,7 +284,7 @@ def jobs_to_wait_for(dependencies: Sequence[Dependency]) -> list[str]:
 def blocking_jobs(plan: JobPlan) -> list[str]:
     """Returns the ids of the jobs that must end before the job of a plan may start.
 
-    It also writes the plan's run into the folder FOLLOWERS of each dependency, for `update_followers`.
+    Also writes the plan's run into the folder FOLLOWERS of each dependency, for `update_followers`.
     """
     if not plan.after or conditions_met(Run(Path(plan.run_dir))):
         return []
@@ -308,7 +308,7 @@ def conditions_met(run: Run) -> bool:
 def update_followers(path: Path) -> list[str]:
     """Changes the waiting jobs of the runs that depend on a run or sweep, so that they wait for its present jobs.
 
-    It is called when the run continues in another job. A job that cannot be changed starts too early, and then waits
+    Called when this run continues in another job. A waiting job that cannot be changed starts too early, and then waits
     again after it has read the state.
 
     Args:

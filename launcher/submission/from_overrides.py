@@ -146,9 +146,9 @@ def _submitted_in(run: Run) -> Iterator[None]:
 
 
 def merged(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Returns the overrides of a run's record, followed by those of a new command. Pure.
+    """Returns the overrides of a run's record (`before`), followed by those of a new command (`now`). Pure.
 
-    Earlier overrides of the same keys are left out, as are those in PASSING.
+    Overrides in `before` of keys in `now` or PASSING are left out.
     """
     added = {key_of(word) for word in before if word.startswith("+")}  # keys that the config itself does not have
     now = [f"+{word}" if key_of(word) in added and not word.startswith(("+", "~")) else word for word in now]

@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
 def print_notice(words: str) -> None:
     """Prints a line to stderr; also works in a signal handler.
 
-    It does not use sys.stderr: if the signal has interrupted a write to its buffer, another write raises RuntimeError.
+    Does not use sys.stderr: if the signal has interrupted a write to its buffer, another write raises RuntimeError.
     """
     with contextlib.suppress(OSError):  # the terminal is closed
         os.write(2, f"launcher: {clean(words)}\n".encode())

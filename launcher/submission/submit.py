@@ -119,6 +119,11 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
 def refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
     """Converts errors of the operating system (such as a full disk) that a submission raises inside the `with` block.
 
+    Args:
+        run: the run that is submitted.
+        plan: plan of the run.
+        token: token of the job.
+
     Raises:
         Refused: the scheduler was not called yet, so there is no job.
         SubmissionError: the scheduler was called, so there may be a job.
@@ -198,10 +203,10 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
 def redacted_record(
     prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the config and the overrides for the record, without the values of secrets.
+    """Returns `config` and `overrides` for the record, without the values of the secrets that `prepared` names.
 
     Raises:
-        ConfigError: a value contains that of a secret, and cannot be left out.
+        ConfigError: a value contains the value of a secret, and cannot be left out.
     """
     names = prepared.plan.env.secrets
     found = (
@@ -218,7 +223,7 @@ def write_record(run: Run, prepared: Prepared, config: Mapping[str, Any], overri
 
     Args:
         run: the run.
-        prepared: its plan and token.
+        prepared: the run's plan and token.
         config: the resolved config, without secrets.
         overrides: the user's overrides, without secrets.
     """

@@ -198,7 +198,7 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
 
 
 def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, list[str]]:
-    """Sets the number of pilots of a packed sweep: submits pilots or stops some.
+    """Sets the number of pilots of a packed sweep to `most`: submits pilots or stops some.
 
     Returns:
         The submission of further pilots, and the ids of the pilots that stop.

@@ -100,7 +100,7 @@ def prepare_sweep(
     """Plans and checks all points. It writes no file and submits nothing.
 
     Args:
-        points: the points that the command asks for.
+        points: the points that the command line asks for.
         command: arguments of the launcher's command line that asks for the points, for the sweep's id and manifest.
         environ: environment variables of this process.
 

@@ -162,7 +162,7 @@ def resubmit(
 def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
     """Makes the run directories of points that have none, and returns the numbers of these points.
 
-    It does not wait until the files are on disk, because a lost directory can be made again from the manifest.
+    Does not wait until the files are on disk, because a lost directory can be made again from the manifest.
     """
     facts: dict[str, Any] | None = None
     made = set()

@@ -222,7 +222,9 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
 def job_executions(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
     """Returns all executions of a job that the scheduler remembers, oldest first; empty if it does not answer.
 
-    A requeued job has several executions.
+    Args:
+        seen: status of the run, whose plan names the scheduler.
+        job_id: id of the job, which has several executions if it was requeued; None: the run has no job.
     """
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     if job_id is None or not isinstance(scheduler, RemembersJobs):

@@ -212,7 +212,7 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
     Args:
         attempt: the attempt.
         rank: the rank that failed first; None: not known, and the fields are empty.
-        trace: its traceback.
+        trace: traceback of this rank.
     """
     if rank is None:
         return (), (), {}

@@ -95,7 +95,7 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
 
 
 def _facts(seen: RunStatus) -> Facts:
-    """Returns what is known about the run's job."""
+    """Returns the facts about the run's job: scheduler, state, reason, and why the state is not known."""
     scheduler = seen.plan.cluster.scheduler if seen.plan.queued else ""
     return Facts(scheduler=scheduler, job_state=seen.job.raw_state, reason=seen.job.reason, error=seen.job.problem)
 

@@ -250,7 +250,7 @@ class PBS:
             raise
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets the maximum number of subjobs of an array that run at once.
+        """Lets at most `most` subjobs of an array run at once.
 
         Raises:
             QueryError: PBS does not answer, or refuses.

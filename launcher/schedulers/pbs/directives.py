@@ -282,7 +282,7 @@ def totals(nodes: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
 def place(nodes: int) -> str | None:
     """Returns the default place statement; None for one node.
 
-    It is `scatter`, without which PBS may place several chunks on one node.
+    Without the default, `scatter`, PBS may place several chunks on one node.
     """
     return "scatter" if nodes > 1 else None
 

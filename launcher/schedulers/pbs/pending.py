@@ -104,7 +104,12 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
 
 
 def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
-    """Explains that PBS's attempts to start a job fail, since MoM cannot open its output; None if they do not. Pure."""
+    """Explains that PBS could not start a job, since MoM cannot open the job's output; None: PBS has not failed. Pure.
+
+    Args:
+        record: attributes of the job, as qstat prints them.
+        plan: plan of the run, for the text.
+    """
     if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
         return None
     return Comment(
@@ -116,9 +121,15 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
 
 
 def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
-    """Returns the reason if the job can never start on its queue's nodes, else the given comment. Pure.
+    """Returns the reason if the job can never start on its queue's nodes, else `comment`. Pure.
 
     PBS itself reports this only if all nodes of the site together have too little.
+
+    Args:
+        comment: PBS's reason why the job is pending.
+        plan: plan of the run.
+        nodes: vnodes of the site.
+        queue: name of the job's queue.
     """
     problem = limits.never(plan, resource_queries.hosts_of(nodes, plan, queue))
     if problem is None:
@@ -158,7 +169,13 @@ def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
 
 
 def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
-    """Returns a line for each limit that may keep the job pending, with its value and where it is set. Pure."""
+    """Returns a line for each limit that may keep the job pending, with its value and where it is set. Pure.
+
+    Args:
+        comment: PBS's reason why the job is pending.
+        queue: attributes of the job's queue; None: not known.
+        server: attributes of the server; None: not known.
+    """
     found = []
     if queue is not None and not queue.started:
         found.append(f"queue {queue.name}: started = False")

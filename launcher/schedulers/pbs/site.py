@@ -95,6 +95,10 @@ class PBSSite(Site):
 def survey(pbs: PBS, version: str) -> PBSSite:
     """Collects the facts of a site, with four commands.
 
+    Args:
+        pbs: PBS's queries.
+        version: version of qsub, used if the server does not report its own.
+
     Raises:
         QueryError: the query of the queues failed. Facts of other failed queries are left out.
     """
@@ -112,7 +116,7 @@ def survey(pbs: PBS, version: str) -> PBSSite:
 def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | None, str]:
     """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
 
-    It is the wanted queue, else the default one, else the only one that all users can use.
+    The first that exists is chosen: the wanted queue, the default queue, the only queue that all users can use.
 
     Raises:
         ConfigError: the wanted queue does not exist.

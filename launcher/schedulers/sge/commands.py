@@ -213,7 +213,7 @@ class SGE:
             raise QueryError(f"qdel failed (exit {done.returncode}): {' '.join(said.split()) or 'no message'}")
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets the maximum number of elements of an array that run at once.
+        """Lets at most `most` elements of an array run at once.
 
         Raises:
             QueryError: Grid Engine does not answer, or refuses.

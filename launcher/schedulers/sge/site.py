@@ -152,7 +152,7 @@ def survey(sge: SGE, version: str) -> SGESite:
 def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[ClusterQueue | None, str]:
     """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
 
-    It is the wanted queue, else the only one that all users can use.
+    The first that exists is chosen: the wanted queue, the only queue that all users can use.
 
     Raises:
         ConfigError: the wanted queue does not exist.

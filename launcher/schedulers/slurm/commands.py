@@ -223,7 +223,7 @@ class Slurm:
         return int(match[1]) if match else None
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets the maximum number of elements of an array that run at once.
+        """Lets at most `most` elements of an array run at once.
 
         Raises:
             QueryError: Slurm does not answer, or refuses.

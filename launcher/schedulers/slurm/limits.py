@@ -25,7 +25,7 @@ class Partition:
         default: whether it is the site's default partition.
         time: time limit in seconds; None: no limit.
         max_nodes: maximum number of nodes of one job; None: no limit.
-        groups: its nodes, grouped by their resources.
+        groups: the partition's nodes, grouped by their resources.
     """
 
     name: str

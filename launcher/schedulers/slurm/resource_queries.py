@@ -115,7 +115,7 @@ class Reservation:
         ends: end in seconds since the epoch; None: unknown.
         nodes: compressed node list; empty: none.
         flags: flags as scontrol prints them.
-        who: its users, else its accounts, as scontrol prints them.
+        who: users of the reservation or, without any, its accounts, as scontrol prints them.
     """
 
     name: str

@@ -155,8 +155,8 @@ def survey(slurm: Slurm) -> SlurmSite:
 def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
     """Chooses the partition of a profile, and returns it with the reason; (None, "") if none can be chosen.
 
-    It is the wanted partition, else the default one, unless only other partitions have GPUs: then the one of them with
-    the most GPU nodes.
+    The wanted partition is chosen, else the default one, unless only other partitions have GPUs: then the one with the
+    most GPU nodes is chosen.
 
     Raises:
         ConfigError: the wanted partition does not exist.

@@ -36,7 +36,7 @@ class Change:
 
 
 def base_state(state: str) -> str:
-    """Returns a node state without sinfo's suffix (`down*`, `idle~`, `mixed-`)."""
+    """Returns a node state without sinfo's suffix: `down` for `down*`, `idle` for `idle~`."""
     return state.rstrip("*~#!%$@^-+")
 
 
