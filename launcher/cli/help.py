@@ -208,7 +208,7 @@ def of_key(name: str) -> Iterator[str]:
     """Yields the help lines for a key, or for all keys of a section.
 
     Args:
-        name: the key or section. If none has this name, its last part is enough: `lr` finds `workload.lr`.
+        name: the key or section, or the last part of a key's name: `lr` finds `workload.lr`.
     """
     every = [(title, key) for title, keys in sections() for key in keys]
     if name in GROUPS:

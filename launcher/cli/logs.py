@@ -84,7 +84,7 @@ class Pace:
     | prints | 0.1 s | not at all |
     | has been quiet for a while | 2 s | after 2 s, 3 s, ... and then every 60 s |
 
-    The start and the end of an attempt are seen in the files. All times are in seconds on one clock.
+    The start and the end of an attempt are seen in the files. All times (`now`) are seconds of one clock of the caller.
     """
 
     MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
@@ -167,7 +167,12 @@ def _round(path: Path) -> int:
 class OneRank:
     """Reads the output of one rank from the rank's own files, which are complete even if the agent was killed.
 
-    Its lines have no prefix `[RANK]`. It has the methods of `Stream` that `logs` uses.
+    The lines have no prefix `[RANK]`. The class has those methods of `Stream` that `logs` uses.
+
+    Args:
+        run: the run.
+        rank: the rank.
+        attempt: number of the only attempt to read; None: all attempts.
     """
 
     def __init__(self, run: Run, rank: int, attempt: int | None) -> None:

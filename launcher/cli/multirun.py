@@ -233,7 +233,7 @@ def print_submitted(
 
     Args:
         prepared: the sweep.
-        submitted: which of its points were submitted, and as which jobs.
+        submitted: which of the sweep's points were submitted, and as which jobs.
         trials: number of trials of a Hydra sweeper that searches, since later points are not known yet; None: no such
             sweeper.
         settings: settings of a search (sweep.search); None: not a search.

@@ -35,7 +35,7 @@ def stale(found: Run | Sweep, page: Path) -> bool:
 
     Args:
         found: the run or sweep.
-        page: path of its page.
+        page: path of the report page of `found`.
     """
     if not isinstance(found, Run) or not page.exists():
         return True

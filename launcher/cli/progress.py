@@ -212,7 +212,12 @@ class Lines:
 
 
 class Bars:
-    """Draws progress bars in a terminal, one for each name, below the lines that are printed."""
+    """Draws progress bars in a terminal, one for each name, below the lines that are printed.
+
+    Args:
+        stream: the terminal.
+        keep: whether the bars remain visible at the end.
+    """
 
     def __init__(self, stream: TextIO, *, keep: bool) -> None:
         # Lazily: rich takes 50 ms, and only a terminal needs it

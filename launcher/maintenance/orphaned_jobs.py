@@ -99,7 +99,11 @@ def is_gone(folder: Path) -> bool:
 
 
 class Orphans:
-    """Finds orphaned jobs, call after call. The origin of a job that is not an orphan is queried only once."""
+    """Finds orphaned jobs, call after call. The origin of a job that is not an orphan is queried only once.
+
+    Args:
+        live: monitor that queries the schedulers for the user's jobs.
+    """
 
     def __init__(self, live: JobMonitor) -> None:
         self._live = live

@@ -59,7 +59,7 @@ class Moment:
     Attributes:
         attempt: the attempt's number.
         kind: checkpoint, stop, fault, restart, resized, warning or end.
-        time: when it happened, in seconds since the epoch.
+        time: when the event happened, in seconds since the epoch.
         text: what happened, as one line.
     """
 

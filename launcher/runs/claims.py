@@ -184,7 +184,7 @@ def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: 
 
     Args:
         owner: slot manager that holds the point.
-        mine: slot manager that wants to claim it.
+        mine: slot manager that wants to claim the point.
         silent: whether the owner has had no heartbeat for LEASE seconds, by the clock of this machine.
         gone: whether the owner's process ran on this machine and has ended.
     """
@@ -194,7 +194,7 @@ def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: 
 
 
 class Heartbeats:
-    """Tells which slot managers are silent: their heartbeat has not changed for `lease` seconds of the local clock.
+    """Decides which slot managers are silent: their heartbeat has not changed for `lease` seconds of the local clock.
 
     Heartbeats are only compared with each other and never with the time, since clocks of machines differ.
     """

@@ -33,9 +33,13 @@ def current_attempt() -> directory.Attempt | None:
 
 
 class Events:
-    """Writes the events of one writer of an attempt (`node-3`, `rank-0`). Without an attempt it does nothing.
+    """Writes the events of one writer of an attempt.
 
     An event that cannot be written (full disk, no file descriptor left) is written together with the next one.
+
+    Args:
+        attempt: the attempt; None: events are dropped.
+        writer: name of the event file, without its suffix (`node-3`, `rank-0`).
     """
 
     def __init__(self, attempt: directory.Attempt | None, writer: str) -> None:

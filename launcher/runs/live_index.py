@@ -76,7 +76,8 @@ def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
     Args:
         runs_dir: folder of the runs.
         name: name of the run or sweep.
-        done: whether it is done, so that no submission can follow. Else an entry younger than SETTLED is kept.
+        done: whether the run or sweep is done, so that no submission can follow. Else an entry younger than SETTLED is
+            kept.
     """
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")

@@ -96,7 +96,7 @@ def run(
         environment: environment of the command; None: that of this process.
         text: standard input; None: empty.
         umask: umask of the command; -1: that of this process.
-        submits: whether it inherits this process's file descriptors and runs in its own session (`run_submission`).
+        submits: whether the command inherits this process's file descriptors and gets a session (`run_submission`).
 
     Raises:
         OSError: the command does not exist or cannot be started.

@@ -118,7 +118,7 @@ class Explanation:
         job: id of the run's job; None if it has none.
         facts: the facts behind `why`.
         code: the pending reason as the scheduler prints it.
-        do: what the user can do about it.
+        do: what the user can do about the state.
         starts: the scheduler's estimate of the start, in seconds since the epoch; None if it has none.
         limits: one line per limit that blocks the run, with its value and where it is set.
         nodes: lines with the number of suitable nodes, and with the problems of unavailable nodes.

@@ -203,7 +203,7 @@ class Search:
         """Ends the search, so that `ask` chooses no more points.
 
         Args:
-            why: the reason and how to fix it, as text for the user.
+            why: the reason, and what the user can do about it, as text for the user.
 
         Raises:
             UnavailableError, OSError: as for `ask`.

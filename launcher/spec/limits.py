@@ -25,7 +25,7 @@ class NodeGroup:
         nodes: number of nodes.
         cpus, gpus: number of CPUs and GPUs of each node.
         mem: memory of each node in bytes.
-        gpu_types: names of the models of their GPUs, as the site spells them.
+        gpu_types: names of the models of the nodes' GPUs, as the site spells them.
     """
 
     nodes: int

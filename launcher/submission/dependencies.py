@@ -60,8 +60,8 @@ class Dependency:
         id: id of the run, the point or the sweep.
         path: directory of the run or sweep.
         state: state of the run or sweep, as text.
-        done: whether it is done.
-        over: whether it is over, with any result.
+        done: whether the run or sweep is done.
+        over: whether the run or sweep is over, with any result.
         uncertain: whether the state may soon be read differently, since shared file systems show changes late.
         scheduler: name of the scheduler that has the dependency's jobs; None: there are no jobs.
         jobs: ids of the dependency's jobs that are not over.

@@ -49,7 +49,7 @@ class SubmittedSweep:
 
     Attributes:
         sweep: the sweep.
-        jobs: id of each job or array that was submitted, and its points.
+        jobs: id of each job or array that was submitted, and the points of this job or array.
         already_submitted: points that were submitted by an earlier command.
         local: points that run on this machine without a scheduler, a few at a time.
         not_accepted: points that the scheduler does not accept now, because of a limit of jobs.

@@ -51,7 +51,7 @@ class Findings:
         time: when the first failure was reported or, without one, when the attempt ended, in seconds since the epoch;
             None: not known.
         rank, host: the rank that failed first, and the host of the failure; None and empty: not known.
-        by: the user who cancelled the job; empty: not known, or it was not cancelled.
+        by: the user who cancelled the job; empty: not known, or the job was not cancelled.
         same: other ranks with the same error as `rank`.
         followed: ranks that ended because others had ended.
         others: the error line of each rank with a different error.

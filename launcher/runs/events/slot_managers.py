@@ -36,7 +36,7 @@ class PointBegan(Event):
 
     Attributes:
         point: number of the point.
-        slot: number of the slot in which it runs.
+        slot: number of the slot in which the point runs.
         attempt: number of the point's attempt; None: an old version, without points on several nodes, wrote the event.
     """
 
@@ -51,7 +51,7 @@ class PointEnded(Event):
 
     Attributes:
         point: number of the point.
-        slot: number of the slot in which it ran.
+        slot: number of the slot in which the point ran.
         code: exit code of the process; a negative number -N: signal N killed it.
         kind: outcome of the point, a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released`, ...).
     """

@@ -47,7 +47,7 @@ OVER = "OVER"  # state of an ended job with an outcome that has not been queried
 
 
 class JobWatcher(core.InfoWatcher):
-    """Reads the states of all jobs with one query, and queries the records only of jobs that it no longer lists."""
+    """Reads the states of all jobs with one query, and then queries the records of the jobs that it does not list."""
 
     def __init__(self, queries: Queries, delay_s: int = 60) -> None:
         super().__init__(delay_s)

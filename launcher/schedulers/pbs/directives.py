@@ -60,7 +60,7 @@ class Request:
         name: job name.
         select: select statement; None: `resources` has the amounts of all nodes together.
         output: folder of the job's output file `JOBID.OU`; may contain `^array_index^`.
-        token: unique text by which a later query finds the job; the value of its variable TOKEN.
+        token: unique text by which a later query finds the job; the value of the job's variable TOKEN.
         place: place statement; None: none.
         walltime: wall time in seconds; None: the site's default.
         queue: qsub -q.

@@ -20,8 +20,8 @@ class Queue:
     Attributes:
         name: name of the queue.
         default: whether it is the server's default queue.
-        accepts: whether it accepts jobs now.
-        routes: whether it is a routing queue, which moves jobs to its destinations, where their limits apply.
+        accepts: whether the queue accepts jobs now.
+        routes: whether this is a routing queue, which moves jobs to other queues; the limits of those apply.
         time: maximum wall time in seconds; None: no limit.
         nodes: maximum number of nodes; None: no limit.
         cpus: maximum number of CPUs; None: no limit.
@@ -31,9 +31,9 @@ class Queue:
         least_nodes: minimum number of nodes.
         least_gpus: minimum number of GPUs.
         destinations: names of a routing queue's destinations.
-        inner: whether it accepts jobs from routing queues only.
-        started: whether jobs in it can start.
-        only: kinds of its access lists (`users`, `groups`, `hosts`); empty: any user can submit to it.
+        inner: whether the queue accepts jobs from routing queues only.
+        started: whether jobs in the queue can start.
+        only: kinds of the queue's access lists (`users`, `groups`, `hosts`); empty: any user can submit jobs.
     """
 
     name: str

@@ -33,7 +33,7 @@ class Node:
         has: total amount of each countable resource; memory in bytes.
         free: unassigned amount of each countable resource.
         comment: comment as PBS prints it, which may say why the node takes no jobs.
-        queue: name of the only queue that may use it; empty: all queues.
+        queue: name of the only queue that may use the vnode; empty: all queues.
         others: resources with texts as values, which a chunk may require (`gpu_model=a100`).
     """
 
@@ -56,8 +56,8 @@ class QueueFacts:
 
     Attributes:
         name: name of the queue or server.
-        started: whether its jobs can start.
-        limits: values of its attributes in LIMITS, as PBS prints them.
+        started: whether jobs in the queue or server can start.
+        limits: values of the attributes in LIMITS, as PBS prints them.
         most: values of resources_max, as PBS prints them.
     """
 

@@ -166,9 +166,17 @@ def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: 
 
 
 class PbsTask:
-    """A task as the starter on the first node sees it, by its files.
+    """A task on any node, as the starter on the job's first node sees it through the task's files.
 
-    Each read opens a file again, because only then does NFS show its newest content.
+    Each read opens a file again, because only then does NFS show the newest content.
+
+    Args:
+        pbsdsh: path of pbsdsh.
+        line: index of the host's first line in PBS's node file, for pbsdsh -n.
+        host: name of the host on which the task runs.
+        folder: directory of the tasks' files.
+        number: index of the task among all tasks of the job.
+        node: index of the task's node.
     """
 
     def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:

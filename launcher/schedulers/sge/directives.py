@@ -142,7 +142,7 @@ class Request:
         name: job name.
         folder: directory of the job's output file.
         output: name of the output file.
-        token: unique text by which a later query finds the job; the value of TOKEN in its context.
+        token: unique text by which a later query finds the job; the value of TOKEN in the job's context.
         walltime: wall time in seconds.
         amounts: resources that the job requests.
         queue: qsub -q.

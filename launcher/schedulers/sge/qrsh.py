@@ -32,7 +32,14 @@ MAX_REQUEST = 60_000
 
 
 class NodeTasks:
-    """The tasks of one node, started by one program `node`: a process here, or a qrsh to another node."""
+    """The tasks of one node, started by one program `node`: a process here, or a qrsh to another node.
+
+    Args:
+        host: name of the node.
+        command: argv that starts the program `node` there.
+        request: values of `node.encode`, without `started`.
+        started: path of the file to which the program writes when it has read the request.
+    """
 
     def __init__(self, host: str, command: Sequence[str], request: Mapping[str, object], started: Path) -> None:
         self._host, self._started = host, started

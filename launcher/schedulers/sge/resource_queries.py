@@ -24,10 +24,10 @@ class ParallelEnvironment:
 
     Attributes:
         name: name for qsub -pe.
-        slots: maximum number of slots of all its jobs together.
+        slots: maximum number of slots of all jobs in the parallel environment together.
         rule: allocation_rule: number of slots on each host, or $pe_slots (all on one host), $fill_up, $round_robin.
         starts_tasks: whether `qrsh -inherit` may start tasks on the hosts (control_slaves).
-        restricted: whether only some users can use it.
+        restricted: whether only some users can use the parallel environment.
     """
 
     name: str
@@ -50,8 +50,8 @@ class ClusterQueue:
         name: name of the queue.
         time: wall-time limit in seconds; None: no limit. It is the lower one of h_rt and s_rt, because Grid Engine
             ends a parallel job at s_rt, too.
-        environments: names of the parallel environments that it offers.
-        restricted: whether only some users or projects can use it.
+        environments: names of the parallel environments that the queue offers.
+        restricted: whether only some users or projects can use the queue.
     """
 
     name: str
@@ -107,9 +107,9 @@ class Complex:
     Attributes:
         name: long name of the resource.
         shortcut: short name, which jobs can use as well.
-        type: type of its values, such as INT, MEMORY or RSMAP.
-        requestable: whether jobs can request it.
-        consumed: whether jobs consume it: NO, YES (the amount counts per slot), JOB (per job) or HOST (per host).
+        type: type of the resource's values, such as INT, MEMORY or RSMAP.
+        requestable: whether jobs can request the resource.
+        consumed: whether jobs consume the resource: NO, YES (the amount counts per slot), JOB (per job) or HOST.
     """
 
     name: str

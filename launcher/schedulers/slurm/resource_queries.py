@@ -62,11 +62,11 @@ class PartitionFacts:
         min_nodes: minimum number of nodes of one job.
         total: number of nodes.
         cpus: number of CPUs on all nodes together.
-        accounts: accounts that may use it; empty: all.
-        denied: accounts that may not use it.
+        accounts: accounts that may use the partition; empty: all.
+        denied: accounts that may not use the partition.
         qos: name of the partition's QOS; empty: none.
         tier: PriorityTier; jobs in a higher tier start first and may preempt.
-        root_only: whether only root can submit to it.
+        root_only: whether only root can submit to the partition.
     """
 
     name: str
