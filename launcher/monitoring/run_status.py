@@ -12,6 +12,7 @@ If the scheduler does not respond, or has no record of a job, the run's files al
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from launcher import errors
@@ -135,12 +137,25 @@ class JobMonitor:
         self._ended: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
         self._least: dict[str, float] = {}  # by scheduler: the site's minimum seconds between two queries
         self._announced = False
+        self._pinned: set[str] | None = None  # schedulers that have replied inside a `pinned` block
         self.boards = Boards()
 
     @property
     def queried(self) -> Collection[str]:
         """Names of the schedulers that were queried."""
         return self._snapshots.keys()
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Keeps the first reply of each scheduler inside a `with` block, unless it may be older than a run's job.
+
+        Looking at many runs may take longer than a reply is fresh.
+        """
+        self._pinned = set()
+        try:
+            yield
+        finally:
+            self._pinned = None
 
     def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
         """Returns the state of a run's job: from its scheduler, its claims (packed sweep) or its local process."""
@@ -269,6 +284,8 @@ class JobMonitor:
             self._unchanged[name] = 0
         unchanged = self._unchanged.get(name, 0)
         fresh_for, least, now = self._fresh_for(name), self._least.get(name, 0.0), time.time()
+        if self._pinned is not None and name in self._pinned:
+            fresh_for = math.inf
         failed_just_now = before is not None and bool(before.problem) and before.is_fresh(fresh_for, now)
         if before and (failed_just_now or before.suffices(fresh_for, newer, least, now)):
             return before
@@ -280,6 +297,8 @@ class JobMonitor:
         same = before is not None and (before.jobs, before.problem) == (snapshot.jobs, snapshot.problem)
         self._unchanged[name] = unchanged + 1 if same else 0
         self._snapshots[name] = snapshot
+        if self._pinned is not None:
+            self._pinned.add(name)
         return snapshot
 
     def _fresh_for(self, scheduler: str) -> float:
@@ -431,12 +450,14 @@ def each_status(runs: Iterable[Run], live: JobMonitor) -> list[RunStatus | Damag
     """Returns the current states of many runs, with one query to each scheduler for jobs and one for ended jobs."""
     known = [(run, or_damaged(run, lambda run=run: (run.plan(), read_history(run)))) for run in runs]  # type: ignore[misc]
     whole = [each for _, each in known if not isinstance(each, Damaged) and each[1].ended != 0]
-    with contextlib.suppress(*DAMAGE):  # an invalid job id, which `status_of` reports below
-        live.fetch_ends(whole)
-    return [
-        each if isinstance(each, Damaged) else or_damaged(run, lambda run=run, each=each: status_of(run, live, each))  # type: ignore[misc]
-        for run, each in known
-    ]
+    with live.pinned():
+        with contextlib.suppress(*DAMAGE):  # an invalid job id, which `status_of` reports below
+            live.fetch_ends(whole)
+        found = []
+        for run, each in known:
+            status = each if isinstance(each, Damaged) else or_damaged(run, partial(status_of, run, live, each))
+            found.append(status)
+        return found
 
 
 def all_statuses(runs: Iterable[Run], *, strict: bool) -> list[RunStatus]:

@@ -24,7 +24,7 @@ from launcher.diagnose.why.text import of_why
 from launcher.errors import ConfigError, RunError
 from launcher.monitoring import progress as standing
 from launcher.monitoring import run_status
-from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, status_of
+from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, each_status, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import event_file
@@ -281,6 +281,22 @@ def test_commands_share_an_answer_but_not_about_what_it_could_not_know(
     again = says({"1": RUNNING, "3": (JobState.PENDING, "PENDING")})
     assert {name: each["state"] for name, each in rows(tmp_path).items()} == {"old": "running", "new": "queued"}
     assert again.count("squeue") == 1
+
+
+def test_a_look_at_many_runs_asks_once_however_long_it_takes(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, clock = [make(tmp_path, str(number), str(number)) for number in range(9)], itertools.count(int(time.time()))
+    ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
+    monkeypatch.setattr("launcher.monitoring.run_status.time", ticking)
+    monkeypatch.setattr("launcher.schedulers.query_cache.time", ticking)
+    asked = says({str(number): RUNNING for number in range(9)})
+    follower = JobMonitor()
+    each_status(runs, follower)
+    assert asked == ["squeue"]
+    for _ in range(5):  # the next look is a new one
+        each_status(runs, follower)
+    assert asked.count("squeue") > 1
 
 
 def test_what_acts_upon_an_answer_asks_for_itself(tmp_path: Path, says: Callable[..., list[str]]) -> None:

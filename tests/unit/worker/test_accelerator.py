@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 
 from launcher.checkpoint import staging
+from launcher.failures.codes import CheckCode
 from launcher.preflight import checks
+from launcher.runs.events.preflights import Observation
 from launcher.schedulers import topology
 from launcher.worker import accelerator, devices, heartbeat, joining, process_group, rank_objects
 from launcher.worker.devices import BackendError
@@ -126,9 +128,10 @@ def test_generators_of_an_xpu_are_seeded_kept_and_restored(monkeypatch: pytest.M
 def test_a_preflight_takes_the_xpus_that_were_asked_for(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
     xpu.install(monkeypatch, old=old)
     assert checks.device(plan_of(gpus_per_node=2), 1) == XPU
-    with pytest.raises(checks.Problem, match="torch sees 2 GPUs, and gpus_per_node=3"):
+    with pytest.raises(checks.Problem) as raised:
         checks.device(plan_of(gpus_per_node=3), 1)
-    assert checks.compute(CPU) == "cpu"
+    assert raised.value.found == Observation(code=CheckCode.FEW_GPUS, count=2, of=3)
+    assert checks.compute(CPU) == Observation(code=CheckCode.COMPUTES, device="cpu")
 
 
 @pytest.mark.parametrize(
