@@ -29,7 +29,7 @@ _NO_DIST = "no_dist" in inspect.signature(dcp.save).parameters
 
 
 def save(state: Mapping[str, Any], writer: StorageWriter, group: dist.ProcessGroup | None, *, no_dist: bool) -> None:
-    """Calls torch.distributed.checkpoint.save; with `no_dist` this rank saves alone, without communication."""
+    """Calls torch.distributed.checkpoint.save with these arguments (`group`: process_group; `no_dist`: saves alone)."""
     if _NO_DIST:
         dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=no_dist)
         return
@@ -40,7 +40,7 @@ def load(
     state: Mapping[str, Any], reader: StorageReader, planner: LoadPlanner, group: dist.ProcessGroup | None,
     *, no_dist: bool,
 ) -> None:  # fmt: skip
-    """Calls torch.distributed.checkpoint.load; with `no_dist` this rank loads alone, without communication."""
+    """Calls torch.distributed.checkpoint.load with these arguments (`group`: process_group; `no_dist`: loads alone)."""
     if _NO_DIST:
         dcp.load(dict(state), storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
         return
@@ -63,7 +63,7 @@ def _torch_load_runs_pickles() -> bool:
 
 
 class PlainReader(FileSystemReader):
-    """A FileSystemReader that reads tensors only; before 2.6, torch's own executes any pickle in the files."""
+    """A FileSystemReader that reads tensors only. Before torch 2.6, its base class executes any pickle in the files."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads the parts of tensors that `plan` lists, and hands them to `planner`."""

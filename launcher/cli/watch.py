@@ -71,7 +71,7 @@ def _plain(rows: Rows) -> int:
 
 
 def milestone(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns the values whose change causes a line: state, attempt, tenths of the steps, point counts of a sweep."""
+    """Returns the values that make `status --watch` print a line when one changes: state, attempt, progress, counts."""
     tenth = None if row["percent"] is None else row["percent"] // MILESTONE
     return row["state"], row["attempt"], tenth, tuple((row.get("points") or {}).items())
 

@@ -177,9 +177,9 @@ def _changed(shape: _Shape, overrides: list[Override]) -> Composed:
 
 
 def affected(changed: Set[str], references: Mapping[str, str]) -> set[str]:
-    """Returns the keys whose values change when some keys change: these, and those that refer to them. Pure.
+    """Returns all keys whose values change when the keys in `changed` do: these, and keys that refer to them. Pure.
 
-    | the text of a reference | it is affected |
+    | the text of a key's reference | the key is affected |
     |---|---|
     | `a-${b.c}`: only names | if b.c, a section that contains it, or a key in it is |
     | `${x:y}`, `${.b}`, `${a.${b}}`: a resolver, a relative or a composed name | always |

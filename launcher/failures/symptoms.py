@@ -87,7 +87,7 @@ def _is_user_exception(text: str) -> bool:
 
 
 def last_symptom(lines: Iterable[str]) -> tuple[Kind, str] | None:
-    """Returns the last line that shows a known kind of failure, after its kind; None: no line does."""
+    """Returns (kind, line) of the last line that shows a known kind of failure; None: no line does."""
     for line in reversed(list(lines)):
         if kind := kind_of(line):
             return kind, line.strip()

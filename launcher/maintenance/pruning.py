@@ -46,7 +46,7 @@ class Old:
     Attributes:
         path: directory of the run or sweep.
         states: the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible.
-        last_active: time of its newest event, in seconds since the epoch; None: not known.
+        last_active: time of the newest event, in seconds since the epoch; None: not known.
         needed_by: ids of unfinished runs that wait for this run or sweep, or use its files.
         error: why the run or sweep cannot be read; empty: it can be read.
     """

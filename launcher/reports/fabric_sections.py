@@ -57,7 +57,7 @@ def _exclude(run: RunData, hosts: str) -> str:
 
 
 def conditions(known: Mapping[str, Any]) -> str:
-    """Returns a benchmark's conditions as text.
+    """Returns a benchmark's conditions (`Fabric.conditions`) as text.
 
     For example `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`
     """

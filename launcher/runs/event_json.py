@@ -30,7 +30,7 @@ class Open:
 @dataclass_transform(kw_only_default=True)
 @dataclass(kw_only=True, repr=False, eq=False)
 class Event(Open):
-    """Base class of events. A subclass sets its kind in `event`; it becomes a dataclass and is registered in TYPES.
+    """Base class of events. Each subclass sets its kind in `event`, becomes a dataclass and is registered in TYPES.
 
     Subclasses share this class's `__eq__`, `__hash__` and `__repr__`, because generating these methods for each of
     some thirty kinds would slow every command by 10 ms.

@@ -103,7 +103,7 @@ class ChecksItself(Scheduler):
 
     @abstractmethod
     def found(self) -> str:
-        """Describes the scheduler's commands on PATH with the evidence; returns an empty text if there are none."""
+        """Returns text about the scheduler's commands on PATH, with the evidence for their scheduler; empty: none."""
 
     @abstractmethod
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ class Raw:
 
 
 class Rendered(str):
-    """The rendered text of a block or macro (`{{ super() }}`). It is not quoted again, since its values are quoted."""
+    """The rendered text of a block or macro (`{{ super() }}`), in which values are quoted; not quoted a second time."""
 
     __slots__ = ()
 

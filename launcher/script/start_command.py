@@ -13,7 +13,7 @@ from launcher.spec.plan import JobPlan
 
 
 def start(plan: JobPlan) -> Raw:
-    """Returns the first words of a shell command that runs another one on all nodes. The caller appends that one."""
+    """Returns shell code that starts a program on all nodes of a run's job. The caller appends the program's argv."""
     return spawn(
         plan.python, plan.nodes, plan.tasks_per_node, plan.launch.grace + 5, starter=plan.starter,
         mpiexec=plan.cluster.settings.get("mpiexec", ()), keep_going=plan.min_nodes < plan.nodes,
@@ -25,7 +25,7 @@ def spawn(
     python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
     *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
 ) -> Raw:  # fmt: skip
-    """Returns the first words of a shell command that runs another one on all nodes by `launcher.schedulers.tasks`.
+    """Returns shell code that starts a program on all nodes with `launcher.schedulers.tasks`; see `start`.
 
     Args:
         python: interpreter that runs `launcher.schedulers.tasks`.

@@ -72,9 +72,9 @@ class SearchPoints:
         return run
 
     def to_prune(self, number: int) -> bool:
-        """Reads what a running point has reported since the last call; returns whether to stop it because it is pruned.
+        """Reads a running point's reports since the last call; returns whether to stop the point because it is pruned.
 
-        If so, the event `pruned` is written to the point's journal.
+        If so, also writes the event `pruned` to the point's journal.
         """
         reports = self._of(number)
         if not any(self._search.report(number, *report) for report in reports.new()):

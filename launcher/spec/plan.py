@@ -96,7 +96,7 @@ class JobPlan:
 
     @property
     def node_python(self) -> str:
-        """The interpreter of agents and ranks. Other commands in the script use `python`, that of the launcher."""
+        """The interpreter of agents and ranks. Other commands in the script use the launcher's own, `python`."""
         return self.python if self.env.activate is None else python_of(self.env.activate)
 
     @property

@@ -28,7 +28,7 @@ READ_TIMEOUT = 3600.0  # seconds after which the process gives up if the sweep c
 def main(path: str) -> int:
     """Starts all requested points of the sweep with this directory, and returns the exit code of the process.
 
-    While the sweep cannot be read, it waits up to READ_TIMEOUT, because no other process would start the points.
+    While the sweep cannot be read, waits up to READ_TIMEOUT seconds, because no other process would start the points.
     """
     sweep, failed, since = Sweep(Path(path)), set[int](), time.monotonic()
     while True:

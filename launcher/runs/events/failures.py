@@ -112,7 +112,7 @@ class PreflightFailure(Open):
         nodes: number of nodes that took part in the preflight.
         failed: number of these nodes that failed a check.
         findings: the first problems that were found.
-        exclude: override with which the run can be resumed without the bad nodes; empty: the scheduler has none.
+        exclude: override for resuming the run without the bad nodes; empty: the scheduler cannot exclude nodes.
     """
 
     reason: PreflightReason

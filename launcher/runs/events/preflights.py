@@ -70,16 +70,16 @@ class Observation(Open):
         path: the directory or file.
         key: config key or variable with which the user sets the directory.
         free: free bytes of the file system.
-        least: for LITTLE_SPACE, bytes that the job needs; 0: it may start, and this is only a warning.
+        least: for LITTLE_SPACE, bytes that the job needs; 0: the job may start, and this is only a warning.
         used, total: bytes of a GPU's memory.
         count: number of GPUs, files, ranks, nodes or wrong elements, as the code says.
-        of: number that there should be: gpus_per_node, or of all elements.
+        of: what `count` should be (gpus_per_node), or the number of all elements.
         owner, user: user ids of a file's owner and of the process that created it.
         mode: permissions of a file.
         device: name of the device.
-        network: the network that NCCL uses; None: it wrote no log.
+        network: the network that NCCL uses; None: NCCL wrote no log.
         mismatch: how NCCL's network differs from the one that the site expects.
-        ranks: ranks from which wrong elements are.
+        ranks: ranks that sent wrong elements.
         seconds: duration or timeout.
         ahead: seconds by which a clock is ahead of the first node's; negative: behind.
         accuracy: largest error of `ahead`, in seconds.

@@ -161,7 +161,7 @@ class PBS:
         return found
 
     def holds(self, job_id: str) -> bool:
-        """Returns whether PBS knows the job, unless the job ended without having run."""
+        """Returns whether PBS knows the job; False also for a job that ended without having run."""
         record = self.record(job_id)
         return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
 

@@ -55,7 +55,7 @@ def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's queue exists and takes jobs, and its limits fit the queue. Pure."""
+    """Yields findings on whether a profile's queue exists and takes jobs, and the profile's limits fit it. Pure."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     if own is None:
         yield ok("profile", "cluster.queue is not set and the server has no default: its own rules choose")

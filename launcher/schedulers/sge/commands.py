@@ -411,7 +411,7 @@ def parsed(text: str) -> Element:
 
 
 def jobs_of(root: Element) -> list[Element]:
-    """Returns the elements of jobs in the XML output of `qstat -j`."""
+    """Returns the XML element of each job in the output of `qstat -xml -j`."""
     return [each for each in root.iterfind("djob_info/*") if each.find("JB_job_number") is not None]
 
 

@@ -60,7 +60,7 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's queues exist and its time limit fits them. Pure."""
+    """Yields findings on whether a profile's queues exist, and the profile's time limit fits the queues. Pure."""
     known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
     own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
     for name in own:

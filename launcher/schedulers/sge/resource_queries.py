@@ -48,8 +48,8 @@ class ClusterQueue:
 
     Attributes:
         name: name of the queue.
-        time: wall-time limit in seconds; None: no limit. It is the lower one of h_rt and s_rt, because Grid Engine
-            ends a parallel job at s_rt, too.
+        time: wall-time limit in seconds: the lower one of h_rt and s_rt, because Grid Engine ends a parallel job at
+            s_rt, too; None: no limit.
         environments: names of the parallel environments that the queue offers.
         restricted: whether only some users or projects can use the queue.
     """

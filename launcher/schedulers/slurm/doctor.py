@@ -53,7 +53,7 @@ def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
 
 
 def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's partitions exist and its limits fit them. Pure."""
+    """Yields findings on whether a profile's partitions exist, and the profile's limits fit the partitions. Pure."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     for name in own:
         if name not in names:

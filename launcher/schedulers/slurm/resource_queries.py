@@ -291,7 +291,7 @@ def parse_nodes(text: str) -> list[Nodes]:
 
 
 def parse_reservations(text: str) -> list[Reservation]:
-    """Parses the output of `scontrol --oneliner show reservation`; [] for its sentence that there are none."""
+    """Parses the output of `scontrol --oneliner show reservation`; [] if scontrol prints that there are none."""
     found = []
     for line in text.splitlines():
         values = pairs(line)
