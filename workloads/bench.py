@@ -89,7 +89,7 @@ def count_wrong(got: Tensor, expected: Tensor) -> int:
 
 
 def timed(device: torch.device, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
-    """Returns the seconds that a call takes on this rank, with the work that it has queued on the device."""
+    """Returns the seconds that a call of `function` takes, with the work that the call queues on the device."""
     accelerator.synchronize(device)
     started = time.perf_counter()
     function(*args, **kwargs)
@@ -100,8 +100,8 @@ def timed(device: torch.device, function: Callable[P, object], *args: P.args, **
 def time_calls(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
     """Calls `call` `count` times, each time after `meet` (a barrier); returns the seconds of each call.
 
-    It uses this process's clock, so the operation must be done when the call returns. The loop does nothing else:
-    benchmarks/fabric.py compares it with a hand-written one.
+    Uses this process's clock, so the operation must be done when the call returns. The loop does nothing else:
+    benchmarks/fabric.py compares this function with a hand-written loop.
     """
     clock = time.perf_counter
     seconds = []
@@ -119,7 +119,7 @@ def time_on_device(
 ) -> list[float]:
     """Calls `call` `count` times after one `meet` (a barrier); returns the seconds of each operation.
 
-    It uses events on the device's current stream, so the operations must run on that stream. The calls only queue them.
+    Uses events on the device's current stream, so the operations, which the calls only queue, must run on that stream.
     """
     event_of = accelerator.module(device).Event
     events = [event_of(enable_timing=True) for _ in range(count + 1)]

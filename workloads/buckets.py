@@ -67,7 +67,7 @@ class _Bucket:
 
 
 def _groups(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
-    """Groups neighbouring parameters of one type and device, as many as fit into `limit` bytes, but at least one."""
+    """Returns groups of neighbouring parameters of one type and device, of at most `limit` bytes or one parameter."""
     groups: list[list[nn.Parameter]] = []
     filled = 0
     for parameter in parameters:

@@ -151,8 +151,8 @@ def networks(fabrics: Sequence[Fabric | None]) -> list[str]:
 
 
 def run(sweep: Sweep, report: Report) -> list[str]:
-    """Measures all sizes of one operation on one kind of group; returns texts about wrong results. All ranks must call
-    it.
+    """Measures all sizes of one operation on one kind of group, and adds the rows to the report; returns texts about
+    wrong results. All ranks must call this function.
 
     Raises:
         WorkloadError: the backend lacks an operation that was chosen by name, or the first size does not fit.
@@ -201,10 +201,16 @@ def raise_rank_0s(error: str | None, env: Env) -> None:
 def conclude(
     report: Report, faults: list[str], baseline: results.Results | None, config: Collective
 ) -> dict[str, float | int | str]:
-    """Writes the results, compares them with the baseline, and returns the metrics. All ranks must call it.
+    """Writes the report's results, compares them with the baseline, and returns the metrics. All ranks must call it.
+
+    Args:
+        report: the report of the measured operations.
+        faults: texts about wrong results.
+        baseline: results of an earlier run; None: there is none.
+        config: the workload's config.
 
     Raises:
-        WorkloadError: a result was wrong (see `faults`), or slower than the baseline allows.
+        WorkloadError: a result was wrong, or slower than the baseline allows.
     """
     env, written = report.env, report.results
     written.complete = not written.reason

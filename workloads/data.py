@@ -71,7 +71,7 @@ class Data:
 
 
 def read_idx(path: Path) -> Tensor:
-    """Reads an IDX file of bytes, plain or gzipped (`.gz`), as a uint8 tensor of 1 or 3 dimensions.
+    """Returns the content of an IDX file of bytes, plain or gzipped (`.gz`), as a uint8 tensor of 1 or 3 dimensions.
 
     Raises:
         DatasetError: the file cannot be read, is not an IDX file, or its length does not match its header.
@@ -94,7 +94,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def load(found: Found, device: torch.device | str = "cpu") -> Data:
-    """Reads a data set onto a device.
+    """Reads a data set that was found onto a device, and returns it.
 
     Raises:
         DatasetError: a file is damaged, or images and labels do not match.

@@ -90,7 +90,7 @@ class Dataset:
     subfolders: tuple[str, ...] = ()
 
     def find(self, data_dir: Path | None) -> Found | None:
-        """Finds the data set on this machine and verifies it; None: none of its files is there.
+        """Finds the data set on this machine, verifies it and returns it; None: none of its files is there.
 
         Args:
             data_dir: data directory; None: the default one.
@@ -101,7 +101,7 @@ class Dataset:
         return _find(self, data_dir, named=True)
 
     def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Found:
-        """Downloads the missing files of this data set; see the function `fetch`."""
+        """Downloads the missing files of this data set, and returns it verified; see the function `fetch`."""
         return fetch(self.name, data_dir, mirrors, progress)
 
 
@@ -212,7 +212,7 @@ def default_data_dir() -> Path:
 
 
 def find(name: str, data_dir: str | Path | None = None) -> Found:
-    """Finds and verifies a data set on this machine.
+    """Finds a data set on this machine, verifies it and returns it.
 
     It searches below `data_dir`, in `data_dir` itself unless the name is `auto`, and where system packages install. A
     damaged data set is an error even with `auto`: the user does not expect training on another one.

@@ -67,7 +67,7 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[datasets.Found, Data]:
-        """Finds and loads the data set, and checks that it is the same on every rank.
+        """Finds, loads and returns the data set, and checks that it is the same on every rank.
 
         Raises:
             WorkloadError: the data set is missing or damaged on some rank, or ranks have found different ones.
@@ -377,7 +377,7 @@ class Trainer:
 def main(config: DDPMnist, env: Env) -> dict[str, float | int | str]:
     """Trains the model, and returns the metrics of the run.
 
-    They are accuracy (0 to 1) and test_loss on the test set, loss (mean of the last epoch), images_per_s, epochs,
-    steps, dataset, seconds and weights_sha256. images_per_s and seconds are those of the last attempt.
+    The metrics are accuracy (0 to 1) and test_loss on the test set, loss (mean of the last epoch), images_per_s,
+    epochs, steps, dataset, seconds and weights_sha256. images_per_s and seconds are those of the last attempt.
     """
     return Trainer(config, env).run()

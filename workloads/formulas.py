@@ -38,9 +38,9 @@ def bus_factor(operation: str, n: int) -> float | None:
 
 
 def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float | None, float | None]:
-    """Returns algbw and busbw in bytes/s of an operation of `size` bytes (see the module's table) on n ranks.
+    """Returns algbw and busbw, in bytes/s, of an operation on n ranks that took `seconds`.
 
-    Each is None if it is not defined.
+    Each is None if it is not defined. `size`: size of the operation in bytes, as in the module's table.
     """
     if operation == "barrier" or seconds <= 0:
         return None, None

@@ -77,7 +77,7 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[texts.Text, text.Corpus]:
-        """Checks all settings, loads the text, and checks that it is the same on every rank.
+        """Checks all settings, loads and returns the text, and checks that the text is the same on every rank.
 
         Raises:
             WorkloadError: a setting is not valid, or the text is missing, damaged, or different on some rank.
@@ -341,7 +341,7 @@ class Trainer:
 def main(config: FSDPLm, env: Env) -> dict[str, Any]:
     """Trains the model, and returns the metrics of the run.
 
-    They are loss (mean of the steps of the last log line), val_loss and perplexity on the validation part,
+    The metrics are loss (mean of the steps of the last log line), val_loss and perplexity on the validation part,
     tokens_per_s, steps, parameters, text, seconds and weights_sha256. tokens_per_s and seconds are those of the last
     attempt.
     """

@@ -99,7 +99,7 @@ class Sharded(GPT, FSDPModule):
 
 
 def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
-    """Shards the weights of each block, and the weights outside of blocks, over all ranks. Changes the model in place.
+    """Shards the weights of each block, and those outside of blocks, over all ranks. Changes the model, and returns it.
 
     Args:
         model: the model, created on the meta device, without memory; call `initialise` next.

@@ -38,7 +38,7 @@ def parse_groups(value: object) -> tuple[str, ...]:
 def explicit(text: str) -> Members:
     """Parses `0-1/2-3` (two groups of two ranks) or `0,2,5` (one of three), and returns the ranks of each group.
 
-    They are in ascending order, in which torch numbers them in a group.
+    The ranks are in ascending order, in which torch numbers them in a group.
 
     Raises:
         ValueError: the text has another form, or contains a rank twice.

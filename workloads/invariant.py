@@ -78,7 +78,7 @@ def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], 
 def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
     """Returns whether ranks can add their sums in pairs: neighbouring ranks, then pairs of them, up the tree. Pure.
 
-    This is so if the numbers of ranks and of leaves are powers of two, and in some other cases.
+    They can if the numbers of ranks and of leaves are powers of two, and in some other cases.
 
     Args:
         parts: the subtrees of each rank.
@@ -204,7 +204,7 @@ class TreeReduction:
     def _buffer(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Returns the buffer of this name, of the shape `shape` and with the type and device of `like`.
 
-        It is reused at each step, since new memory pages would take as long as adding.
+        The buffer is reused at each step, since new memory pages would take as long as adding.
         """
         known = self._buffers.get(name)
         if known is None or known.shape != shape or known.dtype != like.dtype or known.device != like.device:

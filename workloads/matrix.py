@@ -141,7 +141,7 @@ class Matrix:
 
 
 def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix:
-    """Measures the links between all nodes, or all ranks. All ranks must call it.
+    """Returns the measured links between all nodes, or all ranks. All ranks must call this function.
 
     Args:
         config: the workload's config.
@@ -191,7 +191,15 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
 
 
 def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
-    """Measures the latency between ranks a and b, and the bandwidth in both directions. Only these ranks call it."""
+    """Returns the measured latency between ranks a and b, and the bandwidth in both directions. Only these call it.
+
+    Args:
+        a, b: the ranks.
+        sizes: sizes of the messages.
+        config: the workload's config.
+        values: makes the messages.
+        env: this rank.
+    """
     seen = Measurements()
     peer = b if env.rank == a else a
     trips = pairs.Runs(min(config.iterations, TRIPS), config.warmup, more=False)

@@ -28,8 +28,8 @@ def available(env: Env) -> int | None:
 def on_node(read: Read) -> int | None:
     """Returns the bytes that all processes of this process's cgroups can still allocate; None: unknown.
 
-    It is the minimum of MemAvailable and, for each cgroup of the process and each of its parents, the limit minus the
-    usage without caches (proc(5); Linux: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+    The result is the minimum of MemAvailable and, for each cgroup of the process and each of its parents, the limit
+    minus the usage without caches (proc(5); Linux: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
 
     Args:
         read: reads a file.

@@ -110,7 +110,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The buffers of a rank. For an in-place operation they share memory.
+    """The input and output of one operation on a rank. For an in-place operation they share memory.
 
     Attributes:
         data: the input.
@@ -129,9 +129,10 @@ class Operation:
         name: name of the operation.
         takes: returns the number of input elements of this rank.
         gives: returns the expected output of this rank.
-        bind: returns the call, with everything prepared that need not be timed. If its third argument is True, the call
-            starts the operation asynchronously and waits for it.
-        shared: returns both buffers as parts of one tensor, for in-place calls; None: there is no such call.
+        bind: returns a function that runs the operation once on these buffers. If the third argument is True, the
+            function starts the operation asynchronously and waits for it.
+        shared: returns both buffers as parts of the given tensor, for an in-place operation; None: the buffers cannot
+            be parts of one tensor.
         one_buffer: whether torch.distributed takes one tensor for input and output.
     """
 

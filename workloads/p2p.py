@@ -27,6 +27,12 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
     | pingpong, bandwidth | one TCP stream | copy in memory | not known |
     | bidirectional | twice one TCP stream | twice a copy in memory | not known |
     | any other | not known | not known | not known |
+
+    Args:
+        pattern: name of the pattern.
+        pair: the two ranks of the pattern.
+        measured: the hardware's speed.
+        env: this rank.
     """
     if pattern not in pairs.PATTERNS:
         return None

@@ -129,7 +129,10 @@ class Inbox:
 
 
 def pingpong(pair: Pair, runs: Runs) -> Timed:
-    """Measures round trips: a message from a to b, and one back. All messages are compared, after each burst."""
+    """Measures round trips: a message from a to b, and one back. All messages are compared, after each burst.
+
+    Like `bandwidth` and `bidirectional`, returns this rank's measurements.
+    """
     slots = pair.slots(BURST)
     outbox, inbox = pair.messages(pair.rank, slots), Inbox(pair, slots)
 

@@ -201,7 +201,7 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def read(path: Path) -> Results:
-    """Reads results.
+    """Returns the results of a run.
 
     Args:
         path: a results.json, or a run directory that has one.
@@ -311,7 +311,7 @@ def against(
 ) -> str | None:
     """Compares this run with its baseline and prints the result; returns the text of the error, or None.
 
-    It is an error if rows are slower than the tolerance allows, or if no row can be compared.
+    An error is returned if rows are slower than the tolerance allows, or if no row can be compared.
 
     Args:
         now: rows of this run.

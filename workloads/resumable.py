@@ -121,7 +121,7 @@ def generators(device: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restores a state from `generators`."""
+    """Restores this rank's random generators from a `state` that `generators` has returned."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     torch.set_rng_state(state["torch"])
@@ -134,7 +134,7 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def conditions(env: Env) -> dict[str, Any]:
-    """Returns facts about torch and the device that may change the last bits of a result, but not more."""
+    """Returns facts about torch and the device that may change only the last bits of a result."""
     device = accelerator.name(env.device) or f"CPU {torch.backends.cpu.get_cpu_capability()}"
     return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
 
@@ -148,7 +148,7 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def materialize(optimizer: torch.optim.Optimizer) -> None:
     """Creates the tensors of an optimizer's state before its first step, so that a checkpoint can be loaded into them.
 
-    It does a step with zero gradients and a learning rate of zero. Call `optimizer.state.clear()` afterwards if no
+    Does a step with zero gradients and a learning rate of zero. Call `optimizer.state.clear()` afterwards if no
     checkpoint is loaded.
     """
     if optimizer.state:

@@ -63,7 +63,7 @@ class Roof:
 
 
 def measure(env: Env) -> Roof:
-    """Measures the roof in less than a second. All ranks must call it, and get the same result.
+    """Measures the roof in less than a second. All ranks must call this function, and it returns the same on all.
 
     All ranks copy at the same time, since they also share a node's memory when they communicate. The TCP stream is sent
     from CPU memory, even if the ranks use GPUs, and nothing else runs at that time.
@@ -77,7 +77,7 @@ def measure(env: Env) -> Roof:
 def ends(env: Env) -> tuple[int, int] | None:
     """Returns the two ranks between which the TCP stream is measured; None: there is only one rank.
 
-    They are the first ranks of the first and of the last node, or ranks 0 and 1 of a single node.
+    The two are the first ranks of the first and of the last node, or ranks 0 and 1 of a single node.
     """
     if env.world_size < 2:
         return None
@@ -202,7 +202,9 @@ def stream(address: tuple[str, int], token: bytes) -> float:
 
 
 def drain(server: socket.socket, token: bytes) -> None:
-    """Receives what `stream` sends, until it ends. Connections without the token are closed.
+    """Receives and drops what `stream` sends to the listening socket `server`, until the stream ends.
+
+    Closes connections without the token.
 
     Raises:
         OSError: no connection with the token came within 2 STEP_TIMEOUT seconds, or a burst stalled for STEP_TIMEOUT.
@@ -219,7 +221,7 @@ def drain(server: socket.socket, token: bytes) -> None:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Receives `size` bytes; fewer if the connection ends or times out."""
+    """Returns the next `size` bytes; fewer if the connection ends or times out."""
     received = b""
     with contextlib.suppress(OSError):
         while len(received) < size and (more := connection.recv(size - len(received))):

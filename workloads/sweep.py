@@ -50,7 +50,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Collective) -> Settings:
-        """Parses a config.
+        """Returns the settings in a config.
 
         Raises:
             ValueError: a name is unknown, or a number is not valid.
@@ -219,7 +219,7 @@ class Sweep:
         return next((theirs for theirs in found if theirs is not None), None)
 
     def measure(self, size: int) -> Measured:
-        """Runs, times and verifies one size (bytes), in each place."""
+        """Runs, times and verifies one size (bytes), in place, out of place or both; returns the results."""
         rows: list[Row] = []
         faults: list[str] = []
         for place in self.places:

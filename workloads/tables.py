@@ -77,7 +77,7 @@ def _speed(value: float | None) -> str:
 def summary(rows: Sequence[Row], roof: float | None, of: str) -> str:
     """Returns the last line of a table: `average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`.
 
-    With one row it is `busbw is 43 % of the socket's 2.4 GB/s`. It is empty if no row has a busbw.
+    With one row the line is `busbw is 43 % of the socket's 2.4 GB/s`; empty if no row has a busbw.
 
     Args:
         rows: the rows of one table.

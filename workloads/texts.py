@@ -48,7 +48,7 @@ class Text:
 
 
 def find(text: str) -> Text:
-    """Finds a text.
+    """Finds a text, and returns where it is.
 
     Args:
         text: `shakespeare` (the bundled text), a file, or a directory: all its `*.txt` and `*.txt.gz`, sorted by name.
@@ -75,7 +75,7 @@ def find(text: str) -> Text:
 
 
 def read(text: Text) -> bytes:
-    """Reads a whole text.
+    """Returns the bytes of a whole text.
 
     Raises:
         TextError: a file cannot be read or is damaged, or the text has changed since it was found.

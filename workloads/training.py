@@ -136,7 +136,7 @@ class Scores:
 def evaluate(
     model: nn.Module, data: Data, env: Env, chunk: int = CHUNK, between: Callable[[], None] = lambda: None
 ) -> Scores:
-    """Evaluates the model on the whole test set. The result is bitwise the same at any world size.
+    """Returns the model's scores on the whole test set, bitwise the same at any world size.
 
     The test set is cut into chunks whose size does not depend on the world size, and each rank computes some of them.
     All ranks must call it.
@@ -146,7 +146,7 @@ def evaluate(
         data: the data set.
         env: this rank.
         chunk: samples in one forward pass.
-        between: called after each chunk, equally often on all ranks.
+        between: called after each chunk, equally often on all ranks, for example to check for a stop.
 
     Raises:
         WorkloadError: not every sample was counted once.

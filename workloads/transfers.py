@@ -63,7 +63,7 @@ class Transfers:
         self.hosts = gather(env.host, env)
 
     def counts(self) -> list[int]:
-        """Returns the elements of a message for each size of the config: at least one, without duplicates."""
+        """Returns the number of elements of a message for each size of the config: at least one, without duplicates."""
         return list(dict.fromkeys(max(1, size // self.values.dtype.itemsize) for size in self.sizes))
 
     def missing(self, pattern: str, count: int) -> str:
@@ -81,7 +81,7 @@ class Transfers:
         return f"{format_size(size)}: it needs {long_size(need)} a rank, and {long_size(min(there))} are free"
 
     def measure(self, pattern: str, count: int) -> Measured:
-        """Measures one pattern with messages of `count` elements."""
+        """Measures one pattern with messages of `count` elements, and returns the result."""
         return self._pair(pattern, count) if pattern in pairs.PATTERNS else self._exchange(pattern, count)
 
     def _pair(self, pattern: str, count: int) -> Measured:

@@ -313,7 +313,7 @@ class _Agent:
             raise self._cannot_start(rendezvous, fault_of_end(error.left, self.own.host)) from None
 
     def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
-        """Starts the ranks' store, on the leader.
+        """On the leader: starts the ranks' store, and returns it.
 
         Raises:
             AttemptFailed: no threads or file descriptors are left for it.

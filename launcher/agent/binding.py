@@ -44,7 +44,7 @@ class Binder:
         Args:
             plan: the run's plan.
             environ: environment of the agent.
-            look: returns the hardware and the CPUs to use; None: those of this node.
+            look: returns the hardware, and the CPUs to use; None: `look_here`.
         """
         self._plan, self._environ = plan, dict(environ)
         self._wanted = wanted.parse(plan.launch.bind)

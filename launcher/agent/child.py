@@ -32,7 +32,7 @@ class Fresh:
 
     Attributes:
         command: argv of the interpreter.
-        descriptors: file descriptors that it inherits.
+        descriptors: file descriptors that the interpreter inherits.
     """
 
     command: Sequence[str]

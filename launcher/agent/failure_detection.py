@@ -140,7 +140,7 @@ class FailureDetector:
             agent.last_message = now
 
     def heartbeat(self, agent: AgentState, message: Mapping[str, Any]) -> None:
-        """Takes the fields of an agent's heartbeat message."""
+        """Updates the state of an agent from a heartbeat message of the agent."""
         agent.step = max(agent.step, int(message.get("step", -1)))
         agent.resumable = bool(message.get("resumable")) or agent.resumable
         agent.joined = bool(message.get("joined")) or agent.joined

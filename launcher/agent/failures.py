@@ -232,7 +232,7 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
 
 
 def stopped_early(host: str, request: StopRequested, during: AgentPhase) -> Fault:
-    """Returns the fault of an agent that was asked to stop while it waited for others. Pure."""
+    """Returns the fault of the agent of `host`, which was asked to stop while it waited for other agents. Pure."""
     return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
 
 

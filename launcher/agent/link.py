@@ -327,7 +327,7 @@ class Link:
 def _wait(timeout: float, *descriptors: int, write: bool = False) -> set[int]:
     """Waits until one of the descriptors is ready, and returns the ready ones.
 
-    It uses poll(2), since select(2) takes no descriptors above 1023.
+    Uses poll(2), since select(2) takes no descriptors above 1023.
 
     Args:
         timeout: seconds.

@@ -44,7 +44,7 @@ class StopChecker:
         self._saved = _newest_save(plan)
 
     def reason(self, now: float) -> StopReason | None:
-        """Returns why the program has to stop now; None: it does not. It checks at most every LOOK seconds."""
+        """Returns why the program has to stop now; None: it does not have to. Checks at most every LOOK seconds."""
         if now < self._next:
             return None
         self._next = now + LOOK

@@ -35,7 +35,7 @@ def interval(age: float, straggler_time: float) -> float:
 
 
 class Paces:
-    """The step times of one agent's ranks in one round."""
+    """Writes and judges the step times of one agent's ranks in one round."""
 
     def __init__(
         self,

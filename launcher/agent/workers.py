@@ -177,7 +177,7 @@ class WorkerGroup:
 
         Args:
             ranks: the ranks, by place.
-            run: function that a rank calls in its process. It returns the rank's metrics.
+            run: function that a rank calls in its process, and that returns the rank's metrics.
             round_number: index of the round, from 0.
             close_in_child: file descriptors of this process that ranks close.
             ignore: signals that ranks ignore from the start. All others have their default action.

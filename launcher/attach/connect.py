@@ -55,17 +55,21 @@ class JobStep:
     job: str
 
     def command(self, *arguments: str, terminal: bool) -> list[str]:
-        """Returns the command that runs `node_session` on the node with these arguments of its `main`. Pure."""
+        """Returns the command that runs `node_session` on the node with these arguments of its `main`. Pure.
+
+        Args:
+            terminal: whether the step gets a terminal.
+        """
         session = [self.plan.python, *own_module("launcher.attach.node_session"), *arguments]
         return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment for `command`. Pure."""
+        """Returns `environ` with the changes that the result of `command` needs to run. Pure."""
         return session_environment(self.plan, self.scheduler.step_environment(environ))
 
 
 def way(plan: JobPlan, host: str, job: str | None, here: str) -> Way | JobStep:
-    """Decides how to reach a rank's node.
+    """Returns how to reach a rank's node.
 
     | the node | its job | way |
     |---|---|---|
@@ -134,9 +138,9 @@ def over_socket(connection: socket.socket) -> DebuggerConnection:
 
 
 def over_process(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
-    """Starts a command (srun), and returns a connection to a debugger over its stdin and stdout.
+    """Starts a command (srun) with this environment, and returns a connection to a debugger over its stdin and stdout.
 
-    Its stderr goes to the terminal.
+    The stderr of the command goes to the terminal.
 
     Raises:
         RunError: the command is not on this machine's PATH.

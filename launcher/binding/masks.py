@@ -98,17 +98,17 @@ def unbound(node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], 
 def bind(
     node: Node, allowed: Collection[int], ranks: Sequence[RankDevices], wanted: Wanted, *, cpus_per_rank: int = 1
 ) -> Binding:
-    """Decides which CPUs each rank may use. The first row that applies decides.
+    """Returns which CPUs each rank may use. The first row that applies decides.
 
     | launch.bind | case | each rank gets |
     |---|---|---|
     | none | | all allowed CPUs: the ranks are not bound |
-    | map | | its list |
+    | map | | the CPUs of its list |
     | any other | there are more ranks than cores, or the node's cores or an accelerator's NUMA node are unknown | all
       allowed CPUs: the ranks are not bound |
     | socket, numa | | all allowed cores of the sockets (NUMA nodes) of the share that it would get with auto |
     | core | | the fewest cores of the share that it would get with auto that have `cpus_per_rank` CPUs |
-    | auto | with auto, some rank would have fewer than LONE cores | all allowed cores of the NUMA nodes of its share |
+    | auto | some rank's share would have fewer than LONE cores | all allowed cores of the NUMA nodes of its share |
     | auto | the ranks use accelerators | a share of the cores of the NUMA node nearest to its accelerator, and of those
       of the same socket that are nearest to no accelerator; also other cores if these are fewer than requested |
     | auto | the ranks use no accelerators | an equal share of all cores |
@@ -245,8 +245,8 @@ def _by_home(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
 
 
 def _divide(cores: Sequence[Core], parts: int) -> list[list[Core]]:
-    """Divides cores into `parts` parts of about the same size. A cut moves to the end of a NUMA node or a cache if that
-    is near."""
+    """Returns the cores in `parts` parts of about the same size. A cut moves to the end of a NUMA node or a cache if
+    that is near."""
     if not parts:
         return []
     share = len(cores) / parts

@@ -92,7 +92,12 @@ class Peers:
     # -- from one save to the next
 
     def record_end(self, *, published: bool, broken: bool) -> None:
-        """Records how a save ended on this rank; `broken`: whether the process group failed. Any thread may call it."""
+        """Records how a save ended on this rank, for the other ranks. Any thread may call this method.
+
+        Args:
+            published: whether the checkpoint was published.
+            broken: whether the process group failed.
+        """
         self._saves += 1
         self._last = SaveResult(published, int(broken))
         if self._store is not None:

@@ -229,7 +229,7 @@ class SmallFile:
 
 
 def load_file(path: Path, timeout: float = 0.0) -> Any:
-    """Loads the value that save_file has written, to the CPU; executes nothing in the file.
+    """Returns the value that `save_file` has written, in CPU memory; executes nothing in the file.
 
     Reads the whole file first, so that an error of the file system is not mistaken for damage.
 
@@ -272,7 +272,12 @@ class HashedFiles(FileSystem):
 def save_sharded(
     folder: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None, many: bool, files: dict[str, File]
 ) -> None:
-    """Writes this rank's tensors, and its shards, by torch.distributed.checkpoint. All ranks must call it.
+    """Writes this rank's tensors, and its shards, by torch.distributed.checkpoint. All ranks must call this function.
+
+    Args:
+        folder: the checkpoint's folder.
+        state: the tensors and DTensors, by name.
+        group, many, files: see the module.
 
     Raises:
         CheckpointError: some ranks have failed; see `combined_error`.
@@ -295,7 +300,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
-    """Reads the `.metadata` file of the checkpoint in the folder `path`; executes nothing in it.
+    """Returns the metadata in the `.metadata` file of the checkpoint in the folder `path`; executes nothing in it.
 
     Raises:
         Damaged: the file is not valid, or contains other types than metadata needs.
@@ -354,7 +359,12 @@ class _Planner(dcp.DefaultLoadPlanner):
 def load_sharded(
     path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool, timeout: float = 0.0
 ) -> None:
-    """Fills tensors from a checkpoint of torch.distributed.checkpoint, on each rank its part. All ranks must call it.
+    """Fills each rank's part of tensors from a checkpoint of torch.distributed.checkpoint. All ranks must call it.
+
+    Args:
+        path: the checkpoint's folder.
+        tensors: the tensors to fill, by name.
+        group, many, timeout: see the module.
 
     Raises:
         CheckpointError: some ranks have failed; see `combined_error`.
@@ -374,11 +384,11 @@ def _combined_errors() -> Iterator[None]:
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
-    """Combines the errors of several ranks into one, which names the ranks. Pure.
+    """Returns one error for the errors of several ranks. The text of the error names the ranks. Pure.
 
     Args:
         errors: error or its text, by rank.
-        world_size: number of all ranks. If all of them have the same error, its text need not name them.
+        world_size: number of all ranks. If all have the same error, the text names no ranks.
 
     | errors | result |
     |---|---|
@@ -431,7 +441,7 @@ def require_fit(
 
     Args:
         path: the checkpoint.
-        saved: type and shape of its tensors, by name.
+        saved: type and shape of the checkpoint's tensors, by name.
         wanted: the tensors of this rank's state, by name.
         everyone: names of the tensors of all ranks' states.
 

@@ -164,7 +164,7 @@ class Folder:
     def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None = None) -> Path:
         """Renames a complete checkpoint to its final name, and starts to remove old checkpoints in a thread.
 
-        An existing checkpoint of this step is replaced. It is removed if it has the same lineage, and otherwise kept
+        Replaces an existing checkpoint of this step, which is removed if it has the same lineage, and otherwise kept
         under another name.
 
         Args:

@@ -196,7 +196,7 @@ def replaced_step(name: str) -> int | None:
 
 
 def read(path: Path, timeout: float = 0.0) -> Manifest:
-    """Reads and checks the manifest of the checkpoint in `path`.
+    """Reads, checks and returns the manifest of the checkpoint in `path`.
 
     Raises:
         Damaged: the manifest is missing, or not valid.
@@ -257,7 +257,13 @@ def _version() -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Describes each difference between two identities as `model.width: 256 in the checkpoint, 512 now`. Pure."""
+    """Returns a line for each difference of two identities: `model.width: 256 in the checkpoint, 512 now`. Pure.
+
+    Args:
+        old: identity in the checkpoint.
+        new: identity now.
+        prefix: text to put in front of each key.
+    """
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         name = f"{prefix}{key}"
@@ -281,7 +287,7 @@ def _short(value: Any) -> str:
 
 
 def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[str]:
-    """Describes the files that are missing, or have another size than in the manifest. Cheap: reads no data.
+    """Returns a line for each file that is missing, or has another size than in the manifest. Cheap: reads no data.
 
     Raises:
         Unavailable: the size of a file cannot be read now.
@@ -327,7 +333,7 @@ def blocks(manifest: Manifest) -> list[Block]:
 
 
 def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
-    """Returns the blocks that a rank checks. All ranks together check all blocks, each about as many bytes. Pure."""
+    """Returns a rank's part of the blocks `found`. Each block is in one part; parts have about as many bytes. Pure."""
     loads, mine = [0] * world_size, []
     for block in sorted(found, key=lambda block: (-block.size, block.name, block.offset)):
         least = loads.index(min(loads))
@@ -338,7 +344,7 @@ def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
-    """Describes those of the blocks `found` that have changed since they were written.
+    """Returns a line for each of the blocks `found` that has changed since it was written. Uses `threads` threads.
 
     Raises:
         Unavailable: a block cannot be read.
@@ -382,7 +388,7 @@ def file_of(path: Path) -> File:
 
 
 def verify(path: Path) -> list[str]:
-    """Describes what is wrong with the checkpoint in `path`; empty if it is sound. Reads all of its data.
+    """Returns lines on what is wrong with the checkpoint in `path`; empty: it is sound. Reads all of its data.
 
     Raises:
         Unavailable: the checkpoint cannot be read now.

@@ -56,7 +56,7 @@ class Entry:
 
 
 def entries(path: Path, manifest: Manifest) -> list[Entry]:
-    """Lists the tensors of a checkpoint, sorted by name; executes nothing in it.
+    """Returns the tensors of a checkpoint, without their data, sorted by name; executes nothing in the checkpoint.
 
     Raises:
         Damaged: the checkpoint's metadata is not valid.
@@ -105,7 +105,7 @@ def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
-    """Reads the state as it was given to `save`, into CPU memory; lists of tensors become dicts by index.
+    """Returns the state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
 
     Raises:
         Damaged: the checkpoint has changed since it was written.
@@ -203,7 +203,7 @@ def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None
 
 
 def _single(path: Path) -> dict[str, Any]:
-    """Reads state.pt: a dict with `tensors` and `values`, and with `paths`, the keys to each tensor."""
+    """Returns the content of state.pt: a dict with `tensors`, `values`, and `paths`, the keys to each tensor."""
     state = files.load_file(path / STATE_FILE)
     if not isinstance(state, dict) or not {"tensors", "paths", "values"} <= state.keys():
         raise Damaged(f"{path / STATE_FILE} is no state")

@@ -141,7 +141,7 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 
 
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
-    """Reads a small file as a whole.
+    """Returns the whole content of a small file.
 
     Raises:
         Damaged: the file is missing, not a regular file, or larger than run_files.RECORD_LIMIT.

@@ -46,7 +46,7 @@ class Table:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], world_size: int) -> Table:
-        """Makes the table of this rank's tensors; hashes the parts that other ranks may have as well.
+        """Returns the table of this rank's tensors, with hashes of the parts that other ranks may have as well.
 
         Args:
             tensors: the tensors by name.

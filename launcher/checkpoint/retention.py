@@ -22,7 +22,7 @@ def age(manifest: Manifest) -> tuple[int, int]:
 
 
 def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Sorts manifests by the order of publication, newest first."""
+    """Returns the manifests in the order of publication, newest first."""
     return sorted(manifests, key=age, reverse=True)
 
 

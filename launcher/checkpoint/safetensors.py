@@ -71,7 +71,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def flat(tree: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
-    """Returns the tensors in nested dicts by dotted name; other values are left out."""
+    """Returns the tensors in the nested dicts `tree`, by dotted name with `prefix`; other values are left out."""
     found: dict[str, Tensor] = {}
     for key, value in tree.items():
         if isinstance(value, Tensor):

@@ -271,7 +271,7 @@ class Writer:
     # -- agreement
 
     def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
-        """On rank 0: compares the offers, checks the free space, and makes the temporary folder.
+        """On rank 0: compares the offers, checks the free space, makes the temporary folder; returns the decision.
 
         If the checkpoint is not to be a single file, the file `early` that `_begin` has started is removed.
 
@@ -311,7 +311,7 @@ class Writer:
     def _prepare(self, save: Save, content: Content, same: bool) -> None:
         """Local: copies the tensors that this rank writes into `save.part`.
 
-        These are its sharded tensors and, if all ranks have the same tensors (`same`), its share of the others.
+        It writes its sharded tensors and, if all ranks have the same tensors (`same`), its share of the others.
         """
         assert save.copying is not None
         peers, mine = self._peers, list(content.tensors)
@@ -396,7 +396,7 @@ class Writer:
 
 
 def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
-    """Merges the `values` that are not tensors and the `paths` of all ranks.
+    """Returns the merged `values` (not tensors) and `paths` of all ranks.
 
     Raises:
         Final: ranks have different values under one name, and `check` is set.

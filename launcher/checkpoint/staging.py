@@ -24,7 +24,7 @@ class Staging:
         self._copies: dict[str, Tensor] = {}
 
     def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
-        """Copies the small tensors; `Copying.finish` copies the others, perhaps in another thread.
+        """Copies the small tensors. `finish` of the returned object copies the others, perhaps in another thread.
 
         On a GPU the copies have the values that the tensors have at this point of the current stream.
 

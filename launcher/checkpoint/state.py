@@ -43,7 +43,7 @@ class Content:
 
     @classmethod
     def of(cls, state: Mapping[Any, Any]) -> Content:
-        """Splits a state; copies everything except tensors.
+        """Returns a state split into tensors and other values, with a copy of everything except tensors.
 
         Raises:
             TypeError: a tensor has no plain bytes (sparse, quantized), or only pickle could restore a value.
@@ -76,7 +76,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def python_number(value: Any) -> Any:
-    """Converts a numpy scalar (for example in a learning rate scheduler's state) to a Python number.
+    """Returns a numpy scalar (for example in a learning rate scheduler's state) as a Python number.
 
     Raises:
         TypeError: the value is not a numpy scalar.
@@ -87,10 +87,14 @@ def python_number(value: Any) -> Any:
 
 
 def plain(value: Any, what: str, path: str = "") -> Any:
-    """Copies a value that torch.load(weights_only=True) can restore; tensors are copied to the CPU.
+    """Returns a copy of a value that torch.load(weights_only=True) can restore, with tensors in CPU memory.
+
+    Args:
+        value: the value, perhaps of nested dicts and lists.
+        what, path: name of the whole state, and keys from its root to the value, for the error.
 
     Raises:
-        TypeError: only pickle could restore a value; the text contains its type and where it is: `what` and `path`.
+        TypeError: only pickle could restore a value; the text contains its type, `what` and `path`.
     """
     if type(value) in _PLAIN:
         return value
@@ -163,7 +167,7 @@ def merge(state: Any, values: Any) -> Any:
 
 
 def nested(tensors: Mapping[str, Tensor], paths: Mapping[str, Path], values: Any = None) -> dict[Any, Any]:
-    """Puts the fields of a `Content` together again; lists that contained tensors become dicts by index."""
+    """Returns the state in the fields of a `Content`; lists that contained tensors become dicts by index."""
     tree: dict[Any, Any] = _copied(values) if values else {}
     for name, tensor in tensors.items():
         *above, last = paths[name]
@@ -191,7 +195,12 @@ def size_of(tensor: Tensor) -> int:
 
 
 def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
-    """Chooses for each tensor the rank that writes it, so that all ranks write about the same number of bytes. Pure."""
+    """Returns the rank that writes each tensor, so that all ranks write about the same number of bytes. Pure.
+
+    Args:
+        sizes: bytes of each tensor, by name.
+        world_size: number of ranks.
+    """
     loads = [0] * world_size
     chosen = {}
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):

@@ -92,7 +92,7 @@ class LauncherWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator: makes the temporary folder, and adds it to the plan of each rank."""
+        """On torch's coordinator (default: rank 0): makes the temporary folder, and adds its name to all plans."""
         assert self._step is not None
         self._folder.prepare(remove_leftovers=self._folder.path not in _prepared)
         _prepared.add(self._folder.path)
@@ -119,7 +119,7 @@ class LauncherWriter(FileSystemWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, after all ranks have written: publishes the checkpoint."""
+        """On torch's coordinator (default: rank 0), after all ranks have written: publishes the checkpoint."""
         assert self._step is not None
         temporary = self._folder.path / self._temporary
         written: dict[str, File] = {}

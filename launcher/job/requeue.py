@@ -175,7 +175,9 @@ def main(run_dir: str, stop_requested: bool) -> int:
 
 
 def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decision:
-    """Decides whether the run continues, and requeues or resubmits its job if so. Writes the event Stopped before.
+    """Decides whether the run continues, and if so, requeues or resubmits its job. Returns the decision.
+
+    Writes the event Stopped before.
 
     Raises:
         UnavailableError, OSError: something that the decision needs cannot be read now.
@@ -242,7 +244,9 @@ def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
 
 
 def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
-    """Requeues the run's job or submits a new one, as resume.how says. For `chain` the next job is queued already.
+    """Requeues the run's job or submits a new one, as resume.how says. Returns what to record about this.
+
+    For `chain` the next job is queued already.
 
     Raises:
         LauncherError: the scheduler refused.

@@ -49,7 +49,7 @@ class Part:
 
 
 class Follower:
-    """The slot manager of a node other than the first one of its group."""
+    """The slot manager of a node that is not the first of its group: runs the node's part of each point."""
 
     def __init__(
         self, sweep: Sweep, packing: Packing, mine: Manager, group: Group, signals: Signals, stops: Path,

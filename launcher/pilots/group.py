@@ -51,7 +51,7 @@ def group_of(mine: Manager, hosts: Sequence[str], size: int) -> Group | None:
 
 
 def printed_on(attempt: Attempt, place: int) -> Path:
-    """Returns the output file of an attempt on one node of the group other than the first.
+    """Returns the output file of an attempt on the node at index `place` of the group, other than the first.
 
     Each such node has its own file, since appends from several nodes to one file are not safe on NFS.
     """

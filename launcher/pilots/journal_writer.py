@@ -63,7 +63,7 @@ class JournalWriter:
     def beat(self, now: float) -> bool:
         """Writes the heartbeat if it is due. Returns whether this slot manager must kill its points.
 
-        It must if no heartbeat could be written for half a lease, since others may soon take the points over.
+        It must kill them if no heartbeat could be written for half a lease, since others may soon take them over.
 
         Args:
             now: monotonic seconds.

@@ -62,7 +62,7 @@ CLOSES = 5.0  # seconds to wait for the other nodes' parts of a point that was d
 
 @dataclass
 class Running:
-    """A point that this slot manager has claimed and started. It has a process on each node of the group.
+    """A point that this slot manager has claimed and started: a process on each node of the group.
 
     Attributes:
         point: index of the point in the sweep.
@@ -150,7 +150,10 @@ def hosts_of(environ: Mapping[str, str]) -> list[str]:
 
 
 def stops_of(sweep: Sweep, mine: Manager) -> Path:
-    """Returns the path of the file that asks all slot managers of a pilot's attempt to stop their points."""
+    """Returns the path of the file that asks all slot managers of the pilot of `mine` to stop their points.
+
+    The file is for one attempt of the pilot.
+    """
     return sweep.path / claims.MANAGERS / f".{mine.pilot}-{mine.attempt}.stops"
 
 
@@ -467,7 +470,7 @@ class SlotManager:
     def _report(self, ended: int) -> None:
         """Writes a Progress event of the pilot if `ended`, the number of points that have ended, has changed.
 
-        It does not use the reporter of a rank, which the forked points would inherit.
+        Does not use the reporter of a rank, which the forked points would inherit.
         """
         if self._leads and ended != self._reported:
             self._reported = ended

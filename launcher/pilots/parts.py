@@ -50,15 +50,15 @@ class Parts:
         return tuple(self._group.hosts[place] for place, reader in self._readers.items() if reader.gone)
 
     def ended(self, point: int, attempt: Attempt) -> bool:
-        """Returns whether the parts of an attempt on all other nodes have ended."""
+        """Returns whether the parts of an attempt of point `point` on all other nodes have ended."""
         return len(self._codes.get((point, attempt.number), ())) == len(self._readers)
 
     def failed(self, point: int, attempt: Attempt) -> bool:
-        """Returns whether a part of an attempt on another node has ended with a nonzero exit code."""
+        """Returns whether a part of an attempt of point `point` on another node has ended with a nonzero exit code."""
         return any(self._codes.get((point, attempt.number), {}).values())
 
     def forget(self, point: int, attempt: Attempt) -> None:
-        """Drops the exit codes and the output positions of an attempt that is over."""
+        """Drops the exit codes and the output positions of an attempt of point `point` that is over."""
         self._codes.pop((point, attempt.number), None)
         for place in self._readers:
             self._copied.pop(printed_on(attempt, place), None)

@@ -62,10 +62,10 @@ class Agents(Protocol):
         `value` is the leader's own."""
 
     def publish(self, key: str, value: Any) -> None:
-        """On the leader: sends a value to all other agents."""
+        """On the leader: sends a value to all other agents, which wait for it in `answer` with the same `key`."""
 
     def answer(self, key: str, timeout: float) -> Any:
-        """On the other agents: waits up to `timeout` seconds for the value that the leader publishes for `key`.
+        """On the other agents: waits up to `timeout` seconds for the leader's value for `key`, and returns it.
 
         Raises:
             LeaderLost: the leader has published no value in time, or the connection to it is lost.

@@ -128,8 +128,8 @@ def blame(
     | nothing, or an error of their own | these nodes: they may cause the errors of the others |
     | wrong elements of an all_reduce, on most nodes from the same node | the node that they are from |
     | other wrong elements of an all_reduce | the nodes that received them |
-    | nodes that they do not reach, or whose files they do not see | the nodes that miss more than half of those that
-      they tried, unless most nodes do; and every node that one of the others misses |
+    | other nodes that they cannot reach, or whose files they do not see | each node that misses more than half of the
+      nodes that it tried, unless most nodes do; and each node that one of the remaining nodes misses |
 
     A node whose ranks only lost other ranks, or waited for them in vain, is not bad.
 

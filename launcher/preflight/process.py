@@ -62,7 +62,7 @@ def run(
 class RankChecks:
     """The checks of one future rank. The first rank of a node also checks the node.
 
-    The arguments are those of `run`.
+    For the arguments see `run`.
     """
 
     def __init__(self, plan: JobPlan, attempt: Path, rendezvous: Rendezvous, index: int, place: int) -> None:
@@ -84,7 +84,7 @@ class RankChecks:
         self._nccl = self._folder / nccl_report.log_name(self._rank)  # NCCL's log of this rank, if it has one
 
     def alone(self) -> list[Check]:
-        """Makes the checks of the first part: the rank's device, and on the first rank of a node also free space and
+        """Returns the results of the first part: the rank's device, and on the first rank of a node also free space and
         whether the node sees the files of other nodes."""
         plan = self._plan
         text = f"{plan.run_id} {self._own.index} {os.urandom(8).hex()}"
@@ -105,7 +105,7 @@ class RankChecks:
         return found
 
     def together(self, timeout: float) -> list[Check]:
-        """Makes the checks of the second part with all ranks: clocks, an all_reduce, and the network that NCCL chose.
+        """Returns the results of the second part, with all ranks: clocks, an all_reduce, and the network of NCCL.
 
         Args:
             timeout: timeout of the process group, in seconds.

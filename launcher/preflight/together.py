@@ -85,7 +85,7 @@ def judge_clock(ahead: float, error: float) -> Observation:
         error: largest error of `ahead`, in seconds.
 
     Raises:
-        Problem: the difference is larger than SKEW plus `error`. It is only a WARNING, because leases, timeouts and
+        Problem: the difference is larger than SKEW plus `error`. This is only a WARNING, because leases, timeouts and
             the time left of an attempt never compare the clocks of two hosts.
     """
     found = Observation(code=CheckCode.CLOCK, ahead=ahead, accuracy=error)
@@ -179,7 +179,15 @@ def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> Observation
 
 
 def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
-    """Initializes the default process group for the preflight, with a timeout in seconds.
+    """Initializes the default process group for the preflight.
+
+    Args:
+        backend: gloo, nccl or xccl.
+        store: the store through which the ranks find each other.
+        rank: this rank.
+        world_size: number of ranks.
+        where: device of this rank.
+        timeout: seconds for each collective.
 
     Raises:
         RuntimeError: from the backend, if other ranks cannot be reached.

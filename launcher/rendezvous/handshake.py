@@ -39,7 +39,7 @@ def as_server(connection: socket.socket, secret: bytes) -> None:
     """Does the handshake as the server. The connection's timeout limits the whole exchange.
 
     Raises:
-        NotTrusted: the client does not know the secret. It has received only the nonce.
+        NotTrusted: the client does not know the secret. The client has received only the nonce.
         OSError: the connection broke, or timed out.
     """
     server, deadline = secrets.token_bytes(SIZE), _deadline_of(connection)
@@ -72,7 +72,7 @@ def _deadline_of(connection: socket.socket) -> float | None:
 
 
 def receive_exactly(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
-    """Receives `size` bytes.
+    """Waits for `size` bytes from the other end, and returns them.
 
     Args:
         connection: a blocking socket.

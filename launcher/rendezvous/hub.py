@@ -98,7 +98,7 @@ class Hub:
         return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
 
     def send(self, index: int, message: Message | bytes) -> None:
-        """Sends a message to a member, if it is connected. If that fails, the next `poll` returns its disconnect."""
+        """Sends a message to member `index`, if connected. If that fails, the next `poll` returns the disconnect."""
         channel = self.channels.get(index)
         if channel is None:
             return

@@ -182,7 +182,7 @@ def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> Rendezvo
 
 
 def hello(own: Member, channel: Channel) -> dict[str, Any]:
-    """Returns the first message of an agent to its leader: `own`, with the addresses of the connection."""
+    """Returns the first message of an agent to its leader: `own`, with the addresses of the connection `channel`."""
     mine = Member(**{**asdict(own), "local_address": channel.local[0], "master_address": channel.peer[0]})
     return {"type": "hello", "index": own.index, "member": mine.row()}
 

@@ -176,7 +176,7 @@ class Console(io.TextIOBase):
 
 
 def private_folder() -> Path:
-    """Makes a temporary folder of mode 0700 on this node. Its path is short enough for a Unix socket."""
+    """Makes a temporary folder of mode 0700 on this node. Returns the folder's path, short enough for a Unix socket."""
     folder = Path(tempfile.mkdtemp(prefix="launcher-"))
     if len(os.fsencode(folder)) <= _LONGEST_PATH:
         return folder

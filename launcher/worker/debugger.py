@@ -98,14 +98,14 @@ class Debugger(pdb.Pdb):
             self._console.runs(steps=self._steps or traceback is not None)  # after an exception the rank does not run
 
     def stop_here(self, frame: FrameType) -> bool:
-        """Like bdb's, but a step that returns from the user's code into launcher's continues the program."""
+        """Overrides bdb.Bdb: a step that returns from the user's code into launcher's continues the program."""
         if frame.f_code.co_name in CALLERS and frame.f_code.co_filename.startswith(HERE):
             self.set_continue()
             return False
         return super().stop_here(frame)
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
-        """Like pdb's, without the frames of launcher and torch above the workload."""
+        """Returns what pdb.Pdb.get_stack does, without the frames of launcher and torch above the workload."""
         stack, index = super().get_stack(f, t)
         callers = [place for place, (frame, _) in enumerate(stack[:-1]) if frame.f_code.co_name in CALLERS]
         top = callers[-1] + 1 if callers else 0
@@ -124,7 +124,7 @@ class Debugger(pdb.Pdb):
 
     def do_interact(self, arg: str) -> None:
         """interact
-        The interpreter that this starts elsewhere would want a terminal of the rank's own."""
+        Not available: the interpreter that pdb starts for it needs a terminal, which a rank lacks."""
         self.error("there is no interpreter here besides this prompt, which takes any Python statement")
 
     def _complete(self, word: str, line: str, begin: int, end: int) -> list[str]:

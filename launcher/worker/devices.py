@@ -155,7 +155,7 @@ class Accelerators:
 
 
 def find_accelerators(environ: Mapping[str, str]) -> Accelerators:
-    """Asks torch and the driver which accelerators this process sees now."""
+    """Returns which accelerators this process sees now, from torch and the driver."""
     build = torch_build()
     names = _MASKS.get(build, ())
     mask = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)

@@ -109,5 +109,5 @@ class GlobalBatchSampler:
 
 
 def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Returns a rank's half-open range (first, end) of `count` items; lengths of ranges differ by at most one."""
+    """Returns a rank's share of `count` items as a half-open range (first, end). Shares differ by at most one item."""
     return count * rank // world_size, count * (rank + 1) // world_size

@@ -71,7 +71,7 @@ class Blamed:
 
 
 def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, BlockedCollective | None]:
-    """Finds the ranks to blame for a hang. Pure.
+    """Returns the ranks to blame for a hang, and why. Pure.
 
     The first row decides if it applies to any rank; else the first other row that applies to some ranks but not to all.
 
@@ -195,7 +195,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    """Finds the ranks to blame for a hang in the reports of all agents. Pure.
+    """Returns the ranks to blame for a hang, from the reports of all agents. Pure.
 
     Args:
         reports: the fields of a `Report` for each rank.
@@ -227,7 +227,7 @@ class Stacks:
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
         """Signals the ranks to write their stacks, and waits for them at most WRITES seconds.
 
-        Only processes that handle or ignore the signal get it. It would kill a rank that was just forked, a program
+        Only processes that handle or ignore the signal get it. The signal would kill a rank just forked, a program
         that a rank has executed, or an unrelated process that has the id of a rank that is gone.
 
         Args:

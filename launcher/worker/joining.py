@@ -123,7 +123,7 @@ def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
 
 
 def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> Facts:
-    """Collects the facts about this rank; `environ`: its environment, whose masks are needed to identify its GPU."""
+    """Returns the facts about this rank. `environ`: the rank's environment, of which the masks identify its GPU."""
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)
@@ -165,9 +165,14 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
 
 
 def xpu_identity(index: int, mask: str, host: str) -> str:
-    """Returns an id of an XPU that is unique among all nodes: the host and its entry in ZE_AFFINITY_MASK. Pure.
+    """Returns an id of an XPU that is unique among all nodes: the host, and the XPU's entry in ZE_AFFINITY_MASK. Pure.
 
     An XPU may be one tile of a card. The UUID would not do, since tiles of a card share it.
+
+    Args:
+        index: index of the XPU among those that the rank sees.
+        mask: value of ZE_AFFINITY_MASK; empty if it is not set.
+        host: name of the node.
     """
     entries = [entry.strip() for entry in mask.split(",") if entry.strip()]
     return f"{host} XPU {entries[index] if index < len(entries) else index}"
@@ -177,7 +182,7 @@ def xpu_identity(index: int, mask: str, host: str) -> str:
 
 
 def share_facts(store: dist.Store, facts: Facts, world_size: int) -> None:
-    """Writes this rank's facts into the store. The last rank to do so compares all of them, and writes the refusals."""
+    """Writes this rank's facts into the store. The last of `world_size` ranks compares all, and writes the refusals."""
     store.set(f"joined/{facts.rank}", json.dumps(asdict(facts)))
     if store.add("joined", 1) == world_size:
         found = store.multi_get([f"joined/{rank}" for rank in range(world_size)])

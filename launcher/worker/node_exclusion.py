@@ -1,4 +1,4 @@
-"""Text on how the next run can exclude bad nodes, for workloads that find some. It depends on the run's scheduler."""
+"""Makes text on how the next run can exclude bad nodes, for workloads that find some, by the run's scheduler."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def close() -> None:
 
 
 def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
-    """Chooses this rank's device, and makes it the current one.
+    """Chooses this rank's device, makes it the current one, and returns it.
 
     Raises:
         BackendError: the device that was asked for is not available.
@@ -250,7 +250,7 @@ def _backend(wanted: str, device: torch.device) -> str:
 
 
 def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
-    """Connects to the store that the ranks share, or serves it, within `timeout` seconds."""
+    """Returns the store that the ranks share: connects to it, or serves it, within `timeout` seconds."""
     if place.master_port is not None:
         limit = timedelta(seconds=timeout)
         # An elastic agent serves the store itself; elsewhere rank 0 must bind MASTER_PORT.

@@ -229,7 +229,7 @@ def _error_of(entry: Mapping[str, Any]) -> WorkerError:
 
 
 def read_error_file(path: Path) -> WorkerError | None:
-    """Reads the error file that torch's `@record` writes (TORCHELASTIC_ERROR_FILE); None if it cannot be read."""
+    """Returns the error in a file of torch's `@record` (TORCHELASTIC_ERROR_FILE); None: the file cannot be read."""
     try:
         with open(path, "rb") as file:
             os.fchmod(file.fileno(), 0o600)  # torch creates it with the umask of the user's code

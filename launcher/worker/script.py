@@ -284,7 +284,7 @@ def _prepare(settings: dict[str, Any]) -> None:
 
 
 def run_script(path: str, arguments: list[str]) -> None:
-    """Does what `python PATH ARGUMENTS...` does."""
+    """Runs a script in this process, as `python PATH ARGUMENTS...` would."""
     sys.argv[:] = [path, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
@@ -300,7 +300,7 @@ def run_script(path: str, arguments: list[str]) -> None:
 
 
 def run_module(name: str, arguments: list[str]) -> None:
-    """Does what `python -m NAME ARGUMENTS...` does."""
+    """Runs a module in this process, as `python -m NAME ARGUMENTS...` would."""
     sys.argv[:] = [name, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())

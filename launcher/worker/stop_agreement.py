@@ -87,7 +87,7 @@ class Want:
 
 
 def joined(wants: Iterable[Want]) -> Want:
-    """Combines several wants: the highest cause with its lowest rank, and a save if any of them wants one."""
+    """Returns several wants as one: the highest cause with its lowest rank, and a save if any of them has one."""
     wants = list(wants)
     cause = max((want.cause for want in wants), default=Cause.NONE)
     rank = min(want.rank for want in wants if want.cause is cause) if cause else 0
@@ -96,7 +96,7 @@ def joined(wants: Iterable[Want]) -> Want:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The leader's proposal of what all ranks do at one boundary. They do it if all agents accept.
+    """The leader's proposal of what all ranks do at one boundary, if all agents accept.
 
     Attributes:
         number: number of the proposal in this round, from 1.

@@ -160,7 +160,10 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (`workload.lr`, its value as text) for each key with a value; secrets are redacted. Pure."""
+    """Yields (dotted key `workload.lr`, value as text) for each key of a nested config that has a value. Pure.
+
+    Secrets are redacted. `prefix`: text to put in front of each key.
+    """
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -28,7 +28,7 @@ LONGEST = 500  # characters of a parameter's value
 
 
 class MLflow:
-    """One run in MLflow for all attempts of a run."""
+    """The tracker that writes one MLflow run for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
         """

@@ -17,7 +17,7 @@ FILES = "events.out.tfevents.*"  # pattern of the names of event files
 
 
 class TensorBoard:
-    """One TensorBoard folder for all attempts of a run."""
+    """The tracker that writes one TensorBoard folder for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
         """
@@ -47,7 +47,7 @@ class TensorBoard:
             self._writer.close()
 
     def _begin(self, first: Entry) -> SummaryWriter:
-        """Opens a new file, and hides the values of earlier files for steps that this attempt repeats."""
+        """Opens a new file and returns its writer; hides earlier files' values for steps that this attempt repeats."""
         about, step = self._about, redone_from(first)
         self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
         run_files.make_folder(about.log_dir)

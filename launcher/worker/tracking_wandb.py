@@ -29,7 +29,7 @@ LIMITS = {
 
 
 class WandB:
-    """One run in W&B for all attempts of a run."""
+    """The tracker that writes one W&B run for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
         """

@@ -1,6 +1,6 @@
 """The submission hooks of the workloads (`workload.hook`): they check and complete a config on the login node.
 
-They do not import torch, which takes a second.
+The hooks do not import torch, which takes a second.
 
 - `benchmarks`: the hook of p2p and collective: finds the run that `baseline` names
 - `benchmark_checks`: checks of p2p and collective: names, sizes, groups, roots, backends
