@@ -24,13 +24,13 @@ Point-to-point transfers:
 
 Training:
 
-- `ddp`: `workload=ddp_mnist`: its model and its training loop
+- `ddp`: `workload=ddp_mnist`: the model and the training loop
 - `datasets`: the image data sets of ddp_mnist: finds, verifies and downloads their files
-- `data`: loads such a data set as tensors
-- `fsdp`: `workload=fsdp_lm`: its training loop
+- `data`: loads a data set of ddp_mnist as tensors
+- `fsdp`: `workload=fsdp_lm`: the training loop
 - `gpt`: the model of fsdp_lm, sharded by FSDP2
 - `texts`: the text files of fsdp_lm: finds and reads them, and checks the settings against their length
-- `text`: loads such a text as tokens, and cuts it into windows
+- `text`: loads a text of fsdp_lm as tokens, and cuts the text into windows
 - `training`: parts that both trainings share: learning rate, losses, evaluation, seeds, threads
 - `resumable`: checkpoints of any training loop: loads, saves when due, stops all ranks at the same step
 - `buckets`: averages gradients in buckets, without DistributedDataParallel

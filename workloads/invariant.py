@@ -35,7 +35,7 @@ SMALL = 1 << 20  # bytes up to which pairs exchange whole vectors, in fewer mess
 
 
 def subtrees(first: int, stop: int, leaves: int) -> list[Node]:
-    """Returns the fewest nodes that together have exactly the leaves range(first, stop) of a tree of `leaves` leaves.
+    """Returns the fewest tree nodes that together have exactly the leaves range(first, stop) of all `leaves` leaves.
     Pure."""
     return _cover((0, leaves), first, stop)
 
@@ -51,7 +51,7 @@ def _cover(node: Node, first: int, stop: int) -> list[Node]:
 
 
 def inner_nodes(node: Node) -> list[Node]:
-    """Returns the node and all nodes below it, without leaves; each comes after the nodes below it. Pure."""
+    """Returns a tree node and all below it, without leaves; each comes after the tree nodes below it. Pure."""
     begin, end = node
     if end - begin == 1:
         return []
@@ -60,11 +60,11 @@ def inner_nodes(node: Node) -> list[Node]:
 
 
 def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
-    """Returns the sum of a node: its known value, or else the sum of its two children. Visits nodes left to right.
+    """Returns the value of a tree node: if known, this; else the sum of the node's two children, the left one first.
 
     Args:
-        node: the node.
-        known: returns the value of a node; None: unknown. The values of all leaves are known.
+        node: the tree node.
+        known: returns the value of a tree node; None: unknown. The values of all leaves are known.
         add: adds two values.
     """
     if (value := known(node)) is not None:

@@ -160,7 +160,7 @@ class FailureDetector:
             self._suspect("launch.hang_timeout", self._limits.hang_timeout or 0.0, silent, now)
 
     def stacks(self, index: int, reports: list[dict[str, Any]]) -> None:
-        """Takes the reports (`hangs.Report`) of the ranks of the agent with this index."""
+        """Adds the reports (`hangs.Report`) of an agent's ranks. `index`: member index of the agent."""
         if self._hang is not None:
             self._hang.reports[index] = reports
 
