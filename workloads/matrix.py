@@ -111,7 +111,11 @@ class Matrix:
         return links.compress(self.suspected) if unique else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the matrix in JSON types, for results.json."""
+        """Returns the matrix in JSON types, for results.json: bytes, seconds and bytes/s.
+
+        `size` and `latency_size` are the bytes of a message for bandwidth and for latency; `hosts` are the `labels` of
+        the rows, as are `a` and `b` of each slow pair; `median` is over the pairs between nodes.
+        """
         between, within = links.usual(self.seen), links.usual(self.seen, within=True)
         return {
             "ranks": list(self.ranks),

@@ -101,10 +101,10 @@ class RequestHandler:
 
 
 def rank_location(host: str, rank: Process) -> dict[str, Any]:
-    """Returns a rank's location: host, pid, working folder, Slurm job id, and changed environment variables.
+    """Returns a rank's location: `rank`, `host`, `pid`, `cwd` (its working folder), `job` (id of Slurm), `changes`.
 
     `changes` has the variables that differ from the environment with which the process was started (None: removed).
-    That initial environment is not included, since it may contain secrets, which must not be written to a file.
+    This initial environment is not included, since it may contain secrets, which must not be written to a file.
     `node_session` reads it from /proc on the rank's node.
 
     Raises:

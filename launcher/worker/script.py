@@ -78,7 +78,7 @@ def main(kind: str, target: str, *arguments: str) -> None:
 
 
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
-    """Returns the report of an error, in JSON types.
+    """Returns the report of an error in JSON types: the fields of `rank_report.WorkerError`, and `time` (Unix seconds).
 
     Args:
         error: the error.
@@ -99,7 +99,7 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
 
 
 def exit_report(leave: SystemExit, shown: Cut) -> dict[str, Any]:
-    """Returns the report of `sys.exit("text")`, which exits with code 1. `shown` is as for `error_report`."""
+    """Returns the report of `sys.exit("text")`, which exits with code 1, with the keys of `error_report`."""
     report = error_report(leave, shown, "")
     return {**report, "code": "sys.exit", "message": _bounded(f"sys.exit({leave.code!r})", LONGEST_MESSAGE)}
 
