@@ -37,7 +37,7 @@ NOT_OVER = {
 
 @contextlib.contextmanager
 def private_files() -> Iterator[None]:
-    """A context in which this process makes new files with mode 0600 and new folders with 0700."""
+    """Inside the `with` block, this process makes new files with mode 0600 and new folders with 0700."""
     previous = os.umask(0o077)
     try:
         yield

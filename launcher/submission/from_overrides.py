@@ -72,7 +72,7 @@ def new(composed: Composed, overrides: Sequence[str]) -> Ready:
 
 
 def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Ready:
-    """Prepares another attempt of a run. Relative paths refer to the folder where the run was submitted.
+    """Prepares another attempt of a run. Relative paths in `changes` refer to the folder where the run was submitted.
 
     Args:
         run: run to resume.

@@ -54,7 +54,7 @@ class Trial:
 
 
 def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
-    """Checks the free space of the folder of runs, and that its type of file system can be shared.
+    """Checks the free space of the folder of runs, and that its file system is of a type that machines share.
 
     Args:
         folder: the folder as the report shows it: runs_dir, or the parent in which it will be made.

@@ -372,7 +372,7 @@ def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
 
 
 def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
-    """Determines a job's state and outcome from its full record.
+    """Returns a job with the state and outcome that its full record (`PBS.record`) shows.
 
     The raw state of an ended job is one of Slurm's names, which submitit knows.
 

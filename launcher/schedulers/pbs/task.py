@@ -121,7 +121,7 @@ class TaskEnvironment:
 
 
 def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironment:
-    """Writes the environment of tasks into their folder, and its secrets into a private folder of the user.
+    """Writes the tasks' environment to files: secrets in a private folder of the user, the rest in `folder`.
 
     If this node cannot write to the private folder, the tasks source the submission's file of secrets instead.
 
