@@ -695,8 +695,8 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
     write("sys/fs/cgroup/memory/slurm/job_6/memory.limit_in_bytes", f"{2 * GIB}\n")
     write("sys/fs/cgroup/memory/slurm/job_6/memory.max_usage_in_bytes", "7\n")
     write("sys/fs/cgroup/memory/slurm/job_6/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    assert memory.group(tmp_path) == memory.group(tmp_path).__class__(2 * GIB, 7, 5)
-    assert memory.group(tmp_path / "nothing").limit is None
+    assert memory.memory_cgroup(tmp_path) == memory.MemoryCgroup(2 * GIB, 7, 5)
+    assert memory.memory_cgroup(tmp_path / "nothing").limit is None
 
 
 # -- the docs
