@@ -25,7 +25,12 @@ def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
-    """Returns whether a key or variable with this name holds a secret. The last pattern that matches decides."""
+    """Returns whether a key or variable with this name holds a secret. The last pattern that matches decides.
+
+    Args:
+        name: name of the key or variable.
+        patterns: shell patterns of secret names, in any case; `!` before a pattern makes names no secrets.
+    """
     found = False
     for each in patterns:
         if fnmatch.fnmatchcase(name.upper(), each.removeprefix("!").upper()):

@@ -57,10 +57,10 @@ Listen = Callable[[Sequence[Member]], int]
 
 
 class Coordinator:
-    """The leader's state of all agents. Takes their messages, decides, and collects the messages to send.
+    """What the leader knows about all agents. Takes their messages, decides, and collects the messages to send.
 
     Attributes:
-        limits: the run's settings for the leader.
+        limits: the run's timeouts and limits of restarts.
         history: the rounds so far.
         arrivals: the agents that have arrived for a round that is about to start; None: no round is.
         verdict: what follows the failure of this round; None: it has had no failure.
@@ -72,7 +72,7 @@ class Coordinator:
     ) -> None:
         """
         Args:
-            limits: the run's settings for the leader.
+            limits: the run's timeouts and limits of restarts.
             places: host and node of each agent of the job, by member index.
             own: the leader.
             claim: records the start of a round, from its index and members; returns a fault if the round cannot start.

@@ -135,7 +135,7 @@ class FailureDetector:
         return self.lost(gone, FaultCode.NODE_ENDED, during=AgentPhase.STARTING) if gone else None
 
     def present(self, now: float) -> None:
-        """Restarts the heartbeat timeout of all agents, since the leader itself was suspended or held up."""
+        """Restarts the heartbeat timeout of all agents, because the leader itself was suspended."""
         for agent in self.agents.values():
             agent.last_message = now
 

@@ -99,7 +99,10 @@ class RankStatus:
         self.step = max(self.step, *(sign.step for sign in self.signs))
 
     def due(self, now: float) -> bool:
-        """Returns whether `measure`, `silence` and `pace` are due, and if so, sets the next time for them."""
+        """Returns whether it is time to call `measure`, `silence` and `pace`, which share one timer.
+
+        If so, it also sets the timer, so that the next call returns False until the timer has expired.
+        """
         if now < self._next_look:
             return False
         launch = self._context.plan.launch
@@ -144,10 +147,10 @@ class RankStatus:
         return {"type": "silent", "ranks": [self._first_rank + place for place in silent]}
 
     def take_stacks(self, pids: Sequence[int]) -> Message:
-        """Takes the stacks of all ranks and saves them among the logs. Returns the message `stacks` with them.
+        """Takes the stacks of this agent's ranks and saves them among the logs. Returns the message `stacks` with them.
 
         Args:
-            pids: process ids by place; GONE for a rank that has ended.
+            pids: process ids, by the index of the rank among those of this agent; GONE for a rank that has ended.
         """
         ranks = [self._first_rank + place for place in range(self._ranks)]
         recorded = self._context.recorders.take(ranks) if self._context.recorders else [""] * len(ranks)
@@ -163,7 +166,7 @@ class RankStatus:
         return {"type": "stacks", "reports": [vars(report) for report in reports]}
 
     def processes(self, pids: Sequence[int]) -> list[Process]:
-        """Returns the processes of all ranks, for `attach` commands. `pids`: process ids by place; GONE: ended."""
+        """Returns the processes of this agent's ranks, for `attach`. `pids`: as in `take_stacks`."""
         return [
             Process(self._first_rank + place, pids[place], sign.step, self._context.environments[place])
             for place, sign in enumerate(self.signs)

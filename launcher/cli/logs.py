@@ -202,7 +202,7 @@ class OneRank:
                 self._read[path] = path.stat().st_size
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """Yields the output that is new since the last call; see `Stream.new`."""
+        """Yields the output since the last call. `last`: with unfinished lines, since it no longer grows."""
         for attempt, path in self._files():
             for text in read(path, self._read.get(path, 0), None, last=last):
                 lines = b"" if self._from in (None, path) else self._lines.end()

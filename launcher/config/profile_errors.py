@@ -1,4 +1,4 @@
-"""Makes our texts for Hydra's errors about configuration files: the file, the key, what is wrong, near matches."""
+"""Rewrites Hydra's errors about configuration files as our messages: file, key, what is wrong, near matches."""
 
 from __future__ import annotations
 

@@ -270,13 +270,13 @@ class JobMonitor:
     def snapshot(
         self, name: str, commands: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0
     ) -> JobSnapshot:
-        """Returns all jobs of the user that a scheduler lists, or why it does not respond.
+        """Returns all jobs of the user that a scheduler lists, or why it does not respond; cached while that is fresh.
 
         Args:
             name: name of the scheduler.
             commands: queries of the scheduler.
             timeout: seconds that the query may take.
-            quick: whether something has changed, so that replies are fresh for a short time only.
+            quick: whether a run's record has changed, after which cached replies are fresh for 2 s only.
             newer: earliest acceptable start of the query, in seconds since the epoch.
         """
         before = self._snapshots.get(name)

@@ -193,7 +193,7 @@ def lines(rows: Iterable[Row], measure: str) -> list[Line]:
 def kinds(rows: Sequence[Row]) -> Callable[[Row], str]:
     """Returns a function that describes what distinguishes a row from other rows of its operation (`float16 in place`).
 
-    The description has those of COLUMNS that take several values within an operation.
+    It names a row's values in those of COLUMNS that vary among the rows of the operation.
     """
     values: dict[tuple[str, str], set[str]] = {}
     for row in rows:

@@ -448,7 +448,7 @@ class Attempt:
         return sorted(events, key=itemgetter("time"))
 
     def paces(self) -> list[dict[str, Any]]:
-        """Returns the `pace` events (step times) of all agents, sorted by time; of large files only the latest."""
+        """Returns the `pace` events (step times) of all agents, sorted by time; of large files only the last ones."""
         events = [
             event
             for path in sorted((self.path / "pace").glob("*.jsonl"))

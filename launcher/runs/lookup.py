@@ -36,7 +36,10 @@ def folders_with(folder: Path, name: str) -> list[Path]:
 
 
 def may_have(folder: str, name: str) -> bool:
-    """Returns whether a folder has a file called `name`, or cannot be read now. False: the user may not read it."""
+    """Returns whether a folder has, or may have, a file called `name`.
+
+    True as well if the folder cannot be read at the moment (a transient error), but False if permission is denied.
+    """
     found = exists(f"{folder}/{name}")
     return found.is_transient if isinstance(found, Unavailable) else unwrap(found)
 

@@ -25,7 +25,7 @@ from launcher.schedulers import command
 
 
 class Kind(Enum):
-    """The scheduler that a qsub belongs to, with its name in messages as the value."""
+    """Which scheduler a qsub belongs to. The value is its name in messages."""
 
     NONE = "no qsub"
     PBS = "PBS"

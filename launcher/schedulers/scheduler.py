@@ -83,7 +83,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """Returns the environment that a new job of this plan inherits from the submitting one, `environ`. Pure."""
+        """Returns the environment that a new job inherits from the submitting process. Pure.
+
+        Without variables of other jobs and launchers, those that the scheduler's commands take as options, and bash
+        functions.
+        """
 
     def problem(self) -> str | None:
         """Returns why this machine cannot submit jobs and what to do, or None if it can."""

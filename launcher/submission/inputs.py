@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class Inputs:
-    """Finds the files of runs. One object serves all points of a sweep, so that each file is checked only once."""
+    """Finds and checks the files that runs need: code, env.archive, container, environment, template, data sets.
+
+    One object serves all points of a sweep, so that each file is checked only once.
+    """
 
     def __init__(self) -> None:
         self._hook = functools.cache(workload_hook.load)

@@ -49,7 +49,7 @@ class AllocationScheduler(LocalScheduler):
     on_this_machine = False
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """Returns the environment of `environ` with the scheduler's variables, because srun needs them."""
+        """See `Scheduler.job_environment`. Keeps the variables of the scheduler of this allocation: srun needs them."""
         return scrubbed(environ, schedulers=False)
 
     def held(self, environ: Mapping[str, str]) -> Allocation:

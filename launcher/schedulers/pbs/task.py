@@ -102,7 +102,7 @@ def exports(environ: Mapping[str, str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TaskEnvironment:
-    """The files from which tasks read their environment. The starter removes them after the tasks.
+    """The files from which tasks read their environment. Whoever started the tasks removes them when all have ended.
 
     Attributes:
         shell: shell text that sources the files.
