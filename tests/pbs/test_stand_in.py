@@ -1095,8 +1095,9 @@ def _states(pbs: Session, array: str, *, history: bool = True) -> dict[str, tupl
     return {re.sub(r"^\d+|\..*", "", name): tuple(job.get(key) for key in names) for name, job in jobs.items()}
 
 
-def _array(pbs: Session, *, history: bool = True) -> str:
-    pbs.script("echo >$PBS_O_WORKDIR/up$PBS_ARRAY_INDEX; [ $((PBS_ARRAY_INDEX % 2)) = 0 ] && exit $PBS_ARRAY_INDEX\n"
+def _array(pbs: Session, *, history: bool = True, on_term: str = "-") -> str:
+    pbs.script(f"trap '{on_term}' TERM\n"
+               "echo >$PBS_O_WORKDIR/up$PBS_ARRAY_INDEX; [ $((PBS_ARRAY_INDEX % 2)) = 0 ] && exit $PBS_ARRAY_INDEX\n"
                "while [ ! -e $PBS_O_WORKDIR/go ]; do sleep 0.1; done; exit $PBS_ARRAY_INDEX")  # fmt: skip
     array = pbs.submit("-J", "0-3", "-N", "arr", "job.sh")
 
@@ -1144,13 +1145,16 @@ def test_one_element_deleted(pbs: Session) -> None:
 
 
 def test_an_array_deleted_loses_the_records_of_what_had_ended(pbs: Session) -> None:
-    array = _array(pbs)
+    # The elements end when the test has seen them being deleted, however long that takes.
+    pbs.site.set(kill_delay=1000)
+    array = _array(pbs, on_term="until [ -e $PBS_O_WORKDIR/seen ]; do sleep 0.1; done; trap - TERM; kill -TERM $$")
     assert pbs.sh(f"qdel '{array}'") == ""
     states = _states(pbs, array)
     assert states["[0]"] == states["[2]"] == ("X", 70, None, 1)
     shadow = pbs.record(array.replace("[]", "[0]"))
     assert shadow["comment"] == "Subjob finished"
     assert not {"exec_host", "stime", "session_id", "array_id"} & set(shadow)
+    (pbs.cwd / "seen").touch()
     pbs.ended(array)
     assert _states(pbs, array) == {
         "[]": ("F", 91, None, 1), "[0]": ("F", 91, None, 1), "[1]": ("F", 91, 1, 271), "[2]": ("F", 91, None, 1),
