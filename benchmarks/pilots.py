@@ -146,7 +146,7 @@ def status(folder: Path, points: int, repeats: int) -> Result:
     )
     return Result(
         f"status of {points} points / a script that parses its journals", median_ratio(seconds, "status", "a script"),
-        10, medians(seconds),
+        12, medians(seconds),
     )  # fmt: skip
 
 
