@@ -222,19 +222,17 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
         ready: the submission.
         output: reads the output that is printed; None: all output of the run.
     """
-    prepared, wait = ready.prepared, ready.composed.config.wait
-    in_foreground = not prepared.plan.queued and wait is not False  # the run belongs to this terminal from its start
-    if not in_foreground:
-        submitted = ready.submit()
-        _print_submitted(prepared, submitted, waits=bool(wait))
-        if not wait:
-            return 0
-    # Lazily: 20 ms, and a run that is only submitted is not followed
+    # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
     from launcher.cli.follow import follow_to_end
 
-    if in_foreground:
+    prepared, wait = ready.prepared, ready.composed.config.wait
+    if not prepared.plan.queued and wait is not False:  # the run belongs to this terminal from its start
         run = Run(Path(prepared.plan.run_dir))
         return follow_to_end(run, foreground=True, stream=output, start=ready.submit)
+    submitted = ready.submit()
+    _print_submitted(prepared, submitted, waits=bool(wait))
+    if not wait:
+        return 0
     return follow_to_end(submitted.run, foreground=False, stream=output)
 
 

@@ -16,6 +16,7 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import sweep_of
 from launcher.submission import configs
 from launcher.submission.prepare import Prepared, prepare
+from launcher.submission.resume import resume
 from launcher.submission.submit import Submitted, submit
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # keys that another attempt of a run cannot change
@@ -49,9 +50,6 @@ class Ready:
         """
         if self.run is None:
             return submit(self.prepared, self.composed.resolved, self.overrides)
-        # Lazily: only a resume needs the state of a run, and what finds that takes 10 ms
-        from launcher.submission.resume import resume
-
         with _submitted_in(self.run):
             return resume(self.run, self.prepared, self.composed.resolved, self.overrides)
 

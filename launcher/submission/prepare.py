@@ -31,6 +31,7 @@ from launcher.script import lost_parts
 from launcher.spec import limits, pools
 from launcher.spec.build import Site, check_name
 from launcher.spec.plan import JobPlan, keys_of
+from launcher.submission import dependencies
 from launcher.submission.inputs import Inputs
 
 
@@ -123,9 +124,6 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
     wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
     if not any(wanted.values()):
         return ()
-    # Lazily: 10 ms, and few runs have dependencies
-    from launcher.submission import dependencies
-
     if run.recorded() and (dependencies.conditions_met(run) or any(map(dependencies.names_latest, wanted.values()))):
         return run.plan().after  # `latest` may be another run now, and a run that it waited for may have been deleted
     runs_dir = Path(config.runs_dir).expanduser().absolute()
@@ -174,12 +172,7 @@ def check_capacity(
     Raises:
         ConfigError: the plan could never start there, or a condition of `after` can never be met.
     """
-    waits: tuple[str, ...] = ()
-    if plan.after:
-        # Lazily: 10 ms, and few runs have dependencies
-        from launcher.submission.dependencies import check_dependencies
-
-        waits = check_dependencies(plan)
+    waits = dependencies.check_dependencies(plan) if plan.after else ()
     if plan.queued:
         dropped = job_environment(environ, plan).dropped
         notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()

@@ -37,6 +37,7 @@ from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan, keys_of
+from launcher.submission import dependencies
 from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.prepare import Prepared
 
@@ -280,17 +281,10 @@ def start(
         blocking_jobs: returns the ids of the jobs that must end first; None: the jobs of the key `after`.
     """
     executor = registry.scheduler(plan.cluster.scheduler).executor()
-    held = executor(run, plan, token, resumed=resumed, blocking_jobs=blocking_jobs or (lambda: _blocking_jobs(plan)))
+    held = executor(
+        run, plan, token, resumed=resumed, blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan))
+    )
     return held.submit(payload.run, str(run.path))
-
-
-def _blocking_jobs(plan: JobPlan) -> list[str]:
-    if not plan.after:
-        return []
-    # Lazily: 10 ms, and few runs have dependencies
-    from launcher.submission.dependencies import blocking_jobs
-
-    return blocking_jobs(plan)
 
 
 def require_commands(plan: JobPlan) -> None:
