@@ -40,6 +40,7 @@ For changes of the launcher itself: modules that belong to no package.
 
 - `__main__`: entry point of every command; prints errors and sets exit codes
 - `api`: `submit`, `prepare`, `find` and `Run`, for scripts on the login node
+- `bounds`: every bound on what is written and read: sizes of files, lines and messages, levels and integers of JSON
 - `errors`: base classes of errors with a text for the user; exit codes of commands and attempts
 - `paths`: locations of conf/, templates/ and the user's configuration, data and cache folders
 - `user_settings`: conversion of user.yaml and the user's profiles, with keys as on the command line, to Hydra configs

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launcher import bounds
 from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.files import run_files
 from launcher.files.shared_files import backoff
@@ -144,12 +145,12 @@ def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
     """Returns the whole content of a small file.
 
     Raises:
-        Damaged: the file is missing, not a regular file, or larger than run_files.RECORD_LIMIT.
+        Damaged: the file is missing, not a regular file, or larger than bounds.RECORD_BYTES.
         Unavailable: the file cannot be read now.
     """
     size = size_of_file(path, timeout)
-    if size > run_files.RECORD_LIMIT:
-        raise Damaged(f"{path} has {size} bytes, more than the {run_files.RECORD_LIMIT} that are read of such a file")
+    if size > bounds.RECORD_BYTES:
+        raise Damaged(f"{path} has {size} bytes, more than the {bounds.RECORD_BYTES} that are read of such a file")
     buffer = bytearray(size)
     filled = 0
     with RetryingFile(path, timeout) as file:

@@ -4,7 +4,7 @@ A run directory may belong to another user, and a file need not be what its name
 
 - opens regular files only: it follows no link, and refuses a FIFO, a socket or a device instead of blocking on it;
 - stops at a limit of bytes, whatever size the file reports;
-- accepts JSON up to DEEPEST levels, and integers up to 64 bits.
+- accepts JSON up to bounds.JSON_LEVELS levels, and integers up to 64 bits.
 
 Anything else raises an OSError with an errno in `shared_files.NO_FILE`, or a ValueError; `shared_files` turns these
 into Wrong, with the file's name. `ownership` decides to which user a folder belongs.
@@ -25,12 +25,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from launcher import bounds
+
 AnyPath = str | os.PathLike[str]
 
-RECORD_LIMIT = 1 << 24  # bytes; a larger record, result or manifest is not read
-EVENTS_LIMIT = 1 << 25  # bytes that are read of an event file: half at its beginning and half at its end
-DEEPEST = 64  # levels of lists and objects in JSON
-_NUMBERS = 1 << 63  # integers are between -_NUMBERS and _NUMBERS
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # Errors of link(2) on file systems without hard links.
 WITHOUT_LINKS = frozenset({
@@ -69,12 +67,13 @@ def read_whole(path: AnyPath) -> bytes:
     """Returns all bytes of a file.
 
     Raises:
-        OSError: as for `open_regular`; EFBIG if the file has more than RECORD_LIMIT bytes.
+        OSError: as for `open_regular`; EFBIG if the file has more than bounds.RECORD_BYTES bytes.
     """
     with open_regular(path) as file:
-        data = _read(file, RECORD_LIMIT + 1)
-    if len(data) > RECORD_LIMIT:
-        raise OSError(errno.EFBIG, f"it has more than the {RECORD_LIMIT >> 10} KiB that are read of such a file", path)
+        data = _read(file, bounds.RECORD_BYTES + 1)
+    if len(data) > bounds.RECORD_BYTES:
+        most = bounds.RECORD_BYTES >> 10
+        raise OSError(errno.EFBIG, f"it has more than the {most} KiB that are read of such a file", path)
     return data
 
 
@@ -127,19 +126,19 @@ def parse_json(data: bytes) -> Any:
     try:
         value = json.loads(data)
     except RecursionError:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
+        raise ValueError(f"it is nested more than {bounds.JSON_LEVELS} levels deep") from None
     require_json_bounds(value)
     return value
 
 
 def require_json_bounds(value: Any) -> None:
-    """Checks that a JSON value has at most DEEPEST levels, and no integer of more than 64 bits.
+    """Checks that a JSON value has at most bounds.JSON_LEVELS levels, and no integer of more than 64 bits.
 
     Raises:
         ValueError: the value exceeds one of these limits; the text says which.
     """
     level: Iterable[Any] = [value]
-    for _ in range(DEEPEST):
+    for _ in range(bounds.JSON_LEVELS):
         inside: list[Any] = []
         for each in level:
             kind = type(each)
@@ -147,12 +146,12 @@ def require_json_bounds(value: Any) -> None:
                 inside += each.values()
             elif kind is list:
                 inside += each
-            elif kind is int and not -_NUMBERS < each < _NUMBERS:
+            elif kind is int and not -bounds.JSON_INTEGERS < each < bounds.JSON_INTEGERS:
                 raise ValueError("it has a number of more than 64 bits")
         if not inside:
             return
         level = inside
-    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    raise ValueError(f"it is nested more than {bounds.JSON_LEVELS} levels deep")
 
 
 def _read(file: IO[bytes], most: int) -> bytes:

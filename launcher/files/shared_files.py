@@ -107,7 +107,7 @@ def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool
 def read_bytes(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bytes | None]:
     """Reads all bytes of a file; the outcome's value is None if there is no file, bytes otherwise.
 
-    The outcome is Wrong if the path is not a regular file, or has more than `run_files.RECORD_LIMIT` bytes.
+    The outcome is Wrong if the path is not a regular file, or has more than `bounds.RECORD_BYTES` bytes.
     """
     return retry_read(lambda: run_files.read_whole(path), path, retry_seconds=retry_seconds)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import bounds
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
 from launcher.files.run_files import naming
@@ -72,7 +73,7 @@ def entry(event: Event) -> dict[str, Any]:
 def read(path: Path | str, end: int | None = None, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
     """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
-    Of a file with more than `run_files.EVENTS_LIMIT` bytes or MOST_LINES lines, only the beginning and end are read.
+    Of a file with more than `bounds.EVENTS_BYTES` bytes or MOST_LINES lines, only the beginning and end are read.
 
     Args:
         path: the file, which need not exist.
@@ -106,7 +107,7 @@ def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None
         RunError: the path is not a regular file.
     """
     found = unwrap(retry_read(
-        lambda: run_files.read_range(path, offset, None, run_files.EVENTS_LIMIT), path, retry_seconds=retry_seconds
+        lambda: run_files.read_range(path, offset, None, bounds.EVENTS_BYTES), path, retry_seconds=retry_seconds
     ))  # fmt: skip
     if found is None:
         return [], offset
@@ -124,7 +125,7 @@ def problems(path: Path | str) -> list[str]:
     """
     found = []
     size = unwrap(retry_read(lambda: os.lstat(path).st_size, path)) or 0
-    if size > run_files.EVENTS_LIMIT:  # the middle is not read, so line numbers are not known
+    if size > bounds.EVENTS_BYTES:  # the middle is not read, so line numbers are not known
         return [f"{path} has {long_size(size)}: only its beginning and its end are read"]
     for number, line in enumerate(_lines(path, None, None)[:-1], 1):
         why = None
@@ -171,7 +172,7 @@ def first_and_last(path: Path | str) -> list[dict[str, Any]]:
 
 def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> list[bytes]:
     """Returns the lines of a file, or of its last `end` bytes; in the latter case the first line may be incomplete."""
-    first, last = (run_files.EVENTS_LIMIT // 2,) * 2 if end is None else (0, end)
+    first, last = (bounds.EVENTS_BYTES // 2,) * 2 if end is None else (0, end)
     parts = unwrap(retry_read(lambda: run_files.read_ends(path, first, last), path, retry_seconds=retry_seconds))
     lines: list[bytes] = []
     for part in parts or ():

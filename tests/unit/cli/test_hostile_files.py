@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from launcher import bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
 from launcher.cli.follow import outcome
@@ -28,7 +29,6 @@ from launcher.diagnose.why.of_run import explain
 from launcher.diagnose.why.text import as_json
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
-from launcher.files import run_files
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.run_status import JobMonitor, all_statuses, status_of
 from launcher.reports import collect, comparison, page
@@ -380,8 +380,8 @@ PLAIN = ["output-8.log", "attempts/1/logs/rank-1.err", "attempts/1/logs/rank-1.o
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that are soon reached."""
-    monkeypatch.setattr(run_files, "EVENTS_LIMIT", 1 << 20)
-    monkeypatch.setattr(run_files, "RECORD_LIMIT", 1 << 20)
+    monkeypatch.setattr(bounds, "EVENTS_BYTES", 1 << 20)
+    monkeypatch.setattr(bounds, "RECORD_BYTES", 1 << 20)
     monkeypatch.setattr(event_file, "MOST_LINES", 1 << 12)
     monkeypatch.setattr(event_file, "LONGEST_LINE", 1 << 18)
 

@@ -1,0 +1,11 @@
+"""Every bound on what is written and read: bytes of a file, of a line or of a message, levels, integers, counts.
+
+A writer refuses by name what exceeds a bound, and its reader takes the same bound from here, so that whatever was
+accepted once can be read for ever. How much a command shows (rows of a table, characters of a cell) is no bound, and
+stands where it is shown.
+"""
+
+RECORD_BYTES = 1 << 24  # of a record, a result or a manifest
+EVENTS_BYTES = 1 << 25  # that are read of an event file: half at its beginning and half at its end
+JSON_LEVELS = 64  # of lists and objects in JSON
+JSON_INTEGERS = 1 << 63  # integers in JSON are between -JSON_INTEGERS and JSON_INTEGERS
