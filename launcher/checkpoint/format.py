@@ -21,12 +21,13 @@ Functions that read retry a failing read for `timeout` seconds.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -332,15 +333,21 @@ def blocks(manifest: Manifest) -> list[Block]:
     return found
 
 
+def spread(sizes: Iterable[int], count: int) -> Iterator[int]:
+    """Yields for each size the index of one of `count` parts: the one with the lowest sum so far, of several the first.
+    Pure. Sizes in descending order give parts with about equal sums."""
+    heap = [(0, part) for part in range(count)]
+    for size in sizes:
+        total, part = heap[0]
+        heapq.heapreplace(heap, (total + size, part))
+        yield part
+
+
 def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
     """Returns a rank's part of the blocks `found`. Each block is in one part; parts have about as many bytes. Pure."""
-    loads, mine = [0] * world_size, []
-    for block in sorted(found, key=lambda block: (-block.size, block.name, block.offset)):
-        least = loads.index(min(loads))
-        loads[least] += block.size
-        if least == rank:
-            mine.append(block)
-    return mine
+    ordered = sorted(found, key=lambda block: (-block.size, block.name, block.offset))
+    owners = spread((block.size for block in ordered), world_size)
+    return [block for block, owner in zip(ordered, owners, strict=True) if owner == rank]
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from launcher import torch_compat
+from launcher.checkpoint.format import spread
 from launcher.torch_compat import DTensor
 
 Path: TypeAlias = tuple[Any, ...]  # keys of nested dicts from the root to a value
@@ -201,12 +202,8 @@ def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
         sizes: bytes of each tensor, by name.
         world_size: number of ranks.
     """
-    loads = [0] * world_size
-    chosen = {}
-    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        chosen[name] = least = loads.index(min(loads))
-        loads[least] += size
-    return chosen
+    largest_first = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return dict(zip(largest_first, spread((sizes[name] for name in largest_first), world_size), strict=True))
 
 
 def local_part(tensor: Tensor) -> Tensor:

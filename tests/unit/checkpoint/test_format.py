@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import retention
@@ -170,6 +172,40 @@ def test_ranks_share_all_blocks_evenly() -> None:
     assert sorted((block for each in shares for block in each), key=str) == sorted(found, key=str)
     loads = [sum(block.size for block in each) for each in shares]
     assert max(loads) - min(loads) <= 64
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 8))
+def test_each_size_goes_to_the_first_of_the_parts_with_the_lowest_sum(sizes: list[int], count: int) -> None:
+    sums = [0] * count
+    for size, part in zip(sizes, checkpoints.spread(sizes, count), strict=True):
+        assert part == sums.index(min(sums))
+        sums[part] += size
+
+
+class Counted(int):
+    """A size that counts how often a sum of sizes is compared."""
+
+    compared = 0
+
+    def __radd__(self, other: int) -> Counted:
+        return Counted(int(self) + int(other))
+
+    def _compare(self, other: Any) -> bool:
+        Counted.compared += 1
+        return int.__lt__(self, other)
+
+    __add__, __lt__ = __radd__, _compare
+
+
+def test_ten_times_the_ranks_and_blocks_are_ten_times_the_work() -> None:
+    """Up to a logarithm: 160,000 blocks of 10 TB are shared by 32,768 ranks."""
+
+    def work(scale: int) -> int:
+        Counted.compared = 0
+        assert len(set(checkpoints.spread([Counted(64)] * 500 * scale, 100 * scale))) == 100 * scale
+        return Counted.compared
+
+    assert 0 < work(10) <= 15 * work(1)
 
 
 @pytest.mark.parametrize(
