@@ -9,6 +9,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from launcher.log_line import log_line
@@ -16,12 +17,11 @@ from launcher.rendezvous.members import Rendezvous
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Pace, SlowRank
-from launcher.runs.health import Straggler, stragglers
+from launcher.runs.health import Straggler, StragglerSearch
 from launcher.spec.plan import JobPlan
 
 FIRST, MOST = 10.0, 60.0  # shortest and longest seconds between two Pace events of an agent
 SHARE = 0.01  # within these bounds, the interval as a share of the time since the round started
-MOST_EVENTS = 20000  # newest events of all agents that the leader keeps
 
 
 def interval(age: float, straggler_time: float) -> float:
@@ -62,7 +62,7 @@ class Paces:
         self._next = 0.0
         self._steps = [0] * self._own.ranks
         self._seconds: list[list[float]] = [[] for _ in range(self._own.ranks)]
-        self._all: list[dict[str, Any]] = []
+        self._search = StragglerSearch(plan.train.straggler_factor, plan.train.straggler_time)
         self._named: set[int] = set()
 
     def look(self, paces: Sequence[tuple[float, int]], now: float) -> dict[str, Any] | None:
@@ -91,12 +91,7 @@ class Paces:
 
     def judge(self, paces: Sequence[dict[str, Any]]) -> None:
         """On the leader: takes Pace events of all agents, and reports each rank that has become slow, once."""
-        if not paces:
-            return
-        self._all += paces
-        del self._all[:-MOST_EVENTS]
-        found = stragglers(self._all, self._plan.train.straggler_factor, self._plan.train.straggler_time)
-        for each in found:
+        for each in chain.from_iterable(map(self._search.add, paces)):
             if each.until is None and each.rank not in self._named:
                 self._named.add(each.rank)
                 self._name(each)

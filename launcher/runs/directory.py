@@ -70,6 +70,7 @@ _RECORD = {
     "hydra": str, "submitit": str, "host": str, "commit": str | None,
 }  # fmt: skip
 _PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of step times: at least half a day's
+_PACE_TAILS = 1 << 24  # of all such files of an attempt: an hour's of 4,096 nodes
 SECRET = "secret"  # noqa: S105  name of the secret's file; see `shared_secret`
 _WITHOUT_RECORD = {"submitit", "attempts", "code", SECRET}  # names that may exist before the record does
 _UNFINISHED = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # prefixes of further such names, mostly temporary
@@ -449,11 +450,9 @@ class Attempt:
 
     def paces(self) -> list[dict[str, Any]]:
         """Returns the `pace` events (step times) of all agents, sorted by time; of large files only the last ones."""
-        events = [
-            event
-            for path in sorted((self.path / "pace").glob("*.jsonl"))
-            for event in event_file.read(path, _PACE_TAIL)
-        ]
+        paths = sorted((self.path / "pace").glob("*.jsonl"))
+        tail = min(_PACE_TAIL, _PACE_TAILS // max(1, len(paths)))
+        events = [event for path in paths for event in event_file.read(path, tail)]
         return sorted(events, key=lambda event: event.get("time", 0.0))
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from launcher.runs.events import Pace, Preflighted, every
 
 MIN_DIFFERENCE = 5e-4  # seconds by which a slow rank's step time must exceed that of the others
 STALE_AFTER = 300.0  # seconds after which a reported step time no longer counts
+RESORT = 8  # see StragglerSearch
+RATIOS = 100  # newest reports of a slow period whose median is its ratio
 
 
 def preflight_lines(result: Preflighted) -> list[str]:
@@ -48,8 +51,8 @@ class Straggler:
 
     Attributes:
         rank, host: the rank, and the name of its host.
-        ratio: median over the slow period of: the rank's step time divided by the median step time of the other ranks.
-            Step times do not include waiting for other ranks.
+        ratio: median over the last RATIOS reports of the slow period: the rank's step time divided by the median step
+            time of the other ranks. Step times do not include waiting for other ranks.
         since: start of the slow period, in seconds since the epoch.
         until: end of the slow period, in seconds since the epoch; None: the rank was slow in its last report.
     """
@@ -73,50 +76,85 @@ class Straggler:
 def stragglers(
     events: Iterable[Mapping[str, Any]], factor: float, min_seconds: float, *, over: bool = False
 ) -> list[Straggler]:
-    """Returns the ranks with at least `factor` times the others' step time for `min_seconds`, sorted by start and rank.
+    """Returns the ranks that `StragglerSearch` finds in events, sorted by start and rank.
+
+    Args:
+        events: `pace` events of all agents as dicts, sorted by time (`Attempt.paces`); other kinds are ignored.
+        factor, min_seconds: see `StragglerSearch`.
+        over: whether the ranks have ended, so that slow periods end with the last slow report.
+    """
+    search = StragglerSearch(factor, min_seconds)
+    found = [each for event in events for each in search.add(event) if each.until is not None]
+    return sorted([*found, *search.slow(over=over)], key=lambda each: (each.since, each.rank))
+
+
+class StragglerSearch:
+    """Finds the ranks with at least `factor` times the others' step time for `min_seconds`.
 
     Each report of a rank is compared with the median of the latest reports of all others. Differences of less than
     MIN_DIFFERENCE seconds and reports older than STALE_AFTER seconds are ignored. A slow period ends with two reports
     in a row in which the rank is as fast as the others, because a single one may be an accident.
 
-    Args:
-        events: `pace` events of all agents as dicts, sorted by time (`Attempt.paces`); other kinds are ignored.
-        factor: ratio of step times from which a rank counts as slow, more than 1.
-        min_seconds: shortest slow period that is returned, in seconds.
-        over: whether the ranks have ended, so that slow periods end with the last slow report.
+    The step times are sorted again when 1/RESORT of them are new, so that the work per report does not grow with the
+    number of ranks. Until then a report is compared with the median as it was; of few nodes that is never the case.
     """
-    found: list[Straggler] = []
-    slow: dict[int, _Slow] = {}
-    latest: dict[int, tuple[float, float]] = {}  # by rank: its step time, and when it was reported
-    order: list[float] = []  # the step times in `latest`, sorted
-    current = -1
-    for event in events:
-        if event["event"] != Pace.event or event["round"] < current:
-            continue
-        if event["round"] > current:  # the ranks of another round may be on other nodes
-            found += [each for one in slow.values() for each in one.as_stragglers(factor, min_seconds, one.last)]
-            current, slow, latest, order = event["round"], {}, {}, []
+
+    def __init__(self, factor: float, min_seconds: float) -> None:
+        """`factor`: ratio of step times, more than 1. `min_seconds`: shortest slow period that is returned."""
+        self._factor, self._min_seconds = factor, min_seconds
+        self._begin(-1)
+
+    def _begin(self, number: int) -> None:
+        self._round = number
+        self._slow: dict[int, _Slow] = {}
+        self._latest: dict[int, tuple[float, float]] = {}  # by rank: its step time, and when it was reported
+        self._order: list[float] = []  # the step times in `_latest`, sorted at `_sorted`
+        self._new, self._sorted = 0, 0.0
+
+    def add(self, event: Mapping[str, Any]) -> list[Straggler]:
+        """Adds an event. Returns the stragglers among its ranks, and those whose slow period has ended with it."""
+        if event["event"] != Pace.event or event["round"] < self._round:
+            return []
+        found: list[Straggler] = []
+        if event["round"] > self._round:  # the ranks of another round may be on other nodes
+            found = self.slow(over=True)
+            self._begin(event["round"])
         now = float(event["time"])
         times = {event["rank"] + place: value for place, value in enumerate(event["seconds"]) if value and value > 0}
-        stale = [rank for rank, (took, then) in latest.items() if now - then > max(STALE_AFTER, 4 * took)]
-        for rank in {*stale, *(times.keys() & latest.keys())}:
-            del order[bisect_left(order, latest.pop(rank)[0])]
+        self._latest.update((rank, (value, now)) for rank, value in times.items())
+        self._new += len(times)
+        if self._new * RESORT >= len(self._latest) or now - self._sorted > STALE_AFTER / RESORT:
+            self._sort(now)
         for rank, value in times.items():
-            latest[rank] = value, now
-            insort(order, value)
-        for rank, value in times.items():
-            if len(order) < 2:
+            if len(self._order) < 2:
                 continue
-            others = _median_without(order, value)
-            is_slow = value >= factor * others and value - others >= MIN_DIFFERENCE
-            if is_slow or rank in slow:
-                one = slow.setdefault(rank, _Slow(rank, event["host"], now))
+            others = _median_without(self._order, value)
+            is_slow = value >= self._factor * others and value - others >= MIN_DIFFERENCE
+            if is_slow or rank in self._slow:
+                one = self._slow.setdefault(rank, _Slow(rank, event["host"], now))
                 one.add(now, value / others, is_slow)
-                if one.fast == 2:
-                    found += slow.pop(rank).as_stragglers(factor, min_seconds, one.last)
-    for one in slow.values():
-        found += one.as_stragglers(factor, min_seconds, one.last if over else None)
-    return sorted(found, key=lambda each: (each.since, each.rank))
+                ended = one.fast == 2
+                found += one.as_stragglers(self._factor, self._min_seconds, one.last if ended else None)
+                if ended:
+                    del self._slow[rank]
+        return found
+
+    def slow(self, *, over: bool) -> list[Straggler]:
+        """Returns the ranks that were slow in their last reports. `over`: see `stragglers`."""
+        return [
+            each
+            for one in self._slow.values()
+            for each in one.as_stragglers(self._factor, self._min_seconds, one.last if over else None)
+        ]
+
+    def _sort(self, now: float) -> None:
+        self._latest = {
+            rank: (took, then)
+            for rank, (took, then) in self._latest.items()
+            if now - then <= max(STALE_AFTER, 4 * took)
+        }
+        self._order = sorted(took for took, _ in self._latest.values())
+        self._new, self._sorted = 0, now
 
 
 class _Slow:
@@ -124,7 +162,7 @@ class _Slow:
 
     def __init__(self, rank: int, host: str, since: float) -> None:
         self.rank, self.host, self.since, self.last = rank, host, since, since
-        self.ratios: list[float] = []
+        self.ratios: deque[float] = deque(maxlen=RATIOS)
         self.fast = 0
 
     def add(self, now: float, ratio: float, is_slow: bool) -> None:
@@ -136,14 +174,13 @@ class _Slow:
 
     def as_stragglers(self, factor: float, min_seconds: float, until: float | None) -> list[Straggler]:
         """Returns a list of one straggler; empty if the period is too short or its median ratio below `factor`."""
-        ratio = statistics.median(self.ratios)
-        if self.last - self.since < min_seconds or ratio < factor:
+        if self.last - self.since < min_seconds or (ratio := statistics.median(self.ratios)) < factor:
             return []
         return [Straggler(self.rank, self.host, round(ratio, 2), self.since, until)]
 
 
 def _median_without(order: Sequence[float], value: float) -> float:
-    """Returns the median of the sorted values `order`, with one occurrence of `value` left out."""
+    """Returns the median of the sorted values `order`, with one occurrence of `value` (or the next one) left out."""
     place, count = bisect_left(order, value), len(order) - 1
     low, high = ((count - 1) // 2, count // 2)
     return (order[low + (low >= place)] + order[high + (high >= place)]) / 2

@@ -63,4 +63,7 @@ def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: py
     assert len(attempt.paces()) == 100
     monkeypatch.setattr(directory, "_PACE_TAIL", 1000)
     numbers = [event["round"] for event in attempt.paces()]
+    monkeypatch.setattr(directory, "_PACE_TAIL", 1 << 18)
+    monkeypatch.setattr(directory, "_PACE_TAILS", 1000)  # the same of one file, or less of each of many
+    assert [event["round"] for event in attempt.paces()] == numbers
     assert 0 < len(numbers) < 20 and numbers == list(range(100 - len(numbers), 100))

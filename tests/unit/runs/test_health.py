@@ -14,7 +14,7 @@ from launcher.errors import ConfigError
 from launcher.failures.codes import CheckCode, PreflightThen
 from launcher.runs import event_file
 from launcher.runs.events import Finding, Observation, Preflighted
-from launcher.runs.health import Straggler, _median_without, preflight_lines, preflights, stragglers
+from launcher.runs.health import Straggler, StragglerSearch, _median_without, preflight_lines, preflights, stragglers
 from tests.unit.plans import plan_of
 
 FACTOR, PATIENCE = 1.5, 60.0
@@ -93,6 +93,37 @@ def test_what_was_told_long_ago_does_not_count() -> None:
 def test_a_run_that_is_over_has_no_one_who_still_is_slow() -> None:
     (found,) = stragglers(told([FAST] * 8, [SLOW] * 8), FACTOR, PATIENCE, over=True)
     assert found.until == 70.0
+
+
+class Counted(float):
+    """A step time that counts how often step times are looked at."""
+
+    operations = 0
+
+    def __rmul__(self, other: float) -> float:
+        Counted.operations += 1
+        return float(self) * other
+
+
+def operations_per_report(world_size: int) -> float:
+    """Two reports of each rank of nodes with 8 ranks, one of them slow in both."""
+    Counted.operations, slow_rank = 0, world_size // 2 + 3
+    search = StragglerSearch(FACTOR, 5.0)
+    found = [
+        each.rank
+        for number in range(2)
+        for first in range(0, world_size, 8)
+        for each in search.add({
+            "event": "pace", "round": 0, "rank": first, "host": "node", "time": 10.0 * number + first / world_size,
+            "seconds": [Counted(SLOW if first + place == slow_rank else FAST + place / 1e4) for place in range(8)],
+        })
+    ]  # fmt: skip
+    assert found == [slow_rank]
+    return Counted.operations / (2 * world_size)
+
+
+def test_the_work_per_report_does_not_grow_with_the_number_of_ranks() -> None:
+    assert operations_per_report(32768) < 1.5 * operations_per_report(3272)
 
 
 def test_other_events_are_passed_over() -> None:
