@@ -95,7 +95,11 @@ TOKEN = "launcher-"  # noqa: S105  prefix of all job tokens
 
 def token_of(folder: str) -> str:
     """Returns the token by which the scheduler's jobs of the run or sweep in this directory are recognised."""
-    return TOKEN + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
+    return TOKEN + hashlib.sha256(f"{_uid()}:{folder}".encode()).hexdigest()[:20]
+
+
+def _uid() -> int:
+    return os.getuid()
 
 
 @dataclass(frozen=True)

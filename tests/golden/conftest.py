@@ -19,6 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import workloads
 from launcher import __main__, __version__, paths
+from launcher.runs import directory
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 HERE = Path(__file__).parent
@@ -212,6 +213,7 @@ def world(
     monkeypatch.setattr(paths, "PACKAGE", _world.folder / ("installed" if installed else "checkout") / "launcher")
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
     monkeypatch.setattr(sys, "argv", ["launcher"])
+    monkeypatch.setattr(directory, "_uid", lambda: 0)  # a part of the job's token
     # The schema changes how YAML is read, for this process.
     readers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
     monkeypatch.setattr(yaml.SafeLoader, "yaml_implicit_resolvers", readers)

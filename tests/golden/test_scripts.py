@@ -97,7 +97,8 @@ def test_the_script_of_a_function_is_what_it_was(
     parameters, count = CALLS[name]
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
     # The environment's file is named by a hash of what is in it.
-    for variable in ("HOME", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "PYTEST_CURRENT_TEST"):
+    monkeypatch.setenv("HOME", "/nonexistent")
+    for variable in ("LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "PYTEST_CURRENT_TEST"):
         monkeypatch.delenv(variable)
     folder = world.folder / FUNCTIONS / name
     cluster = "pbs"

@@ -18,11 +18,11 @@
 umask 077
 trap '' USR1  # comes before a suspension (-notify)
 chmod 600 "$SGE_STDOUT_PATH" 2>/dev/null
-if [ ! -r /world/functions/sge/.environment-42c1f8ae52ca1a3a.sh ]; then
-  echo "launcher: $(hostname) cannot read "/world/functions/sge/.environment-42c1f8ae52ca1a3a.sh": is it on a file system that all nodes share?" >&2
+if [ ! -r /world/functions/sge/.environment-514b40b3be6b01d1.sh ]; then
+  echo "launcher: $(hostname) cannot read "/world/functions/sge/.environment-514b40b3be6b01d1.sh": is it on a file system that all nodes share?" >&2
   exit 93
 fi
-. /world/functions/sge/.environment-42c1f8ae52ca1a3a.sh
+. /world/functions/sge/.environment-514b40b3be6b01d1.sh
 umask 022
 cd /world/project || exit 93
 LAUNCHER_OWN_JOB="$JOB_ID"

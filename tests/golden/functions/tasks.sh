@@ -15,11 +15,11 @@
 
 # Made by launcher VERSION for a function that was submitted through submitit.
 umask 077
-if [ ! -r /world/functions/tasks/.environment-a40de562385bdc8a.sh ]; then
-  echo "launcher: $(hostname) cannot read "/world/functions/tasks/.environment-a40de562385bdc8a.sh": is it on a file system that all nodes share?" >&2
+if [ ! -r /world/functions/tasks/.environment-c7435d2a5519124d.sh ]; then
+  echo "launcher: $(hostname) cannot read "/world/functions/tasks/.environment-c7435d2a5519124d.sh": is it on a file system that all nodes share?" >&2
   exit 93
 fi
-. /world/functions/tasks/.environment-a40de562385bdc8a.sh
+. /world/functions/tasks/.environment-c7435d2a5519124d.sh
 umask 022
 cd /world/project || exit 93
 LAUNCHER_OWN_JOB="$PBS_JOBID"
