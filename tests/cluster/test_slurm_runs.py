@@ -180,6 +180,29 @@ def test_a_submitter_killed_in_the_middle_leaves_a_job_that_runs_and_is_found(
     assert launcher("wait", "cut-short", "-q").returncode == 0
 
 
+def test_a_qos_that_lifts_the_partitions_limit_and_the_cluster_of_the_environment_count(
+    slurm_with_accounting: Any, tmp_path: Path
+) -> None:
+    """Slurm itself runs a job of 20 minutes in a partition of 10 minutes, and all commands find it on that cluster."""
+    slurm = slurm_with_accounting
+    slurm.run("sacctmgr", "--immediate", "add", "qos", "long", "flags=PartitionTimeLimit")
+    slurm.run("sacctmgr", "--immediate", "add", "account", "acc")
+    slurm.run("sacctmgr", "--immediate", "add", "user", "root", "account=acc", "qos=normal,long")
+    try:
+        launcher = launcher_for(slurm, tmp_path)
+        words = [*FINE, "time=20m"]
+        environ = {"SBATCH_PARTITION": "debug", "SLURM_CLUSTERS": "test"}
+        refused = launcher.submit(*words, **environ)
+        assert "partition debug ends jobs after 00:10:00" in refused.stderr, refused.stdout
+        done = launcher.submit(*words, **environ, SBATCH_QOS="long")
+        assert done.returncode == 0, done.stderr
+        assert launcher("wait", "latest", "-q", **environ).returncode == 0
+        assert "SLURM_CLUSTERS" not in done.stdout + done.stderr
+    finally:
+        for words in (["user", "root", "account=acc"], ["account", "acc"], ["qos", "long"]):
+            slurm.run("sacctmgr", "--immediate", "delete", *words)
+
+
 def test_variables_of_another_job_are_not_handed_on(launcher: Launcher) -> None:
     foreign = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "9", "SBATCH_PARTITION": "nosuch", "PMI_RANK": "3",
                "RANK": "5", "MASTER_ADDR": "elsewhere"}  # fmt: skip

@@ -48,6 +48,7 @@ TAKEN_WITHIN = {
     "W": {
         "umask": "what the job prints is for nobody else",
         "tolerate_node_failures": "use min_nodes",
+        "block": "use wait",
     },
 }
 

@@ -46,6 +46,7 @@ TAKEN = {
     "hold_jid_ad": "use after",
     "terse": "the launcher finds its jobs by what qsub prints",
     "sync": "use wait",
+    "verify": "use dry_run=true",
     "clear": "the site's defaults are the site's",
     "S": "the script is bash's",
     "b": "the job has a script",

@@ -129,14 +129,17 @@ class Slurm:
         """
         if not ids:
             return {}
-        fields = f"--format={_SACCT}"
         try:
-            text = self.run("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", ",".join(ids), fields)
+            text = self.sacct("--allocations", "--jobs", ",".join(ids), f"--format={_SACCT}")
         except QueryTimeout:
             raise
         except QueryError:
             return {}
         return parse_accounting(text)
+
+    def sacct(self, *options: str) -> str:
+        """Returns accounting records as lines of fields separated by `|`; for errors see `run`."""
+        return self.run("sacct", *in_cluster(), "--noheader", "--parsable2", *options)
 
     def ended(self, job_id: str) -> SchedulerJob | None:
         """Returns the accounting record of one job, or None if it has none."""
@@ -190,7 +193,7 @@ class Slurm:
             Refused: Slurm refused the job; the text has its message.
             NoAnswer: the reply was lost, so the job may or may not exist.
         """
-        command = ["sbatch", "--parsable", *arguments, script]
+        command = ["sbatch", "--parsable", *in_cluster(), *arguments, script]
         done = run_submission(command, timeout=self.timeout, environment=environment, umask=0o077)
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
@@ -286,6 +289,29 @@ def array_of(job_id: str) -> str:
 def dependency(jobs: Sequence[str]) -> list[str]:
     """Returns sbatch options with which a job starts when all jobs in `jobs` have ended, with any outcome. Pure."""
     return [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
+
+
+def in_cluster() -> list[str]:
+    """Returns the option with which sbatch and sacct use the cluster of SLURM_CLUSTERS, as squeue and others do.
+
+    sacct does not read the variable. sbatch does, and would hand it on to the job, where each command of Slurm would
+    then ask slurmdbd, which compute nodes may not reach.
+    """
+    cluster = os.environ.get("SLURM_CLUSTERS")
+    return [f"--clusters={cluster}"] if cluster else []
+
+
+def ambiguous_cluster(environ: Mapping[str, str]) -> str | None:
+    """Returns why these variables do not name one cluster for all of Slurm's commands, or None if they do."""
+    clusters, of_sbatch = environ.get("SLURM_CLUSTERS", ""), environ.get("SBATCH_CLUSTERS", "")
+    if "," in clusters or clusters == "all":
+        return f"SLURM_CLUSTERS={clusters}: a job's number is that of one cluster: name one"
+    if of_sbatch not in ("", clusters):
+        return (
+            f"SBATCH_CLUSTERS={of_sbatch}: only sbatch follows it: unset it, and set SLURM_CLUSTERS={of_sbatch}, which "
+            "all of Slurm's commands follow"
+        )
+    return None
 
 
 def quiet_environment() -> dict[str, str]:

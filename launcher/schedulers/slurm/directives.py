@@ -35,7 +35,41 @@ TAKEN = {
     "error": "`launcher logs RUN` shows it, wherever it is",
     "open-mode": "attempts share the output file",
     "array": "one command submits one run",
+    **{
+        key: f"use the key cluster.{key}"
+        for key in ("partition", "account", "qos", "constraint", "reservation", "exclude")
+    },
+    "clusters": "set SLURM_CLUSTERS in the environment, which all of Slurm's commands follow",
+    "wait": "use the key wait",
+    "test-only": "use dry_run=true, or `launcher why RUN`",
+    "parsable": "the launcher finds its jobs by what sbatch prints",
 }
+
+# Keys of `cluster` that sbatch takes from the environment as well, and the variable of each (man sbatch, INPUT
+# ENVIRONMENT VARIABLES). The variable overrides the line of the script, so a job gets it only if the key has no value.
+VARIABLES = {
+    "account": "SBATCH_ACCOUNT",
+    "partition": "SBATCH_PARTITION",
+    "qos": "SBATCH_QOS",
+    "reservation": "SBATCH_RESERVATION",
+    "constraint": "SBATCH_CONSTRAINT",
+}
+
+
+def keys(plan: JobPlan) -> dict[str, str | None]:
+    """Returns the plan's values of the keys in VARIABLES."""
+    values = {**vars(settings_of(plan, SlurmSettings)), "account": plan.cluster.account}
+    return {key: values[key] for key in VARIABLES}
+
+
+def inherited(plan: JobPlan) -> list[str]:
+    """Returns the variables of VARIABLES that count for a plan's job."""
+    return [VARIABLES[key] for key, value in keys(plan).items() if value is None]
+
+
+def effective(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the values of the keys in VARIABLES with which a job is submitted from `environ`."""
+    return {key: environ.get(VARIABLES[key]) if value is None else value for key, value in keys(plan).items()}
 
 
 def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:

@@ -32,9 +32,7 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
         for line in lines(found, wanted(cluster, found)):
             yield ok("partition", line)
         yield from compared(cluster, found)
-    yield accounting(
-        timed(lambda: slurm.run("sacct", "--noheader", "--allocations", "--starttime=now", "--format=JobID"))
-    )
+    yield accounting(timed(lambda: slurm.sacct("--allocations", "--starttime=now", "--format=JobID")))
 
 
 def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:

@@ -19,7 +19,7 @@ def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
     The memory of an execution is the peak of its largest task (MaxRSS) in any step.
     """
     try:
-        text = slurm.run("sacct", "--noheader", "--parsable2", "--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
+        text = slurm.sacct("--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
     except QueryError:
         return []
     return parse(text)

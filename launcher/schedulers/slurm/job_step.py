@@ -53,5 +53,5 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))
+        if name in ("SLURM_CONF", "SLURM_CLUSTERS") or not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))
     }

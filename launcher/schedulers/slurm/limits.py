@@ -7,7 +7,7 @@ exceeds the time limit of its partition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.errors import ConfigError, near
 from launcher.formatting import format_time, plural
@@ -26,6 +26,7 @@ class Partition:
         time: time limit in seconds; None: no limit.
         max_nodes: maximum number of nodes of one job; None: no limit.
         groups: the partition's nodes, grouped by their resources.
+        qos: name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own.
     """
 
     name: str
@@ -33,6 +34,30 @@ class Partition:
     time: int | None
     max_nodes: int | None
     groups: tuple[NodeGroup, ...]
+    qos: str = ""
+
+
+@dataclass(frozen=True)
+class Qos:
+    """A QOS, whose flags may lift limits of the partition of its jobs (sacctmgr(1), PartitionTimeLimit).
+
+    The flags of a partition's own QOS do not count (seen on 22.05).
+    """
+
+    name: str
+    lifts_time: bool  # flag PartitionTimeLimit
+    lifts_nodes: bool  # flag PartitionMaxNodes
+    time: int | None = None  # its own limit in seconds; None: none, or Slurm enforces no limits of QOS
+    max_nodes: int | None = None
+
+    def within(self, partition: Partition) -> Partition:
+        """Returns the partition with the limits of jobs with this QOS."""
+        return replace(
+            partition,
+            time=self.time if self.lifts_time else partition.time,
+            max_nodes=self.max_nodes if self.lifts_nodes else partition.max_nodes,
+            qos=self.name if self.lifts_time or self.lifts_nodes else "",
+        )
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
@@ -74,7 +99,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
 
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
     """Returns why a partition could never start the plan's job, with the fix, or None if it could."""
-    where = f"partition {partition.name}"
+    where = f"partition {partition.name}" + (f" with QOS {partition.qos}" if partition.qos else "")
     total = sum(group.nodes for group in partition.groups)
     most = total if partition.max_nodes is None else min(total, partition.max_nodes)
     if most == 0:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from launcher.errors import ConfigError
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.commands import Slurm
-from launcher.schedulers.slurm.limits import check_partition
+from launcher.schedulers.slurm.directives import effective
+from launcher.schedulers.slurm.limits import Partition, Qos, check_partition
 from launcher.spec.plan import JobPlan
+
+ANY = Qos("", lifts_time=True, lifts_nodes=True)
 
 
 def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -17,7 +21,7 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 
     Args:
         plan: the run's plan.
-        environ: environment of the submission, whose SBATCH_PARTITION is the default partition.
+        environ: environment of the submission.
 
     Raises:
         ConfigError: the plan's partition does not exist, or could never start the job.
@@ -31,6 +35,34 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         partitions = answer.result()
     except QueryError as error:
         return (f"not compared with the live partitions: {error}",)
-    if partitions:
-        check_partition(plan, partitions, environ.get("SBATCH_PARTITION"))  # which sbatch gets as well
+    if not partitions:
+        return ()
+    try:
+        check_partition(plan, partitions, effective(plan, environ)["partition"])
+    except ConfigError as refusal:
+        return _with_qos(plan, partitions, effective(plan, environ), refusal)
     return ()
+
+
+def _with_qos(
+    plan: JobPlan, partitions: Sequence[Partition], values: Mapping[str, str | None], refusal: ConfigError
+) -> tuple[str, ...]:
+    """Checks a refused plan again, with the limits that its QOS lifts; returns a note if the QOS is not known."""
+    # Lazily: 15 ms, and most plans need no QOS
+    from launcher.schedulers.slurm.resource_queries import ResourceQueries
+
+    def check(qos: Qos) -> None:
+        check_partition(plan, [qos.within(each) for each in partitions], values["partition"])
+
+    check(ANY)
+    try:
+        found = ResourceQueries(plan.cluster.submit_timeout).qos(values["qos"], values["account"])
+    except QueryError as error:
+        return (f"{refusal}, unless the job's QOS lifts this limit, which is not known ({error})",)
+    for qos in found:
+        try:
+            check(qos)
+            return ()
+        except ConfigError as error:
+            refusal = error
+    raise refusal

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from launcher.schedulers.command import query
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.slurm.commands import Slurm, quiet_environment
+from launcher.schedulers.slurm.commands import Slurm, in_cluster, quiet_environment
+from launcher.schedulers.slurm.limits import Qos
 from launcher.units import parse_local_time, parse_time
 
+SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 NODES = ("sinfo", "--all", "--noheader", "--format=%P|%D|%T|%f|%N|%E")
 NEVER = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")
 
@@ -182,24 +184,44 @@ class ResourceQueries:
             column: sacctmgr's column of the limit.
         """
         if scope == "qos":
-            text = self._run(
-                "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"name={name}", f"format=Name,{column}"
-            )
+            text = self._run(*SACCTMGR, "show", "qos", f"name={name}", f"format=Name,{column}")
             return parse_limit(text, "QOS", column)
         user = getpass.getuser()
-        text = self._run(
-            "sacctmgr", "--noheader", "--parsable2", "show", "associations", f"account={name}",
-            f"format=Account,User,{column}",
-        )  # fmt: skip
+        text = self._run(*SACCTMGR, "show", "associations", f"account={name}", f"format=Account,User,{column}")
         rows = [line for line in text.splitlines() if line.split("|")[1:2] in ([""], [user])]
         return parse_limit("\n".join(rows), "account", column)
+
+    def qos(self, name: str | None, account: str | None) -> list[Qos]:
+        """Returns the QOS that a new job of this user may get; [] if the site has none.
+
+        Args:
+            name: the QOS that the job asks for; None: it gets the default one of its account.
+            account: the job's account; None: any of the user's.
+        """
+        settings = parse_settings(self._run("scontrol", "show", "config"))
+        if not has_accounting(settings):
+            return []
+        known = parse_qos(
+            self._run(*SACCTMGR, "show", "qos", "format=Name,Flags,MaxWall,MaxTRES"),
+            enforced="limits" in settings.get("AccountingStorageEnforce", ""),
+        )
+        names = {name}
+        if name is None:
+            cluster, user = settings.get("ClusterName", ""), getpass.getuser()
+            text = self._run(
+                *SACCTMGR, "show", "associations", f"cluster={cluster}", f"user={user}",
+                "format=Account,DefaultQOS,QOS",
+            )  # fmt: skip
+            names = {*default_qos(text, account)}
+        return [each for each in known if each.name in names]
 
     def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> Trial:
         """Returns when a job with these sbatch options would start (`sbatch --test-only`). Submits nothing."""
         self.asked += 1
         done = query(
-            "sbatch", "--test-only", *options, "--wrap=true", timeout=self.timeout, environment=environment, good=(0, 1)
-        )
+            *("sbatch", "--test-only", *in_cluster(), *options, "--wrap=true"),
+            timeout=self.timeout, environment=environment, good=(0, 1),
+        )  # fmt: skip
         return parse_trial(done.stderr + done.stdout)
 
 
@@ -305,6 +327,41 @@ def parse_reservations(text: str) -> list[Reservation]:
                 )
             )  # fmt: skip
     return found
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Parses the `KEY = VALUE` lines of `scontrol show config`."""
+    return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
+
+
+def has_accounting(settings: Mapping[str, str]) -> bool:
+    """Returns whether a site keeps accounting, and so has accounts and QOS, from `parse_settings`."""
+    return not settings.get("AccountingStorageType", "").endswith(("/none", "(null)"))
+
+
+def parse_qos(text: str, *, enforced: bool) -> list[Qos]:
+    """Parses sacctmgr's lines `Name|Flags|MaxWall|MaxTRES`; a QOS has limits if Slurm enforces those of QOS."""
+    found = []
+    for line in text.splitlines():
+        name, flags, time, resources = (line.split("|") + [""] * 4)[:4]
+        most = re.search(r"(?:^|,)node=(\d+)", resources)
+        found.append(
+            Qos(
+                name, "PartitionTimeLimit" in flags, "PartitionMaxNodes" in flags,
+                limit_of(time) if enforced else None, int(most[1]) if enforced and most else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def default_qos(text: str, account: str | None) -> set[str]:
+    """Returns the names of the QOS that jobs which ask for none get, from sacctmgr's lines `Account|DefaultQOS|QOS`.
+
+    It is the account's default one, its only one, or `normal` (job_mgr.c, _determine_and_validate_qos).
+    """
+    rows = [(line.split("|") + [""] * 3)[:3] for line in text.splitlines()]
+    mine = [row for row in rows if account in (None, row[0])]
+    return {default or (own if own and "," not in own else "normal") for _, default, own in mine} or {"normal"}
 
 
 def parse_limit(text: str, what: str, column: str) -> str:

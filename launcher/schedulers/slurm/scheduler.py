@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
@@ -23,7 +24,7 @@ from launcher.schedulers.scheduler import (
     StartsJobSteps,
 )
 from launcher.schedulers.slurm import directives, job_step
-from launcher.schedulers.slurm.commands import Slurm, array_of
+from launcher.schedulers.slurm.commands import Slurm, ambiguous_cluster, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.script.job_variables import JobVariables
@@ -35,16 +36,6 @@ if TYPE_CHECKING:
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
-
-# Variables that set a site's defaults, and the corresponding key of `cluster`. They override the lines of the script
-# (man sbatch, INPUT ENVIRONMENT VARIABLES), so they are removed from the environment if the plan has a value.
-DEFAULTS = {
-    "SBATCH_ACCOUNT": "account",
-    "SBATCH_PARTITION": "partition",
-    "SBATCH_QOS": "qos",
-    "SBATCH_RESERVATION": "reservation",
-    "SBATCH_CONSTRAINT": "constraint",
-}
 
 
 class SlurmScheduler(
@@ -88,14 +79,13 @@ class SlurmScheduler(
         return directives.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        settings = settings_of(plan, SlurmSettings)
-        ours = {**vars(settings), "account": plan.cluster.account}
-        return scrubbed(environ, kept=[name for name, key in DEFAULTS.items() if ours[key] is None])
+        result = scrubbed(environ, kept=directives.inherited(plan))
+        return replace(result, dropped=tuple(name for name in result.dropped if name != "SLURM_CLUSTERS"))
 
     def problem(self) -> str | None:
-        if shutil.which("sbatch"):
-            return None
-        return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
+        if not shutil.which("sbatch"):
+            return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
+        return ambiguous_cluster(os.environ)
 
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
         if left <= 0:

@@ -19,15 +19,16 @@ from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.limits import Partition
 from launcher.schedulers.slurm.resource_queries import (
     NODES,
+    SACCTMGR,
     Nodes,
     PartitionFacts,
+    has_accounting,
     parse_nodes,
     parse_partitions,
+    parse_settings,
     slurm_version,
 )
 from launcher.schedulers.slurm.settings import SlurmSettings
-
-SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def survey(slurm: Slurm) -> SlurmSite:
     nodes = ask(lambda: parse_nodes(slurm.run(*NODES)), nodes, "features of nodes")
     for each in nodes:
         features.setdefault(each.partition, {}).update(dict.fromkeys(each.features))
-    if settings.get("AccountingStorageType", "").endswith(("/none", "(null)")):
+    if not has_accounting(settings):
         ask.problems.append("accounts: the site keeps no accounting")
     else:
         # `show associations` leaves the default account empty (22.05 and 26.05).
@@ -213,11 +214,6 @@ def _limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
     yield f"  mem_per_node: {memory(max(group.mem for group in chosen.groups))}  # sinfo: memory"
     if chosen.time is not None:
         yield f"  time: {json.dumps(format_time(chosen.time))}  # sinfo: its time limit"
-
-
-def parse_settings(text: str) -> dict[str, str]:
-    """Parses the `KEY = VALUE` lines of `scontrol show config`."""
-    return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
 
 
 def parse_accounts(text: str) -> tuple[Account, ...]:

@@ -53,7 +53,13 @@ def test_srun_overlaps_the_steps_that_run_and_takes_nothing_of_this_shells_job()
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
     assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach.node_session"), "shell", "/runs/a b/x"]
     environ = {"SLURM_CONF": "/c", "SLURM_NTASKS_PER_NODE": "4", "SRUN_DEBUG": "1", "HOME": "/h", "PYTHONPATH": "/mine"}
-    assert step.environment(environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
+    environ |= {"SLURM_CLUSTERS": "there"}
+    assert step.environment(environ) == {
+        "SLURM_CONF": "/c",
+        "SLURM_CLUSTERS": "there",
+        "HOME": "/h",
+        "PYTHONPATH": "/src:/mine",
+    }
 
 
 def test_an_srun_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_plain_request_asks_for_nothing_more_than_it_says() -> None:
         ({"directives": {"m": None, "h": False}}, []),
         ({"directives": {"M": ["a@b", "c@d"]}}, [("M", "a@b"), ("M", "c@d")]),
         ({"directives": {"l": "mem=1gb"}}, [("l", "mem=1gb")]),
-        ({"directives": {"W": ["group_list=x", "block=true"]}}, [("W", "group_list=x"), ("W", "block=true")]),
+        ({"directives": {"W": ["group_list=x", "sandbox=PRIVATE"]}}, [("W", "group_list=x"), ("W", "sandbox=PRIVATE")]),
         ({"directives": {"l": None, "W": None}}, []),
     ],
 )  # fmt: skip
@@ -127,7 +127,8 @@ def test_what_makes_the_run_what_it_is_cannot_be_replaced(option: str, value: An
     ({"select": "2:ncpus=4,walltime=999:00:00"}, "a select statement has no blanks, quotes, commas"),
     ({"select": "2:ncpus=4 -W umask=000"}, "a select statement has no blanks"),
     ({"directives": {"W": "umask=000"}}, "-W umask=000: umask cannot be set: what the job prints is for nobody else"),
-    ({"directives": {"W": ["block=true", "group_list=a, umask = 0"]}}, "umask cannot be set"),
+    ({"directives": {"W": ["depend=on:1", "group_list=a, umask = 0"]}}, "umask cannot be set"),
+    ({"directives": {"W": "group_list=a,block=true"}}, "-W group_list=a,block=true: block cannot be set: use wait"),
     ({"directives": {"W": "tolerate_node_failures=none"}}, "use min_nodes"),
     ({"directives": {"v": "A=1,B=2"}}, "-v A=1,B=2: write NAME=VALUE, without blanks, quotes, commas"),
     ({"directives": {"v": "HOME"}}, "-v HOME: write NAME=VALUE"),

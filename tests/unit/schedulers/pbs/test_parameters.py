@@ -221,7 +221,7 @@ KINDS: dict[str, tuple[range, dict[str, Any]]] = {
     "everything": (range(9), {
         "queue": "gpu", "project": "p", "account": "it's", "select": "2:ncpus=4", "place": "excl", "walltime": "1h",
         "tasks_per_node": 2, "resources": {"a": "x:y"}, "filesystems": "home", "array_parallelism": 3,
-        "directives": {"m": "abe", "W": ["block=true"], "h": True}, "setup": ["module load x", "a='b\nc'"],
+        "directives": {"m": "abe", "W": ["sandbox=PRIVATE"], "h": True}, "setup": ["module load x", "a='b\nc'"],
         "teardown": ["true"], "stderr_to_stdout": True, "rerunnable": False,
     }),
 }  # fmt: skip
@@ -273,7 +273,7 @@ def test_a_script_asks_for_what_its_parameters_say(
     if kind == "everything":
         assert (asked["q"], asked["P"], asked["A"], asked["m"]) == ("gpu", "p", "it's", "abe")
         assert (resources["filesystems"], resources["a"]) == ("home", "x:y")
-        assert [value for letter, value in options if letter == "W"] == ["umask=077", "block=true"]
+        assert [value for letter, value in options if letter == "W"] == ["umask=077", "sandbox=PRIVATE"]
         assert ("h", "") in options
 
 

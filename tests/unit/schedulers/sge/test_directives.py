@@ -67,6 +67,10 @@ def test_amounts_count_for_each_slot() -> None:
         ({"directives": {"l": ["a=1", "b=2,s_rt=60"]}}, "-l b=2,s_rt=60: the wall time cannot be set there: use time"),
         ({"resources": {"a": "1,b=2"}}, "no blanks, quotes, commas"),
         ({"directives": {"N": "x"}}, "use name"),
+        *(
+            ({"directives": {name: value}}, f"the qsub option -{name} cannot be")
+            for name, value in (("sync", "y"), ("verify", True))
+        ),
         ({"directives": {"pe": "x 2"}}, "use nodes and cluster.parallel_environment"),
         ({"directives": {"V": True}}, "the environment is handed on anyway"),
         ({"directives": {"M": "a b"}}, "no blanks"),

@@ -5,11 +5,13 @@ The texts below were printed by Slurm 22.05, unless something else is said.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.commands import (
     STATES,
@@ -22,8 +24,12 @@ from launcher.schedulers.slurm.commands import (
     quiet_environment,
 )
 from launcher.schedulers.slurm.executor import SlurmInfoWatcher
+from launcher.schedulers.slurm.history import history
 from launcher.schedulers.slurm.limits import Partition
+from launcher.schedulers.slurm.resource_queries import ResourceQueries
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.limits import NodeGroup
+from tests.unit.plans import plan_of
 
 MIB = 1024**2
 SINFO = """\
@@ -268,6 +274,51 @@ def test_a_users_own_formats_do_not_change_what_is_read(commands: Path, monkeypa
     assert {"SLURM_CONF", "MY_SQUEUE_FORMAT", "PATH"} <= left.keys()
     put(commands, "sinfo", 'echo "p${SINFO_FORMAT-}|infinite|1|1|1|1|"')
     assert [partition.name for partition in Slurm().partitions()] == ["p"]
+
+
+def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch and sacct by an option, as sacct does not read the variable, and sbatch's job would get it."""
+    for name in ("sbatch", "sacct", "squeue", "scontrol", "scancel"):
+        put(commands, name, f'echo "{name} ${{SLURM_CLUSTERS-}} $*" >>{commands}/asked; echo "7;other"')
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
+    environment = job_environment(os.environ, plan_of())
+    assert "SLURM_CLUSTERS" not in {*environment.environment, *environment.dropped}
+    slurm, resources = Slurm(), ResourceQueries()
+    assert slurm.submit("script.sh", environment.environment, "--nice") == "7"
+    slurm.ended("7")
+    history(slurm, "7")
+    resources.trial([], environment.environment)
+    slurm.jobs()
+    slurm.find("token", "name")
+    slurm.requeue("7")
+    slurm.cancel("7")
+    asked = (commands / "asked").read_text().splitlines()
+    assert len(asked) == 8
+    for each in asked:
+        command, *words = each.split()
+        assert ("--clusters=other" if command in ("sbatch", "sacct") else "other") in words, each
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({}, None),
+        ({"SLURM_CLUSTERS": "a"}, None),
+        ({"SLURM_CLUSTERS": "a", "SBATCH_CLUSTERS": "a"}, None),
+        ({"SLURM_CLUSTERS": "a,b"}, "SLURM_CLUSTERS=a,b: a job's number is that of one cluster"),
+        ({"SLURM_CLUSTERS": "all"}, "SLURM_CLUSTERS=all: a job's number is that of one cluster"),
+        ({"SBATCH_CLUSTERS": "b"}, "set SLURM_CLUSTERS=b"),
+        ({"SLURM_CLUSTERS": "a", "SBATCH_CLUSTERS": "b"}, "set SLURM_CLUSTERS=b"),
+    ],
+)
+def test_jobs_go_to_one_cluster_that_all_commands_follow(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: str | None
+) -> None:
+    put(commands, "sbatch", "")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    problem = SlurmScheduler().problem()
+    assert problem is None if words is None else words in (problem or "")
 
 
 def test_jobs_are_counted_by_each_partition_and_qos_that_they_may_run_in() -> None:

@@ -86,8 +86,6 @@ def test_gpus_are_asked_for_in_the_sites_dialect(
         ({"mem_per_gpu": "2G"}, {"mem"}, {"mem-per-gpu": "2G"}),
         ({"mem": 0}, set(), {"mem": 0}),  # Slurm's: all there is
         ({"mem": None}, {"mem"}, {}),
-        ({"partition": "other"}, set(), {"partition": "other"}),
-        ({"partition": None}, {"partition"}, {}),
         ({"exclusive": True, "requeue": False}, {"requeue"}, {"exclusive": True}),
         ({"nice": 5, "licenses": "a:1"}, set(), {"nice": 5, "licenses": "a:1"}),
     ],
