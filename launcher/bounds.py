@@ -9,3 +9,6 @@ RECORD_BYTES = 1 << 24  # of a record, a result or a manifest
 EVENTS_BYTES = 1 << 25  # that are read of an event file: half at its beginning and half at its end
 JSON_LEVELS = 64  # of lists and objects in JSON
 JSON_INTEGERS = 1 << 63  # integers in JSON are between -JSON_INTEGERS and JSON_INTEGERS
+SWEEP_BYTES = 1 << 27  # of a sweep's manifest
+SWEEP_POINTS = 100_000  # of a sweep
+SWEEP_OVERRIDES = 10_000_000  # of all points of a sweep together

@@ -63,17 +63,17 @@ def open_regular(path: AnyPath) -> IO[bytes]:
         raise
 
 
-def read_whole(path: AnyPath) -> bytes:
+def read_whole(path: AnyPath, most: int | None = None) -> bytes:
     """Returns all bytes of a file.
 
     Raises:
-        OSError: as for `open_regular`; EFBIG if the file has more than bounds.RECORD_BYTES bytes.
+        OSError: as for `open_regular`; EFBIG if the file has more than `most` (None: bounds.RECORD_BYTES) bytes.
     """
+    most = bounds.RECORD_BYTES if most is None else most
     with open_regular(path) as file:
-        data = _read(file, bounds.RECORD_BYTES + 1)
-    if len(data) > bounds.RECORD_BYTES:
-        most = bounds.RECORD_BYTES >> 10
-        raise OSError(errno.EFBIG, f"it has more than the {most} KiB that are read of such a file", path)
+        data = _read(file, most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than the {most >> 10} KiB that are read of such a file", path)
     return data
 
 

@@ -104,12 +104,12 @@ def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool
     return Ok(found.value is not None) if isinstance(found, Ok) else found
 
 
-def read_bytes(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bytes | None]:
+def read_bytes(path: AnyPath, most: int | None = None, *, retry_seconds: float | None = None) -> Outcome[bytes | None]:
     """Reads all bytes of a file; the outcome's value is None if there is no file, bytes otherwise.
 
-    The outcome is Wrong if the path is not a regular file, or has more than `bounds.RECORD_BYTES` bytes.
+    The outcome is Wrong if the path is not a regular file, or has more than `most` (None: `bounds.RECORD_BYTES`) bytes.
     """
-    return retry_read(lambda: run_files.read_whole(path), path, retry_seconds=retry_seconds)
+    return retry_read(lambda: run_files.read_whole(path, most), path, retry_seconds=retry_seconds)
 
 
 def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[str | None]:
@@ -117,8 +117,8 @@ def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[s
     return map_value(read_bytes(path, retry_seconds=retry_seconds), lambda data: os.fsdecode(data))
 
 
-def read_json(path: AnyPath) -> Outcome[Any]:
-    """Reads a JSON file; the outcome's value is None if there is no file. Wrong if the file is not valid JSON."""
+def read_json(path: AnyPath, most: int | None = None) -> Outcome[Any]:
+    """Reads a JSON file of up to `most` bytes, as `read_bytes` does. Wrong as well if the file is not valid JSON."""
 
     def parsed(data: bytes) -> Any:
         try:
@@ -126,7 +126,7 @@ def read_json(path: AnyPath) -> Outcome[Any]:
         except ValueError as error:
             raise RunError(f"{path} cannot be read: {error}") from None
 
-    return map_value(read_bytes(path), parsed)
+    return map_value(read_bytes(path, most), parsed)
 
 
 def list_names(folder: AnyPath) -> Outcome[list[str] | None]:

@@ -1,7 +1,7 @@
 """The sweep directory: manifest, points and submitted arrays. Only this module reads and writes their format.
 
     SWEEP/                  0700, files 0600
-      sweep.json            the manifest: all points with their overrides; written by the submitter
+      sweep.json            the manifest: the overrides of all points, those that they share once; by the submitter
       journal.jsonl         which points were submitted in which array
       arrays/TOKEN          the points of an array, one per line: element N is line N + 1
       arrays/TOKEN.sh       the array's job script; the output files of its elements are beside it, points link to them
@@ -25,12 +25,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from launcher import bounds
 from launcher.config.hydra_text import key_of
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import exists, read_json, read_text, unwrap
-from launcher.formatting import ranges
+from launcher.formatting import long_size, ranges
 from launcher.runs import directory, event_file, event_json, live_index
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
@@ -38,9 +39,8 @@ from launcher.runs.events import Refused, Submitted, Submitting, every
 from launcher.runs.search_record import SearchRecord
 from launcher.units import parse_ranges
 
-FORMAT = 1  # version of the manifest's format
+FORMAT = 2  # version of the manifest's format; format 1 has no `common`, and all overrides of each point
 RECORD = "sweep.json"
-MOST_POINTS = 1_000_000
 # Keys of a single command: a change of them makes neither a new sweep nor a new point.
 COMMAND_KEYS = (
     "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
@@ -92,6 +92,9 @@ class Manifest:
         parallelism: number of points that may run at once; None: no limit but the site's.
         packing: how points share pilots; None: each point has a job of its own.
         search: whether points are chosen while the sweep runs; they are then in the search's journal, not in this file.
+
+    In the file, `common` has the overrides that all points have at the same place, and null where they differ; the
+    `points` have the others.
     """
 
     name: str
@@ -182,9 +185,12 @@ class Sweep:
         return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
-        """Writes the manifest atomically; without the points if the sweep is a search."""
-        manifest = replace(manifest, points=()) if manifest.search else manifest
-        run_files.write(self.path / RECORD, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1))
+        """Writes the manifest atomically; without the points if the sweep is a search.
+
+        Raises:
+            ConfigError: as for `text_of`.
+        """
+        run_files.write(self.path / RECORD, text_of(manifest))
 
     def manifest(self) -> Manifest:
         """Returns the manifest; for a search, with the points that were chosen so far.
@@ -193,17 +199,22 @@ class Sweep:
             UnavailableError: the manifest cannot be read now.
             RunError: there is no manifest, it is damaged, or another version of the launcher wrote it.
         """
-        found = unwrap(read_json(self.path / RECORD))
+        found = unwrap(read_json(self.path / RECORD, bounds.SWEEP_BYTES))
         if found is None and not self.recorded():
             raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
         if not isinstance(found, dict) or "format" not in found:
             raise RunError(f"{self.path}/{RECORD} cannot be read: it is no manifest of a sweep")
-        values = {key: each for key, each in found.items() if key != "format"}
-        if found["format"] != FORMAT:
+        common = found.pop("common", [])
+        if found.pop("format") not in (1, FORMAT):
             raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
-        if wrong := misfit(values, Manifest, RECORD):
+        wrong = misfit(found, Manifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
+        if wrong := wrong or _too_many(len(found["points"]), len(common) * len(found["points"])):
             raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
-        manifest: Manifest = from_json(values, Manifest)
+        try:
+            found["points"] = [_whole(common, own) for own in found["points"]]
+        except StopIteration:
+            raise RunError(f"{self.path}/{RECORD} cannot be read: a point lacks overrides") from None
+        manifest: Manifest = from_json(found, Manifest)
         if manifest.search:
             points = tuple(canonical(each.overrides) for each in SearchRecord(self.path).journal().trials)
             return replace(manifest, points=points)
@@ -312,6 +323,43 @@ class Sweep:
             (self.path / "cancelled").unlink(missing_ok=True)
 
 
+def text_of(manifest: Manifest) -> str:
+    """Returns the text of a manifest's file, without the points if the sweep is a search. Pure.
+
+    Raises:
+        ConfigError: it could not be read again: there are too many points, or their overrides are too long.
+    """
+    points = () if manifest.search else manifest.points
+    common = [column[0] if len(set(column)) == 1 else None for column in zip(*points, strict=False)]
+    own = [
+        [*(each for each, shared in zip(point, common, strict=False) if shared is None), *point[len(common) :]]
+        for point in points
+    ]
+    text = json.dumps({"format": FORMAT, **asdict(replace(manifest, points=())), "common": common, "points": own})
+    wrong = _too_many(len(points), len(common) * len(points))
+    if (size := len(text)) > bounds.SWEEP_BYTES:
+        most = long_size(bounds.SWEEP_BYTES)
+        wrong = f"the overrides in which its points differ have {long_size(size)}, and {most} are read"
+    if wrong:
+        raise ConfigError(f"the sweep could not be read again: {wrong}: divide it into several sweeps")
+    return text
+
+
+def _whole(common: Sequence[str | None], own: Sequence[str]) -> list[str]:
+    """Returns all overrides of a point, from those of all points and its own; StopIteration: some are missing."""
+    left = iter(own)
+    return [*[next(left) if shared is None else shared for shared in common], *left]
+
+
+def _too_many(points: int, shared: int) -> str | None:
+    """Returns why so many points, with so many overrides that they share, are too many; None: they are not."""
+    if points > bounds.SWEEP_POINTS:
+        return f"it has {points:,} points, and a sweep has at most {bounds.SWEEP_POINTS:,}"
+    if shared > bounds.SWEEP_OVERRIDES:
+        return f"its points have {shared:,} overrides, and those of a sweep at most {bounds.SWEEP_OVERRIDES:,}"
+    return None
+
+
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
     """Returns the overrides that identify a point, sorted by key: without COMMAND_KEYS and keys of the sweep. Pure.
 
@@ -360,7 +408,7 @@ def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
 
 
 def _parse_points(text: str) -> tuple[int, ...]:
-    return parse_ranges(text, MOST_POINTS) if text else ()
+    return parse_ranges(text, bounds.SWEEP_POINTS) if text else ()
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:

@@ -147,6 +147,7 @@ def prepare_sweep(
         best_is=first.sweep.best_is.value,
         parallelism=_parallelism(first),
     )
+    sweep_directory.text_of(manifest)  # refused here, before anything is written
     plans, notes = _plans(by_index, manifest, sweep_id, environ)
     keys = sweep_directory.differing(recorded)
     arrays = grouping.groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))

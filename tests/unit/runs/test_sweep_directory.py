@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher import bounds
 from launcher.errors import ConfigError, RunError
 from launcher.runs import events as kinds
 from launcher.runs import lookup, sweep_directory
@@ -23,6 +26,7 @@ from launcher.runs.sweep_directory import (
     canonical,
     differing,
     label,
+    text_of,
     values_of,
 )
 from tests.unit.sweep_runs import begin, make_sweep, submit_array
@@ -98,6 +102,56 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, manifest: Manifest
     assert [(each.index, each.overrides) for each in sweep.points()] == list(enumerate(manifest.points))
 
 
+POINTS = st.lists(st.lists(st.sampled_from(["a=1", "a=2", "b={c: 1}", "+d=é"]), max_size=4).map(tuple), max_size=5)
+
+
+@given(POINTS)
+def test_the_overrides_of_any_points_are_read_as_they_were_written(tmp_path_factory: Any, points: Any) -> None:
+    sweep = Sweep.create(tmp_path_factory.mktemp("runs") / "lr-1")
+    sweep.write(Manifest("lr", (), tuple(points)))
+    assert sweep.manifest().points == tuple(points)
+
+
+def test_a_manifest_of_format_1_is_read(tmp_path: Path) -> None:
+    sweep = Sweep.create(tmp_path / "lr-1")
+    text = '{"format": 1, "name": "lr", "command": ["-m"], "points": [["seed=1", "x=1"], ["seed=2", "x=1"]]}'
+    (sweep.path / "sweep.json").write_text(text)
+    assert sweep.manifest() == Manifest("lr", ("-m",), (("seed=1", "x=1"), ("seed=2", "x=1")))
+
+
+def many(count: int, common: int) -> Manifest:
+    return Manifest("lr", (), tuple(("a=1", f"seed={10**6 + seed}", f"z={'x' * common}") for seed in range(count)))
+
+
+def test_overrides_that_all_points_have_are_written_once() -> None:
+    few, more, longer = (len(text_of(many(*each))) for each in ((100, 4000), (1000, 4000), (1000, 8000)))
+    assert more - few < 900 * 20
+    assert longer - more == 4000
+
+
+@pytest.mark.parametrize(
+    ("bound", "size", "words"),
+    [
+        ("SWEEP_POINTS", 20, "it has 20 points, and a sweep has at most 19"),
+        ("SWEEP_OVERRIDES", 60, "its points have 60 overrides, and those of a sweep at most 59"),
+        ("SWEEP_BYTES", len(text_of(many(20, 0))), "the overrides in which its points differ have 535 B, and 534 B"),
+    ],
+)
+def test_what_could_not_be_read_again_is_refused_and_everything_else_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, size: int, words: str
+) -> None:
+    sweep, manifest = Sweep.create(tmp_path / "lr-1"), many(20, 0)
+    for most in (size + 1, size):
+        monkeypatch.setattr(bounds, bound, most)
+        sweep.write(manifest)
+        assert sweep.manifest() == manifest
+    monkeypatch.setattr(bounds, bound, size - 1)
+    with pytest.raises(ConfigError, match=words):
+        sweep.write(manifest)
+    with pytest.raises(RunError, match="cannot be read"):
+        sweep.manifest()
+
+
 def test_the_directory_is_private(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
@@ -110,6 +164,10 @@ def test_the_directory_is_private(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+def sparse(points: int, common: int) -> str:
+    return json.dumps({"format": 2, "points": [[]] * points, "common": ["a"] * common, "command": [], "name": "x"})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -118,11 +176,15 @@ def test_the_directory_is_private(tmp_path: Path) -> None:
         ('{"format": 1, "name": "x"', "cannot be read"),
         ("[]", "cannot be read"),
         ("7", "cannot be read"),
-        ('{"format": 2}', "another version"),
+        ('{"format": 3}', "another version"),
         ('{"name": "x"}', "cannot be read"),
         ('{"format": 1, "points": [["a=1"]], "objective": []}', "cannot be read"),
         ('{"format": 1, "points": [], "objective": [], "command": [], "name": "x", "more": 1}', "cannot be read"),
         ('{"format": 1, "points": 3, "objective": [], "command": [], "name": "x"}', "cannot be read"),
+        ('{"format": 2, "points": [["a=1"]], "common": ["b=1", 3], "command": [], "name": "x"}', "common"),
+        ('{"format": 2, "points": [["a=1"]], "common": [null, null], "command": [], "name": "x"}', "lacks overrides"),
+        (sparse(100_001, 0), "100,001 points"),
+        (sparse(10_000, 1_001), "10,010,000 overrides"),
     ],
 )
 def test_a_broken_manifest_is_told(tmp_path: Path, text: str | None, words: str) -> None:
