@@ -11,4 +11,5 @@ JSON_LEVELS = 64  # of lists and objects in JSON
 JSON_INTEGERS = 1 << 63  # integers in JSON are between -JSON_INTEGERS and JSON_INTEGERS
 SWEEP_BYTES = 1 << 27  # of a sweep's manifest
 SWEEP_POINTS = 100_000  # of a sweep
+SEARCH_BYTES = 1 << 28  # of the journal of a search: enough for 100,000 trials
 SWEEP_OVERRIDES = 10_000_000  # of all points of a sweep together

@@ -139,6 +139,7 @@ def point_statuses(
         RunError: there is no such sweep, or its manifest is damaged.
     """
     live = live or SweepMonitor()
+    points = None if points is None else set(points)
     cancelled = sweep.cancelled() if cancelled is None else cancelled
     manifest = sweep.manifest()
     wanted = [

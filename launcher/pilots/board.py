@@ -42,6 +42,7 @@ class Board:
     Attributes:
         count: number of points of the sweep; a search (Optuna) adds points while it runs.
         logs: the log of each point that was ever claimed, by the point's index, as of the last `look`.
+        others_done: whether another node has completed a point (state DONE), as of the last `look`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Board:
         self._stale = True
         self._live: set[Manager] = set()
         self.logs: dict[int, PointLog] = {}
+        self.others_done = False
 
     @property
     def over(self) -> bool:
@@ -75,13 +77,6 @@ class Board:
     def ended(self) -> int:
         """Number of points that have ended: done, failed, pruned, stopped or cancelled."""
         return sum(log.state.over for log in self.logs.values())
-
-    def others_done(self) -> bool:
-        """Returns whether another node has completed a point (state DONE), as of the last `look`."""
-        return any(
-            log.state is State.DONE and log.last is not None and self._hosts().get(log.last, self._host) != self._host
-            for log in self.logs.values()
-        )
 
     def pilot_goes_on(self) -> bool:
         """Returns whether another slot manager of this pilot's round may still claim points, as of the last `look`."""
@@ -136,6 +131,10 @@ class Board:
         managers = sorted({*self._live, self._mine})
         held = {point for point, log in self.logs.items() if log.state is State.HELD and log.owner in dead}
         hosts = self._hosts()
+        self.others_done = any(
+            log.state is State.DONE and log.last is not None and hosts.get(log.last, self._host) != self._host
+            for log in self.logs.values()
+        )
         before = list(self._free)
         self._free = deque(claims.next_points(
             self.logs, self.count, self._mine, part=(managers.index(self._mine), len(managers)), hosts=hosts,

@@ -401,7 +401,7 @@ class SlotManager:
         self._board.changed()
         self._outcomes.append((each.point, kind))
         self._journal.note(PointEnded(point=each.point, slot=each.slot.number, code=code, kind=kind.value))
-        if kind is Kind.FAILED and claims.left_out(self._outcomes, self._board.others_done()):
+        if kind is Kind.FAILED and claims.left_out(self._outcomes, self._board.others_done):
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is Kind.FAILED)
             self._journal.note(NodeLeftOut(points=failed[-claims.SEVERAL :]))

@@ -26,6 +26,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 
 from launcher.errors import RunError
@@ -278,7 +279,8 @@ def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
         outcomes: number and last entry of each point that ended on this node, in order of time.
         others_done: whether any point is done on another node.
     """
-    last = [each for each in outcomes if each[1] in (Kind.DONE, Kind.FAILED, Kind.FATAL, Kind.PRUNED)][-SEVERAL:]
+    counted = (each for each in reversed(outcomes) if each[1] in (Kind.DONE, Kind.FAILED, Kind.FATAL, Kind.PRUNED))
+    last = list(islice(counted, SEVERAL))
     failed = {point for point, kind in last if kind is Kind.FAILED}
     return others_done and len(failed) == SEVERAL
 

@@ -21,15 +21,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from launcher import bounds
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.json_types import as_json, from_json, misfit
-from launcher.files.shared_files import exists, read_json, retry_read, unwrap
+from launcher.files.shared_files import exists, read_bytes, read_json, unwrap
 
 FOLDER = "search"
 FORMAT = 1
-JOURNAL_LIMIT = 1 << 28  # bytes that are read of the journal: enough for 100,000 trials
 # Names of Optuna's user attributes: of a trial (first line), and of the study (second line).
 OVERRIDES, SECONDS, STEPS, PRUNED_AT, CAUSE = "overrides", "seconds", "steps", "pruned_at", "cause"
 MIN_STEPS, STOPPED = "min_steps", "stopped"
@@ -195,16 +195,12 @@ class SearchRecord:
             RunError: the journal is damaged.
         """
         found = Journal()
-        for entry in entries(unwrap(retry_read(self._journal_bytes, self.journal_file)) or b""):
+        for entry in entries(unwrap(read_bytes(self.journal_file, bounds.SEARCH_BYTES)) or b""):
             try:
                 _apply(found, entry)
             except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
                 raise RunError(f"{self.journal_file} cannot be read: {error!r}") from None
         return found
-
-    def _journal_bytes(self) -> bytes:
-        with run_files.open_regular(self.journal_file) as file:
-            return file.read(JOURNAL_LIMIT)
 
 
 def entries(data: bytes) -> Iterator[dict[str, Any]]:

@@ -211,14 +211,13 @@ class Sweep:
         if wrong := wrong or _too_many(len(found["points"]), len(common) * len(found["points"])):
             raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
         try:
-            found["points"] = [_whole(common, own) for own in found["points"]]
+            points = tuple([_whole(common, own) for own in found["points"]])
         except StopIteration:
             raise RunError(f"{self.path}/{RECORD} cannot be read: a point lacks overrides") from None
-        manifest: Manifest = from_json(found, Manifest)
+        manifest: Manifest = from_json({**found, "points": []}, Manifest)
         if manifest.search:
             points = tuple(canonical(each.overrides) for each in SearchRecord(self.path).journal().trials)
-            return replace(manifest, points=points)
-        return manifest
+        return replace(manifest, points=points)
 
     def points(self) -> list[Point]:
         """Returns all points, sorted by their numbers."""
@@ -345,10 +344,10 @@ def text_of(manifest: Manifest) -> str:
     return text
 
 
-def _whole(common: Sequence[str | None], own: Sequence[str]) -> list[str]:
+def _whole(common: Sequence[str | None], own: Sequence[str]) -> tuple[str, ...]:
     """Returns all overrides of a point, from those of all points and its own; StopIteration: some are missing."""
     left = iter(own)
-    return [*[next(left) if shared is None else shared for shared in common], *left]
+    return (*[next(left) if shared is None else shared for shared in common], *left)
 
 
 def _too_many(points: int, shared: int) -> str | None:

@@ -22,10 +22,12 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend
 
-from launcher.errors import UnavailableError
+from launcher import bounds
+from launcher.errors import RunError, UnavailableError
 from launcher.files import link_lock
 from launcher.files.run_files import naming
 from launcher.files.shared_files import retry_read, unwrap
+from launcher.formatting import long_size
 from launcher.runs.search_record import SearchRecord, entries
 
 
@@ -116,6 +118,11 @@ class JournalBackend(BaseJournalBackend):
             size = os.fstat(descriptor).st_size
             if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
                 raise self._lock_lost()
+            if size + len(data) >= bounds.SEARCH_BYTES:
+                raise RunError(
+                    f"{self._path} has {long_size(size)}, and no more than {long_size(bounds.SEARCH_BYTES)} are read: "
+                    "continue with another search (sweep.id)"
+                )
             before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
             with naming(self._path):
                 left = before + data

@@ -97,7 +97,7 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
         RunError: a point runs on another machine.
         QueryError: a scheduler does not respond. Points for which it got no request are not cancelled.
     """
-    before = sweep.cancelled()
+    before, points = sweep.cancelled(), None if points is None else set(points)
     if points is None:
         sweep.mark_cancelled(True)  # first, because the process that starts points on this machine reads it
     try:
@@ -233,6 +233,7 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
     Raises:
         RunError: the user named a point that may not be restarted.
     """
+    points = None if points is None else set(points)
     fixed = (RunState.DONE.value, RunState.QUEUED.value, *STARTED, RunState.UNKNOWN.value)
     considered = [each for each in statuses if points is None or each.point.index in points]
     refused = {each.point.index: each.state for each in considered if points is not None and each.state in fixed}

@@ -216,7 +216,7 @@ class _PrecedingJob:
     points: tuple[int, ...]
 
     def live(self) -> bool:
-        return not all(each.over for each in point_statuses(self.sweep, SweepMonitor(), list(self.points)))
+        return not all(each.over for each in point_statuses(self.sweep, SweepMonitor(), self.points))
 
 
 def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:

@@ -19,7 +19,8 @@ TOKEN = "launcher-1"
 
 def make_sweep(
     folder: Path, count: int = 4, *, name: str = "lr-1", array: str | None = "100", first: int = 0,
-    plan: JobPlan | None = None, **manifest: Any,
+    plan: JobPlan | None = None, common: Sequence[str] = ("workload=collective",), made: int | None = None,
+    **manifest: Any,
 ) -> Sweep:  # fmt: skip
     """Makes a sweep with points that differ in workload.lr.
 
@@ -30,13 +31,15 @@ def make_sweep(
         array: the job in which all points from `first` on were submitted; None: no point was submitted.
         first: see `array`.
         plan: the plan of its points, apart from their ids and directories.
+        common: overrides that all points have before their own.
+        made: how many points have a directory; None: all.
         manifest: other fields of the manifest.
     """
     sweep = Sweep.create(folder / name)
-    points = tuple(("workload=collective", f"workload.lr={index / 10:g}") for index in range(count))
+    points = tuple((*common, f"workload.lr={index / 10:g}") for index in range(count))
     sweep.write(Manifest("lr", ("-m", "workload.lr=..."), points, **manifest))
     plan = plan or plan_of()
-    for each in sweep.points():
+    for each in sweep.points()[:made]:
         run = Run.create(each.run.path)
         own = dataclasses.replace(plan, run_id=run.id, run_dir=str(run.path))
         run.write_record(own, {}, {"launcher": "1", "token": TOKEN, "overrides": list(each.overrides)}, sync=False)

@@ -16,7 +16,7 @@ from tests.unit.pilots.managers import FIRST, SECOND, Following, Points, grouped
 
 
 def test_the_journal_of_a_slot_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Board, "others_done", lambda self: True)
+    monkeypatch.setattr(Board, "others_done", property(lambda _: True, lambda *_: None), raising=False)
     one = packed_sweep(tmp_path / "one", 1)
     slot_manager(one, Points({}), monkeypatch).run()
     two = packed_sweep(tmp_path / "two", 4)

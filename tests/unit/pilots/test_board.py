@@ -146,12 +146,12 @@ def test_a_point_was_done_elsewhere(folder: Claims) -> None:
     one = board(folder, A, clock, count=2)
     begin(folder, B, "b")
     one.look()
-    assert not one.others_done()
+    assert not one.others_done
     folder.add(0, 0, Kind.CLAIMED, B)
     folder.add(0, 1, Kind.DONE, B)
     clock.now += 10
     one.look()
-    assert one.others_done()
+    assert one.others_done
 
 
 def test_a_process_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,129 @@
+"""Sweeps of thousands of points: their commands work, and do no more for each point than in small sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import sweep_results, sweep_status
+from launcher.monitoring.sweep import SweepMonitor, point_statuses
+from launcher.runs.claims import Claims, Kind, Manager, left_out
+from launcher.runs.sweep_directory import Sweep
+from launcher.sweeps import control
+from tests.unit.operations import Counted, operations
+from tests.unit.pilots.managers import packed_sweep
+from tests.unit.slurm_stand_in import SlurmStandIn
+from tests.unit.sweep_runs import end, make_sweep
+from tests.unit.sweep_site import Site, seeds
+
+FEW = 12
+MANAGER = Manager(0, 0, 0, 0)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    slurm = SlurmStandIn(tmp_path / "slurm")
+    (slurm.bin / "scancel").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", slurm.path)
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    return Site(tmp_path, slurm)
+
+
+def test_what_5000_points_have_in_common_does_not_count_5000_times(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [f"+workload.word{number}={'x' * 80}" for number in range(50)]
+    sweep = make_sweep(site.folder / "runs", 5000, array=None, made=FEW, common=common)
+    (site.slurm.folder / "jobs").write_text(f"100 {FEW} 0-11 launcher-1 - script\n")
+    sweep.submitting("launcher-1", range(FEW))
+    sweep.submitted("launcher-1", "100")
+    sweep_status.show(sweep)
+    assert f"{sweep.id}: 0/5000 done, {FEW} queued, {5000 - FEW} waiting" in capsys.readouterr().out
+    assert len(control.cancel(sweep)) == 5000
+    site.slurm.end("100")
+    rerun = control.rerun(sweep, range(FEW))
+    assert rerun is not None
+    assert [points for _, points in rerun.jobs] == [tuple(range(FEW))]
+    assert sweep.manifest().points[4999] == (*common, "workload.lr=499.9")
+
+
+def queued(folder: Path, count: int) -> Sweep:
+    return make_sweep(folder, count)
+
+
+def failed(folder: Path, count: int) -> Sweep:
+    sweep = make_sweep(folder, count)
+    for index in range(count):
+        end(sweep.run(index), 1, fault="it broke")
+    return sweep
+
+
+def waiting(folder: Path, count: int) -> Sweep:
+    sweep = make_sweep(folder, count, array=None)
+    sweep.request_local(range(count), restart=False)
+    return sweep
+
+
+def packed(folder: Path, count: int) -> Sweep:
+    sweep = packed_sweep(folder, count)
+    claims = Claims(sweep.path, 0)
+    for point in range(count):
+        claims.add(point, 0, Kind.CLAIMED, MANAGER)
+        claims.add(point, 1, Kind.DONE if point % 2 else Kind.RELEASED, MANAGER)
+    return sweep
+
+
+def every(sweep: Sweep) -> list[int]:
+    return [Counted(point) for point in range(len(sweep.manifest().points))]
+
+
+@pytest.mark.parametrize(
+    ("made", "command"),
+    [
+        (queued, sweep_status.show),
+        (queued, lambda sweep: sweep_status.show(sweep, as_json=True)),
+        (queued, sweep_results.show),
+        (queued, control.cancel),
+        (queued, lambda sweep: control.cancel(sweep, every(sweep))),
+        (queued, lambda sweep: point_statuses(sweep, SweepMonitor(), every(sweep))),
+        (queued, lambda sweep: control.throttle(sweep, 2)),
+        (failed, lambda sweep: sweep_status.show(sweep, everything=True)),
+        (failed, sweep_results.show),
+        (failed, lambda sweep: control.rerun(sweep, every(sweep))),
+        (waiting, sweep_status.show),
+        (waiting, lambda sweep: control.cancel(sweep, every(sweep))),
+        (packed, sweep_status.show),
+        (packed, lambda sweep: control.cancel(sweep, every(sweep))),
+    ],
+)
+def test_the_work_of_a_command_grows_as_the_points_do(
+    site: Site, made: Callable[[Path, int], Sweep], command: Callable[[Sweep], object]
+) -> None:
+    work, compared = [], []
+    for name, count in (("first", FEW), ("few", FEW), ("many", 10 * FEW)):
+        script = f"100 {count} 0-{count - 1} launcher-1 - script\n"
+        (site.slurm.folder / "jobs").write_text("" if made is failed else script)
+        sweep = made(site.folder / name, count)
+        Counted.compared = 0
+        work.append(operations(lambda sweep=sweep: command(sweep)))  # type: ignore[misc]
+        compared.append(Counted.compared)
+    assert work[2] < 15 * work[1]
+    assert compared[2] <= 15 * compared[1]
+
+
+def test_the_work_of_a_submission_grows_as_the_points_do(site: Site) -> None:
+    _, few, many = (
+        operations(lambda count=count: site.submit(seeds(count), name=f"name{count}"))  # type: ignore[misc]
+        for count in (2, FEW, 10 * FEW)
+    )
+    assert many < 15 * few
+
+
+def test_a_node_on_which_many_points_failed_looks_at_the_last_ones_only() -> None:
+    few, many = (
+        operations(lambda count=count: left_out([(point, Kind.FAILED) for point in range(count)], True))  # type: ignore[misc]
+        for count in (FEW, 10 * FEW)
+    )
+    assert few == many
