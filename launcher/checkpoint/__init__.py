@@ -14,7 +14,7 @@ names does.
 - `files`: writes a checkpoint's files with checksums; reads them without executing anything; does a state fit them
 - `reading`: reads with retries; tells a damaged file from one that cannot be read now
 - `state`: splits a state into tensors by name and all other values, and merges them again
-- `stateful`: objects with `state_dict` and `load_state_dict` in a state
+- `stateful`: objects with `state_dict` and `load_state_dict` in a state, which get all of theirs; what a load fills
 - `replicas`: refuses tensors that differ between ranks under one name
 - `agreement`: collective calls of the ranks; an error on one rank is raised on all
 - `storage`: `LauncherWriter` and `LauncherReader` for torch.distributed.checkpoint's own save and load

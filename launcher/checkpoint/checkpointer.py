@@ -15,13 +15,14 @@ on all ranks is written by one of them. Small state without sharded tensors is o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfi
 from launcher.checkpoint.loading import Loaded, Opened
 from launcher.checkpoint.saving import Outcome, Save, Writer
 from launcher.checkpoint.staging import Staging
-from launcher.checkpoint.state import Content, merge, plain, python_number
-from launcher.checkpoint.stateful import expanded, restore
+from launcher.checkpoint.state import Content, merge, named_part, plain, python_number
+from launcher.checkpoint.stateful import Wanted, expanded
 from launcher.log_line import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
@@ -58,7 +59,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | os.PathLike[str],
         env: Env,
         *,
         identity: Mapping[str, Any],
@@ -103,10 +104,10 @@ class Checkpointer:
         """
         if keep < 1 or best_is not in ("max", "min"):
             raise ValueError(f"keep={keep}, best_is={best_is!r}: keep at least 1; best_is is max or min")
-        self.folder = folder
+        self.folder = Path(folder)
         self.cost = 0.0  # longest time from the call of a save until it was published, in seconds
         self._identity = _json(identity, "identity")
-        self._folder = Folder(folder, attempt, Retention(keep, best, best_is), read_timeout)
+        self._folder = Folder(self.folder, attempt, Retention(keep, best, best_is), read_timeout)
         self._read_timeout, self._start_over = read_timeout, start_over
         # With MPI there is no store through which to make another group, and two threads must not share one group.
         own_group = env.world_size > 1 and env.backend != "mpi"
@@ -148,7 +149,7 @@ class Checkpointer:
         Args:
             step: steps of the run that are done.
             state: nested dicts of tensors, DTensors, numbers, text, and objects with `state_dict` and
-                `load_state_dict` (models, optimizers). What several ranks have under one name must be the
+                `load_state_dict` (models, optimizers, schedulers). What several ranks have under one name must be the
                 same on all of them. A name may exist on some ranks only.
             rank_state: state of this rank alone (random number generators): tensors, numbers, text, lists.
             extra: small facts in JSON types (the sample cursor, the epoch).
@@ -278,8 +279,8 @@ class Checkpointer:
 
     # -- loading
 
-    def load(self, state: Mapping[str, Any], *, strict: bool = False) -> Loaded | None:
-        """Reads the newest checkpoint into the tensors of `state`; each rank reads the part that it needs.
+    def load(self, state: Mapping[str, Any], *, strict: bool = False, only: Sequence[str] = ()) -> Loaded | None:
+        """Restores the newest checkpoint, all of it, into `state`; each rank reads the part that it needs.
 
         | the checkpoint | result |
         |---|---|
@@ -287,33 +288,32 @@ class Checkpointer:
         | cannot be read now | retried for `read_timeout` seconds, then Unavailable |
         | is sound but does not fit | Misfit, since the user must decide whether to do without it |
 
-        Top-level keys of the checkpoint that `state` lacks are ignored.
-
         Args:
-            state: nested dicts with a tensor wherever the checkpoint has one, of the same type and shape. Objects with
-                `state_dict` and `load_state_dict` get their whole state.
+            state: as for `save`. Objects with `state_dict` and `load_state_dict` get what their state_dict returned at
+                the save; an optimizer need not have done a step. In dicts there must be a tensor wherever the
+                checkpoint has one, of the same type and shape, which is filled; values that are no tensors are
+                returned (`Loaded.values`).
             strict: whether to refuse a checkpoint of another world size or torch version, since results could differ.
+            only: dotted names (`model`, `nested.optimizer`) of what is loaded; empty: everything. Nothing else changes,
+                and what is left out is logged.
 
         Returns:
             What the checkpoint has besides tensors. None if there is no checkpoint; also if none is sound and
             `start_over` is set.
 
         Raises:
-            Misfit: the checkpoint is of another model or configuration (the text lists the differences), or of a newer
-                format. No tensor was changed.
+            Misfit: the checkpoint is of another model or configuration, or has something that `state` lacks (the text
+                lists the differences), or is of a newer format. Nothing was changed.
             Unavailable: the folder or a checkpoint cannot be read now.
-            CheckpointError: others can write to the folder, or there are checkpoints and none is sound.
+            CheckpointError: others can write to the folder; or there are checkpoints and none is sound; or an object
+                does not take its state, and part of the state may be loaded.
         """
         self.wait()
         self._settle()
-        whole, objects = expanded(state)
         with heartbeat.alive():
-            loaded = self._load(Content.of(whole), strict)
-        if loaded is not None:
-            restore(objects, whole, loaded.values)
-        return loaded
+            return self._load(Wanted(state, only), strict)
 
-    def _load(self, content: Content, strict: bool) -> Loaded | None:
+    def _load(self, wanted: Wanted, strict: bool) -> Loaded | None:
         passed_over: list[str] = []
         left: list[tuple[Path, Manifest]] = []  # on rank 0
         changed = False  # whether some tensors of the state may have changed
@@ -335,15 +335,16 @@ class Checkpointer:
                     files.refuse(path, self._doubts(manifest))
             return path, manifest, problems
 
-        everyone = self._names(content)
+        everyone = self._names(wanted.tensors)
         passed_over += self._peers.on_first(begin)
         while (chosen := self._peers.on_first(choose)) is not None:
             path, manifest, problems = chosen
-            opened = Opened(path, manifest, content, everyone, self._peers, self._read_timeout)
+            opened = Opened(path, manifest, wanted, everyone, self._peers, self._read_timeout)
             problems = problems or self._damages(path, manifest)
             if not problems:
                 problems = self._problems(opened.open)
                 if not problems:
+                    self._problems(partial(opened.require_fit, self._names([*opened.tensors, *wanted.roots])))
                     changed = True
                     problems = self._problems(opened.read)
                 if problems and self._verify and manifest.torch != torch.__version__:
@@ -352,20 +353,24 @@ class Checkpointer:
                         f"read it: use torch {manifest.torch}, which wrote it ({'; '.join(problems)})"
                     )
             if not problems:
+                self._peers.on_all(opened.restore)
+                if wanted.only and self._first:
+                    log_line(f"only {', '.join(wanted.only)} loaded from {path.name}: all else is left out", sys.stdout)
                 self._folder.continue_from(manifest)
                 return Loaded(
                     manifest.step, path, manifest.extra, manifest.metrics, opened.rank_state, manifest.world_size,
-                    opened.values, tuple(passed_over),
+                    named_part(opened.values, wanted.only), tuple(passed_over),
                 )  # fmt: skip
             passed_over.append(self._peers.on_first(partial(self._pass_over, path, problems, manifest)))
         self._peers.on_first(partial(self._require_nothing_lost, passed_over, changed))
         return None
 
-    def _names(self, content: Content) -> set[str]:
-        """Returns the names of the tensors of all ranks; with pipeline parallelism each rank has different ones."""
-        if len(set(self._peers.on_all(content.digest))) == 1:
-            return set(content.tensors)
-        return set().union(*self._peers.on_all(lambda: list(content.tensors)))
+    def _names(self, own: Collection[str]) -> set[str]:
+        """Returns the names in `own` of all ranks; with pipeline parallelism each rank has different ones."""
+        digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()
+        if len(set(self._peers.on_all(lambda: digest))) == 1:
+            return set(own)
+        return set().union(*self._peers.on_all(lambda: list(own)))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
         """On rank 0: quarantines a damaged checkpoint, and logs it; returns its name and problems as a line.

@@ -36,12 +36,20 @@ from launcher.checkpoint.format import (
     file_of,
 )
 from launcher.checkpoint.reading import RetryingFile, read_bytes
+from launcher.checkpoint.state import Kind
 from launcher.formatting import name_ranks
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning
 )  # checkpoints may be read without a process group
 
+NOT_IN_STATE = "in the checkpoint, not in the state"
+PICKLED = "a pickle in the checkpoint, which is not executed"
+ADVICE = (
+    "a load restores all that was saved: give the same names, and for a model or an optimizer made anew "
+    'give the object itself ({"optimizer": optimizer}) instead of its state_dict(), which may lack tensors to fill; or '
+    "name what is to be loaded: load(only=[...])\n"
+)
 _PIECE = 1 << 18  # most bytes that are hashed and written at once
 
 # Module and name of all types that a .metadata of torch.distributed.checkpoint contains.
@@ -422,7 +430,7 @@ def one_line(error: BaseException) -> str:
 # -- does a checkpoint fit the state?
 
 
-def saved_tensors(metadata: Metadata) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def saved_tensors(metadata: Metadata) -> dict[str, Kind]:
     """Returns type and shape of each tensor of a sharded checkpoint, by name."""
     return {
         name: (entry.properties.dtype, tuple(entry.size))
@@ -431,24 +439,17 @@ def saved_tensors(metadata: Metadata) -> dict[str, tuple[torch.dtype, tuple[int,
     }
 
 
-def require_fit(
-    path: Path,
-    saved: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-    wanted: Mapping[str, Tensor],
-    everyone: Collection[str],
-) -> None:
-    """Compares the tensors of a checkpoint with those of the state. The state may lack top-level keys altogether.
+def misfits(
+    saved: Mapping[str, Kind], wanted: Mapping[str, Tensor], roots: Mapping[str, str], everyone: Collection[str]
+) -> list[str]:
+    """Returns a line for each difference between a checkpoint and the state that it is to be loaded into. Pure.
 
     Args:
-        path: the checkpoint.
         saved: type and shape of the checkpoint's tensors, by name.
-        wanted: the tensors of this rank's state, by name.
-        everyone: names of the tensors of all ranks' states.
-
-    Raises:
-        Misfit: names, types or shapes differ; the text lists the differences.
+        wanted: the tensors that this rank reads, by name.
+        roots: for each of the checkpoint's tensors, and each of its top-level keys, the top-level key.
+        everyone: names of the tensors that all ranks read, and their top-level keys.
     """
-    roots = {name.partition(".")[0] for name in everyone}
     lines = []
     for name, tensor in wanted.items():
         if name not in saved:
@@ -459,12 +460,9 @@ def require_fit(
             lines.append(f"{name}: {dtype} in the checkpoint, {tensor.dtype} now")
         if shape != tuple(tensor.shape):
             lines.append(f"{name}: shape {shape} in the checkpoint, {tuple(tensor.shape)} now")
-    lines += [
-        f"{name}: in the checkpoint, not in the state"
-        for name in saved
-        if name not in everyone and name.partition(".")[0] in roots
-    ]
-    refuse(path, lines)
+    absent = [root for root in dict.fromkeys(roots.values()) if root not in everyone]
+    absent += [name for name, root in roots.items() if root in everyone and name not in everyone]
+    return [f"{name}: {NOT_IN_STATE}" for name in absent] + lines
 
 
 def refuse(path: Path, lines: list[str]) -> None:
@@ -472,7 +470,8 @@ def refuse(path: Path, lines: list[str]) -> None:
     if lines:
         more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
         shown = "".join(f"\n  {line}" for line in lines[:20])
+        advice = ADVICE if any(line.endswith((NOT_IN_STATE, PICKLED)) for line in lines) else ""
         raise Misfit(
-            f"{path} does not fit what is trained now:{shown}{more}\n"
+            f"{path} does not fit what is trained now:{shown}{more}\n{advice}"
             "continue with the settings it was made with, or start another run (or set another checkpoint.dir)"
         )

@@ -30,7 +30,7 @@ from launcher.checkpoint.format import (
     Manifest,
 )
 from launcher.checkpoint.reading import RetryingFile
-from launcher.checkpoint.state import nested
+from launcher.checkpoint.state import is_named, named_part, nested
 from launcher.errors import near
 
 _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -115,18 +115,18 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
     if manifest.kind == SINGLE:
         state = _single(path)
-        tensors = {name: tensor.clone() for name, tensor in state["tensors"].items() if _wanted(name, keys)}
+        tensors = {name: tensor.clone() for name, tensor in state["tensors"].items() if is_named(name, keys)}
     else:
         state = _rest(path, manifest)
         saved = files.saved_tensors(files.read_metadata(path))
         tensors = {
-            name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in saved.items() if _wanted(name, keys)
+            name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in saved.items() if is_named(name, keys)
         }
         if tensors:
             files.load_sharded(path, tensors, None, many=False)
-    rest = _only(state["values"], keys, ())
+    rest = named_part(state["values"], keys)
     for key in keys:
-        if not any(_wanted(name, [key]) for name in tensors) and not _only(state["values"], [key], ()):
+        if not any(is_named(name, [key]) for name in tensors) and not named_part(state["values"], [key]):
             known = [entry.name for entry in entries(path, manifest)]
             raise CheckpointError(
                 f"{path.name} has no {key!r}.{near(key, known)} `checkpoint inspect` lists what it has"
@@ -156,7 +156,7 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
         parts = [
             _part(name, tensor.shape, (0,) * tensor.ndim, tensor.clone())
             for name, tensor in tensors.items()
-            if _wanted(name, keys)
+            if is_named(name, keys)
         ]
         own_states = files.load_file(path / RANKS_FILE) if RANKS_FILE in manifest.files else {}
         rank_state = own_states[rank] if own_states else None
@@ -179,7 +179,7 @@ def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> An
     """Yields the parts of tensors that a rank has written, as `shard` returns them."""
     for index, info in metadata.storage_data.items():
         entry = metadata.state_dict_metadata[index.fqn]
-        if not _is_of(info.relative_path, rank) or not _wanted(index.fqn, keys):
+        if not _is_of(info.relative_path, rank) or not is_named(index.fqn, keys):
             continue
         if isinstance(entry, TensorStorageMetadata):
             with RetryingFile(path / Path(info.relative_path).name) as file:
@@ -208,27 +208,6 @@ def _single(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"tensors", "paths", "values"} <= state.keys():
         raise Damaged(f"{path / STATE_FILE} is no state")
     return state
-
-
-def _wanted(name: str, keys: Sequence[str]) -> bool:
-    """Returns whether a dotted name is one of the keys or below one; True without keys."""
-    return not keys or any(name == key or name.startswith(f"{key}.") for key in keys)
-
-
-def _only(value: Any, keys: Sequence[str], path: tuple[Any, ...]) -> Any:
-    """Returns the part of nested values that the keys name; None or {}: they name nothing there.
-
-    Args:
-        value: the nested values.
-        keys: see the module.
-        path: keys from the root to `value`.
-    """
-    if not keys or any(_wanted(".".join(map(str, path)), [key]) for key in keys if path):
-        return value
-    if isinstance(value, dict):
-        parts = {key: _only(item, keys, (*path, key)) for key, item in value.items()}
-        return {key: part for key, part in parts.items() if part is not None and part != {}}
-    return None
 
 
 def _is_of(name: str, rank: int) -> bool:

@@ -12,7 +12,9 @@ import torch
 from launcher.checkpoint import files
 from launcher.checkpoint.agreement import Peers
 from launcher.checkpoint.format import DCP, RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, Damaged, Manifest
-from launcher.checkpoint.state import Content, fill
+from launcher.checkpoint.state import Kind, fill, is_named, named_part, nested
+from launcher.checkpoint.state import Path as Keys
+from launcher.checkpoint.stateful import Wanted
 
 
 @dataclass(frozen=True)
@@ -40,25 +42,31 @@ class Loaded:
 
 
 class Opened:
-    """A checkpoint while it is read: `open` checks and reads everything but tensors, `read` fills the tensors.
+    """A checkpoint while it is read, in steps: `open`, `require_fit`, `read`, `restore`.
 
     Attributes:
+        tensors: the tensors to fill, by name, after `open`.
         values: the values that are not tensors, after `open`.
         rank_state: this rank's state, after `open`; None: another number of ranks saved the checkpoint.
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, wanted: Content, everyone: Collection[str], peers: Peers, timeout: float
+        self, path: Path, manifest: Manifest, wanted: Wanted, everyone: Collection[str], peers: Peers, timeout: float
     ) -> None:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
         self._everyone = everyone  # names of the tensors of all ranks' states
         self._timeout = timeout
-        self._tensors: Mapping[str, torch.Tensor] | None = None
+        self._whole: Mapping[str, torch.Tensor] | None = None
+        self._saved: dict[str, Kind] = {}
+        self._paths: dict[str, Keys] = {}
+        self._lists: dict[Keys, str] = {}
+        self._pickled: list[str] = []
+        self.tensors: dict[str, torch.Tensor] = {}
         self.values: dict[Any, Any] = {}
         self.rank_state: dict[str, Any] | None = None
 
     def open(self) -> list[str]:
-        """Reads everything except the tensors of a sharded checkpoint, and compares names and shapes with the state.
+        """Reads everything except the tensors of a sharded checkpoint, and chooses the tensors to fill.
 
         Returns:
             An empty list: the problems are raised.
@@ -66,30 +74,64 @@ class Opened:
         Raises:
             Damaged: the checkpoint is not valid.
             Unavailable: the checkpoint cannot be read now.
-            Misfit: the checkpoint does not fit the state.
         """
         path, rank = self._path, self._peers.rank
         same = self._manifest.world_size == self._peers.world_size
         if self._manifest.kind == SINGLE:
-            state = files.load_file(path / STATE_FILE, self._timeout)
-            try:
-                self._tensors, self.values = state["tensors"], state["values"]
-                saved = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state["tensors"].items()}
-            except (KeyError, TypeError, AttributeError) as error:
-                raise Damaged(f"{path / STATE_FILE} is no state: {error}") from None
+            rest = files.load_file(path / STATE_FILE, self._timeout)
             if same and RANKS_FILE in self._manifest.files:
                 self.rank_state = files.load_file(path / RANKS_FILE, self._timeout)[rank]
         else:
-            saved = files.saved_tensors(files.read_metadata(path, self._timeout))
-            if self._manifest.kind != DCP:  # there the caller's planner has pickled the values
-                self.values = files.load_file(path / VALUES_FILE, self._timeout)["values"]
+            metadata = files.read_metadata(path, self._timeout)
+            saved = files.saved_tensors(metadata)
+            if self._manifest.kind == DCP:
+                known = metadata.planner_data or {}
+                rest = {"values": {}, "paths": {name: known.get(name, (name,)) for name in saved}}
+                self._pickled = [name for name in metadata.state_dict_metadata if name not in saved]
+            else:
+                rest = files.load_file(path / VALUES_FILE, self._timeout)
             if same and f"rank-{rank}.pt" in self._manifest.files:
                 self.rank_state = files.load_file(path / f"rank-{rank}.pt", self._timeout)
-        files.require_fit(path, saved, self._wanted.tensors, self._everyone)
+        try:
+            if self._manifest.kind == SINGLE:
+                self._whole = rest["tensors"]
+                saved = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in rest["tensors"].items()}
+            self.values, self._lists = rest["values"], rest.get("lists", {})
+            self._paths = {name: rest["paths"][name] for name in saved if is_named(name, self._wanted.only)}
+            self._saved = {name: saved[name] for name in self._paths}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{path} holds no state: {error}") from None
+        self.tensors = self._wanted.to_fill(self._saved, self._paths, self._everyone)
+        return []
+
+    def require_fit(self, everyone: Collection[str]) -> list[str]:
+        """Compares the checkpoint with the state.
+
+        Args:
+            everyone: names of the tensors that all ranks fill, and the top-level keys of all ranks' states.
+
+        Returns:
+            An empty list: the problems are raised.
+
+        Raises:
+            Misfit: something in the checkpoint would not be restored; the text lists everything.
+        """
+        only = self._wanted.only
+        roots = {name: str(path[0]) for name, path in self._paths.items()}
+        roots |= {str(key): str(key) for key in named_part(self.values, only)}
+        pickled = [name for name in self._pickled if is_named(name, only)]
+        files.refuse(
+            self._path,
+            [
+                *files.misfits(self._saved, self.tensors, roots, everyone),
+                *self._wanted.misfits(self.values, self._paths),
+                *(f"{name}: {files.PICKLED}" for name in pickled),
+            ],
+        )
         return []
 
     def read(self) -> list[str]:
-        """Fills the tensors of the state. All ranks must call it, after `open`.
+        """Fills the tensors. All ranks must call it, after `require_fit`.
 
         Returns:
             An empty list: the problems are raised.
@@ -98,10 +140,14 @@ class Opened:
             Damaged: the data does not match the metadata.
             Unavailable: the checkpoint cannot be read now.
         """
-        if self._tensors is None:
-            files.load_sharded(self._path, self._wanted.tensors, self._peers.group, self._peers.many, self._timeout)
+        if self._whole is None:
+            files.load_sharded(self._path, self.tensors, self._peers.group, self._peers.many, self._timeout)
             return []
         with torch.no_grad():
-            for name, tensor in self._wanted.tensors.items():
-                fill(tensor, self._tensors[name])
+            for name, tensor in self.tensors.items():
+                fill(tensor, self._whole[name])
         return []
+
+    def restore(self) -> None:
+        """Gives the objects of the state theirs, after `read`; raises CheckpointError if one does not take it."""
+        self._wanted.restore(nested(self.tensors, self._paths, self.values, self._lists))

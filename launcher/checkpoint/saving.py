@@ -201,7 +201,7 @@ class Writer:
                 self._peers.on_first(lambda: _refuse(replicas.conflicts([each for each in tables if each])))
             content = save.content
             assert content is not None
-            rest = {"paths": content.paths, "values": content.values}
+            rest = {"paths": content.paths, "values": content.values, "lists": content.lists}
             if agreement.union:
                 contents = self._peers.gather(rest)
                 self._peers.on_first(lambda: rest.update(_united(contents, save.check_values)))
@@ -264,7 +264,9 @@ class Writer:
             temporary.mkdir(mode=0o700)
             tensors = copying.finish(list(content.tensors))
             save.staged.set()
-            return {"tensors": tensors, "paths": content.paths, "values": content.values}
+            return {
+                "tensors": tensors, "paths": content.paths, "values": content.values, "lists": content.lists
+            }  # fmt: skip
 
         return files.SmallFile(temporary / STATE_FILE, make, alone=save.thread is None)
 
@@ -396,7 +398,7 @@ class Writer:
 
 
 def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
-    """Returns the merged `values` (not tensors) and `paths` of all ranks.
+    """Returns the merged `values` (not tensors), `paths` and `lists` of all ranks.
 
     Raises:
         Final: ranks have different values under one name, and `check` is set.
@@ -404,7 +406,8 @@ def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
     values, lines = replicas.merged_values([each["values"] for each in contents])
     if check:
         _refuse(lines)
-    return {"paths": {name: path for each in contents for name, path in each["paths"].items()}, "values": values}
+    joined = {what: {key: item for each in contents for key, item in each[what].items()} for what in ("paths", "lists")}
+    return {**joined, "values": values}
 
 
 def _refuse(lines: list[str]) -> None:

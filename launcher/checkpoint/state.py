@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from launcher.checkpoint.format import spread
 from launcher.torch_compat import DTensor
 
 Path: TypeAlias = tuple[Any, ...]  # keys of nested dicts from the root to a value
+Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]  # type and shape of a tensor
 
 
 def has_tensors(value: Any) -> bool:
@@ -36,11 +37,13 @@ class Content:
         tensors: the tensors by dotted name (`model.layer.weight`), which torch.distributed.checkpoint also uses.
         paths: for each of these names the keys from the root to the tensor.
         values: the state without its tensors, and without dicts and lists that contained only tensors.
+        lists: `list` or `tuple` for the path of each list with tensors, which is a dict by index in the others.
     """
 
     tensors: dict[str, Tensor]
     paths: dict[str, Path]
     values: dict[Any, Any]
+    lists: dict[Path, str]
 
     @classmethod
     def of(cls, state: Mapping[Any, Any]) -> Content:
@@ -52,8 +55,9 @@ class Content:
         """
         tensors: dict[str, Tensor] = {}
         paths: dict[str, Path] = {}
-        values = _take_apart(state, (), tensors, paths)
-        return cls(tensors, paths, {} if values is _NOTHING else plain(values, "state"))
+        lists: dict[Path, str] = {}
+        values = _take_apart(state, (), tensors, paths, lists)
+        return cls(tensors, paths, {} if values is _NOTHING else plain(values, "state"), lists)
 
     @property
     def sharded(self) -> bool:
@@ -126,14 +130,16 @@ def _reread(value: Any) -> Any:
     return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
 
 
-def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path]) -> Any:
-    """Moves the tensors in a value to `tensors`, and the keys from the root to each to `paths`, by dotted name.
+def _take_apart(
+    value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path], lists: dict[Path, str]
+) -> Any:
+    """Moves the tensors in a value to `tensors`; adds to `paths` and `lists`, as in `Content`.
 
     Returns:
         The value without its tensors; _NOTHING if it contained nothing else.
     """
     if isinstance(value, Tensor):
-        name = ".".join(map(str, path))
+        name = dotted(path)
         if value.layout != torch.strided or value.is_quantized:
             raise TypeError(f"{name} is a {value.layout} tensor ({value.dtype}), which has no plain bytes to save")
         if name in tensors:
@@ -141,11 +147,12 @@ def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[
         tensors[name], paths[name] = value.detach(), path
         return _NOTHING
     if isinstance(value, Mapping):
-        parts = {key: _take_apart(item, (*path, key), tensors, paths) for key, item in value.items()}
+        parts = {key: _take_apart(item, (*path, key), tensors, paths, lists) for key, item in value.items()}
         rest = {key: part for key, part in parts.items() if part is not _NOTHING}
         return rest if rest or not value else _NOTHING
     if has_tensors(value):  # a list or a tuple: as a dict by index, since its tensors are removed
-        return _take_apart(dict(enumerate(value)), path, tensors, paths)
+        lists[path] = "tuple" if isinstance(value, tuple) else "list"
+        return _take_apart(dict(enumerate(value)), path, tensors, paths, lists)
     return value
 
 
@@ -153,7 +160,7 @@ def merge(state: Any, values: Any) -> Any:
     """Returns a copy of `state` with the same tensors, and with all other values from `values`.
 
     Args:
-        state: nested dicts and lists with tensors.
+        state: nested dicts and lists with tensors; objects with `load_state_dict` stay as they are.
         values: loaded values (`Loaded.values`). Values that `values` lacks stay as in `state`; those that only `values`
             has are added.
     """
@@ -164,11 +171,16 @@ def merge(state: Any, values: Any) -> Any:
         return merged | {key: item for key, item in values.items() if key not in state}
     if isinstance(state, list | tuple) and isinstance(values, Mapping) and has_tensors(state):
         return type(state)(merge(item, values[index]) if index in values else item for index, item in enumerate(state))
-    return state if isinstance(state, Tensor) else values
+    return state if isinstance(state, Tensor) or hasattr(state, "load_state_dict") else values
 
 
-def nested(tensors: Mapping[str, Tensor], paths: Mapping[str, Path], values: Any = None) -> dict[Any, Any]:
-    """Returns the state in the fields of a `Content`; lists that contained tensors become dicts by index."""
+def nested(
+    tensors: Mapping[str, Tensor],
+    paths: Mapping[str, Path],
+    values: Any = None,
+    lists: Mapping[Path, str] | None = None,
+) -> dict[Any, Any]:
+    """Returns the state in the fields of a `Content`; without `lists`, lists that contained tensors are dicts."""
     tree: dict[Any, Any] = _copied(values) if values else {}
     for name, tensor in tensors.items():
         *above, last = paths[name]
@@ -176,11 +188,54 @@ def nested(tensors: Mapping[str, Tensor], paths: Mapping[str, Path], values: Any
         for key in above:
             inner = inner.setdefault(key, {})
         inner[last] = tensor
+    for path in sorted(lists or {}, key=len, reverse=True):  # the innermost first
+        above = found_in(tree, path[:-1])
+        if above is not None and path[-1] in above:
+            items = (above[path[-1]][index] for index in range(len(above[path[-1]])))
+            above[path[-1]] = tuple(items) if lists and lists[path] == "tuple" else list(items)
     return tree
 
 
 def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def found_in(tree: Any, path: Path) -> Any:
+    """Returns the value at a path of nested dicts; None: there is none."""
+    for key in path:
+        if not isinstance(tree, Mapping) or key not in tree:
+            return None
+        tree = tree[key]
+    return tree
+
+
+# -- dotted names
+
+
+def dotted(path: Path) -> str:
+    """Returns the name of what is at a path: `model.layer.weight`."""
+    return ".".join(map(str, path))
+
+
+def is_named(name: str, keys: Sequence[str]) -> bool:
+    """Returns whether a dotted name is one of the keys or below one; True without keys."""
+    return not keys or any(name == key or name.startswith(f"{key}.") for key in keys)
+
+
+def named_part(value: Any, keys: Sequence[str], path: Path = ()) -> Any:
+    """Returns the part of nested values that the dotted names `keys` name; None or {}: they name nothing there.
+
+    Args:
+        value: the nested values.
+        keys: see `is_named`.
+        path: keys from the root to `value`.
+    """
+    if not keys or (path and is_named(dotted(path), keys)):
+        return value
+    if isinstance(value, dict):
+        parts = {key: named_part(item, keys, (*path, key)) for key, item in value.items()}
+        return {key: part for key, part in parts.items() if part is not None and part != {}}
+    return None
 
 
 def fill(target: Tensor, whole: Tensor) -> None:

@@ -1,16 +1,31 @@
 """Handles objects with `state_dict` and `load_state_dict` in a state: models, optimizers, data loaders.
 
+| object | what it gets from a checkpoint |
+|---|---|
+| a module | its own tensors are filled; the checkpoint must have just these, of the same types and shapes |
+| any other | what its state_dict returned at the save, even if it has less now, as a fresh optimizer has |
+
+For the latter, tensors are made after the checkpoint's metadata, so that no optimizer must do a step first (LBFGS needs
+a closure for that, and parameters without a gradient have no state). Where an object has the same tensor already, this
+one is filled: it may be a DTensor, and needs no more memory.
+
 The protocol is `Stateful` of torch.distributed.checkpoint, which is private in torch 2.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from launcher.checkpoint.state import Path, merge
+from launcher.checkpoint.format import CheckpointError
+from launcher.checkpoint.state import Content, Kind, Path, dotted, found_in, is_named, named_part
+
+ABSENT = "not in the checkpoint"
 
 
 @runtime_checkable
@@ -22,7 +37,8 @@ class Stateful(Protocol):
 
 
 def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, Stateful]]:
-    """Replaces each Stateful object in a state by its state_dict.
+    """Replaces each Stateful object in a state by its state_dict. Models lose the wrappers of DDP and torch.compile,
+    which a later attempt, of one rank for example, may not have.
 
     Returns:
         The new state, and the objects by the keys from the root to each.
@@ -33,6 +49,7 @@ def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, State
         if isinstance(value, Mapping):
             return {key: expand(item, (*path, key)) for key, item in value.items()}
         if not isinstance(value, Tensor | type) and isinstance(value, Stateful):
+            value = _unwrapped(value)
             found[path] = value
             return value.state_dict()
         return value
@@ -40,18 +57,125 @@ def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, State
     return {key: expand(item, (key,)) for key, item in state.items()}, found
 
 
-def restore(objects: Mapping[Path, Stateful], state: Mapping[Any, Any], values: Mapping[Any, Any]) -> None:
-    """Calls load_state_dict of each object with its loaded state.
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, DistributedDataParallel):
+        return _unwrapped(value.module)
+    return _unwrapped(value._orig_mod) if hasattr(value, "_orig_mod") else value
 
-    Args:
-        objects: the objects, as `expanded` returns them.
-        state: the expanded state; its tensors have been filled already.
-        values: the loaded values that are not tensors.
+
+class Wanted:
+    """The state that a checkpoint is loaded into: chooses the tensors to fill, and gives objects their state.
+
+    Attributes:
+        tensors, paths: this rank's tensors, and the keys to each, by name.
+        roots: top-level keys of the state.
+        only: dotted names of what is loaded; empty: everything.
     """
-    for path, item in objects.items():
-        own: Any = state
-        loaded: Any = values
-        for key in path:
-            own = own[key]
-            loaded = loaded.get(key, {}) if isinstance(loaded, Mapping) else {}
-        item.load_state_dict(merge(own, loaded))
+
+    def __init__(self, state: Mapping[Any, Any], only: Sequence[str] = ()) -> None:
+        """
+        Raises:
+            TypeError, ValueError: see `Content.of`.
+        """
+        self._state, objects = expanded(state)
+        content = Content.of(self._state)
+        self.tensors = {name: tensor for name, tensor in content.tensors.items() if is_named(name, only)}
+        self.paths, self.roots, self.only = content.paths, {str(key) for key in state}, only
+        self._objects = {path: item for path, item in objects.items() if is_named(dotted(path), only)}
+        self._parameters = {
+            path: [each for group in item.param_groups for each in group["params"]]
+            for path, item in self._objects.items()
+            if isinstance(item, torch.optim.Optimizer)
+        }
+
+    def _owner(self, path: Path) -> Path | None:
+        """Returns the path of the object that gets exactly what was saved, to which a tensor at `path` belongs."""
+        owner = next((path[:end] for end in range(1, len(path) + 1) if path[:end] in self._objects), None)
+        if owner is not None and isinstance(self._objects[owner], nn.Module):
+            return owner if str(path[-1]).endswith("_extra_state") else None
+        return owner
+
+    def to_fill(
+        self, saved: Mapping[str, Kind], paths: Mapping[str, Path], everyone: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Returns the tensors to fill, by name.
+
+        Args:
+            saved: type and shape of the checkpoint's tensors, by name.
+            paths: the keys to each of them.
+            everyone: names of the tensors of all ranks.
+        """
+        own = self.tensors
+        chosen = {name: tensor for name, tensor in own.items() if self._owner(self.paths[name]) is None}
+        for name, (dtype, shape) in saved.items():
+            path = paths[name]
+            owner = self._owner(path)
+            if owner is None:
+                continue
+            mine = own.get(name)
+            if mine is not None and (mine.dtype, tuple(mine.shape)) == (dtype, shape):
+                chosen[name] = mine
+                continue
+            parameters = self._parameters.get(owner)
+            index = path[len(owner) + 1] if parameters is not None and len(path) > len(owner) + 1 else None
+            if parameters is not None and path[len(owner)] == "state" and isinstance(index, int):
+                if index < len(parameters):  # else of another stage of a pipeline, or of nobody
+                    chosen[name] = _like(parameters[index], dtype, shape)
+            elif mine is not None or name not in everyone:
+                chosen[name] = torch.empty(shape, dtype=dtype)
+        return chosen
+
+    def misfits(self, values: Mapping[Any, Any], paths: Mapping[str, Path]) -> list[str]:
+        """Returns a line for each name in `only` and each object that the checkpoint lacks, or that has other parts.
+
+        Args:
+            values: the checkpoint's values that are not tensors.
+            paths: keys to each of the checkpoint's tensors, by name.
+        """
+        there = {path[:end] for path in paths.values() for end in range(1, len(path) + 1)}
+        named = {dotted(path) for path in there}
+        lines = [
+            f"{name}: {ABSENT}" for name in self.only if name not in named and named_part(values, [name]) in ({}, None)
+        ]
+        for path, item in self._objects.items():
+            if path not in there and found_in(values, path) is None and dotted(path) not in self.only:
+                lines.append(f"{dotted(path)}: {ABSENT}")
+            elif path in self._parameters:
+                saved = found_in(values, (*path, "param_groups"))
+                groups = list(saved.values() if isinstance(saved, Mapping) else saved or ())
+                before = [len(group.get("params", ())) for group in groups]
+                now = [len(group["params"]) for group in cast(torch.optim.Optimizer, item).param_groups]
+                if before != now:
+                    counts = f"groups of {_counts(before)} parameters in the checkpoint, of {_counts(now)} now"
+                    lines.append(f"{dotted(path)}: {counts}")
+        return lines
+
+    def restore(self, saved: Mapping[Any, Any]) -> None:
+        """Calls load_state_dict of each object with its part of the loaded state `saved`.
+
+        Raises:
+            CheckpointError: an object does not take its state.
+        """
+        for path, item in self._objects.items():
+            state, before = found_in(saved, path), found_in(self._state, path)
+            if hasattr(before, "_metadata"):  # versions of a model's layers, which load_state_dict looks at
+                state = OrderedDict(state)
+                state._metadata = before._metadata  # type: ignore[attr-defined]
+            try:
+                item.load_state_dict(state)
+            except Exception as error:
+                raise CheckpointError(
+                    f"{dotted(path)} ({type(item).__name__}) does not take the state that was saved for it: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+
+
+def _like(parameter: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Returns memory for a tensor of an optimizer's state: placed and divided as its parameter, if it has its shape."""
+    if shape and tuple(parameter.shape) == shape:
+        return torch.empty_like(parameter.detach(), dtype=dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def _counts(groups: list[int]) -> str:
+    return " and ".join(map(str, groups)) or "no"

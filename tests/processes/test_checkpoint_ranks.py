@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from launcher import Env, errors
 from launcher.checkpoint import Checkpointer, merge, saving
@@ -21,8 +22,9 @@ from launcher.checkpoint.agreement import SavesFail
 from launcher.checkpoint.format import CheckpointError, SaveFailed
 from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_values
 from launcher.checkpoint.staging import Staging
-from launcher.checkpoint.state import plain
+from launcher.checkpoint.state import local_part, plain
 from launcher.paths import PACKAGE
+from launcher.torch_compat import DTensor, fsdp_computes_on, fully_shard
 from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -176,6 +178,98 @@ def test_the_stages_of_a_pipeline_come_back(tmp_path: Path, small: int) -> None:
     assert sorted(whole["model"]) == ["layer0", "layer1", "scale"]
 
 
+class ByName:
+    """Keeps a tensor for each of a stage's layers, once it has begun."""
+
+    def __init__(self, **averages: torch.Tensor) -> None:
+        self.averages = dict(averages)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.averages)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.averages = state
+
+
+def stage_made_anew(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """A stage has its layer, an optimizer under a name of its own, and averages under a common one."""
+
+    def stage(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        layer = torch.nn.Linear(2 + env.rank, 1)
+        optimizer = torch.optim.AdamW(layer.parameters())
+        averages = ByName(**{f"layer{env.rank}": torch.full((2,), float(seed)), "all": torch.full((1,), float(seed))})
+        model = torch.nn.ModuleDict({f"layer{env.rank}": layer})
+        return {"model": model, f"optimizer{env.rank}": optimizer, "averages": averages}
+
+    saving.SMALL = config["small"]
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={})
+    first, again = stage(1), stage(2)
+    optimizer, other = first[f"optimizer{env.rank}"], again[f"optimizer{env.rank}"]
+    sum(each.sum() for each in first["model"].parameters()).backward()
+    optimizer.step()
+    checkpointer.save(1, first, wait=True)
+    checkpointer.load(again)
+    checkpointer.close()
+    moments = [
+        [item["exp_avg"].tolist() for item in each.state_dict()["state"].values()] for each in (optimizer, other)
+    ]
+    return {
+        "layer": [[p.tolist() for p in each["model"].parameters()] for each in (first, again)],
+        "moments": moments,
+        "averages": {name: tensor.tolist() for name, tensor in again["averages"].averages.items()},
+    }
+
+
+@pytest.mark.parametrize("small", [0, saving.SMALL])
+def test_the_objects_of_each_stage_come_back_though_made_anew(tmp_path: Path, small: int) -> None:
+    results = run_ranks(stage_made_anew, {"folder": str(tmp_path / "checkpoints"), "small": small}, 2)
+    for rank, result in enumerate(results):
+        for before, after in (result.metrics["layer"], result.metrics["moments"]):
+            assert before == after and len(before) == 2
+        assert result.metrics["averages"] == {f"layer{rank}": [1.0, 1.0], "all": [1.0]}
+
+
+def divided(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """Trains or only loads a model that FSDP divides, with an optimizer that has done no step at the load."""
+    torch.manual_seed(env.world_size)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (env.world_size,)))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={})
+    state = {"model": model, "optimizer": optimizer}
+    if config["save"]:
+        for step in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 7) * step).sum().backward()
+            optimizer.step()
+        checkpointer.save(2, state, wait=True)
+    else:
+        checkpointer.load(state)
+    checkpointer.close()
+    moments = optimizer.state_dict()["state"]
+    assert all(isinstance(moments[index]["exp_avg"], DTensor) for index in range(4))
+    return {
+        "weights": [each.full_tensor().tolist() for each in model.state_dict().values()],
+        "moments": [
+            {
+                name: local_part(each).tolist() if each.ndim == 0 else each.full_tensor().tolist()
+                for name, each in one.items()
+            }
+            for one in moments.values()
+        ],
+        "groups": optimizer.state_dict()["param_groups"],
+    }
+
+
+@pytest.mark.skipif(not fsdp_computes_on(torch.device("cpu")), reason="FSDP of this torch computes on GPUs alone")
+def test_an_optimizer_made_anew_gets_its_part_of_a_divided_state_at_any_number_of_ranks(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    saved = run_ranks(divided, {"folder": folder, "save": True}, 2)[0].metrics
+    for result in run_ranks(divided, {"folder": folder, "save": False}, 3):
+        assert result.metrics == saved
+
+
 def differing(config: dict[str, Any], env: Env) -> dict[str, Any]:
     kind = config["kind"]
     saving.SMALL = config["small"]
@@ -315,7 +409,7 @@ def test_numbers_of_numpy_come_back_in_whatever_save_they_are(
             step, {"w": torch.ones(2), "scheduler": {"last": [rate]}}, rank_state={"x": rate}, metrics={"loss": rate},
             extra={"best": rate}, wait=True,
         )  # fmt: skip
-        loaded = checkpointer.load({"w": torch.zeros(2)})
+        loaded = checkpointer.load({"w": torch.zeros(2), "scheduler": {}})
         assert loaded is not None and loaded.passed_over == ()
         assert (loaded.step, loaded.values, loaded.rank_state) == (step, {"scheduler": {"last": [rate]}}, {"x": rate})
         assert loaded.metrics == {"loss": rate} and loaded.extra == {"best": rate}
@@ -333,7 +427,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
     rates[0] = -1.0
     own.fill_(-1)
     checkpointer.wait()
-    loaded = checkpointer.load({"w": torch.ones(2)})
+    loaded = checkpointer.load({"w": torch.ones(2), "rates": []})
     checkpointer.close()
     assert loaded is not None and loaded.values == {"rates": [0.5]}
     assert loaded.rank_state is not None and loaded.rank_state["own"].tolist() == [1.0, 1.0]
