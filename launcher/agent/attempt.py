@@ -7,6 +7,7 @@ With launch=tasks the scheduler starts one agent per rank instead of one per nod
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -26,7 +27,7 @@ from launcher.agent.failures import failed_by, fault_of_end, fault_of_start, pre
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.rank_status import AgentContext
 from launcher.agent.restart_policy import History, Kind
-from launcher.agent.settings import limits, place_of, places_of, set_network
+from launcher.agent.settings import limits, open_files_needed, place_of, places_of, set_network
 from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import Supervisor
 from launcher.agent.verdicts import RoundFailure
@@ -37,12 +38,12 @@ from launcher.config.schema import Backend, LaunchMode
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
 from launcher.preflight.attempt import Preflight
-from launcher.processes import orphans
+from launcher.processes import open_files, orphans
 from launcher.rendezvous import store
 from launcher.rendezvous.members import LeaderLost, Member, Rendezvous, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import Accused, Fault, Finished, Met, Place, Resized
+from launcher.runs.events import Accused, Fault, Finished, Met, Place, Resized, StartLimit
 from launcher.schedulers import topology
 from launcher.spec.plan import JobPlan
 from launcher.worker import debug_console, debugger, devices, hangs
@@ -87,6 +88,7 @@ def run(run_dir: str) -> dict[str, Any]:
             fault = Fault(code=FaultCode.NO_FOLDER, host=host, error=plan.no_workdir, ends_with=errors.NO_RETRY)
             events(fault)
             raise AttemptFailed(fault, errors.NO_RETRY, decides=plan.min_nodes == plan.nodes)
+        _require_open_files(plan, place, events)
         return _Agent(plan, attempt, place, events, signals).run()
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
@@ -104,6 +106,26 @@ def run(run_dir: str) -> dict[str, Any]:
         failed = failed_by(error, host)
         events(failed.event)
         raise failed from None
+
+
+def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events) -> None:
+    """Checks before the rendezvous that the hard limit of open files suffices for all ranks of the job.
+
+    Raises:
+        AttemptFailed: it does not; a retry would fail too.
+    """
+    leads = place.rank == 0 or plan.min_nodes < plan.nodes
+    nodes = len(place.hosts) if leads else 0
+    ranks = plan.procs_per_node // plan.tasks_per_node
+    needed = open_files_needed(ranks, nodes * plan.tasks_per_node, nodes * plan.procs_per_node)
+    maximum = open_files.raise_limit()
+    if needed > maximum >= 0:
+        fault = Fault(
+            code=FaultCode.OPEN_FILES, host=place.hosts[place.node_rank], node=place.node_rank,
+            start=StartLimit(errno=errno.EMFILE, maximum=maximum, needed=needed), ends_with=errors.NO_RETRY,
+        )  # fmt: skip
+        events(fault)
+        raise AttemptFailed(fault, errors.NO_RETRY, decides=True)
 
 
 def _can_enter(folder: str) -> bool:

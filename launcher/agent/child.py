@@ -1,4 +1,4 @@
-"""Runs a rank in a process forked from the agent: resets inherited signals, files and CPUs, runs its work, exits."""
+"""Runs a rank in a process forked from the agent: resets inherited signals, files, limits and CPUs; runs its work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from launcher import errors
 from launcher.formatting import ranges
-from launcher.processes import orphans
+from launcher.processes import open_files, orphans
 from launcher.rendezvous.rank_environment import Placement
 from launcher.worker import rank_report
 
@@ -59,6 +59,7 @@ def run_child(
     code = errors.FAILED
     try:
         orphans.die_with_parent(agent)
+        open_files.restore_limit()
         _reset_signals(ignore)
         out, err, report, gate, error_file = keep
         _take_streams(out, err)

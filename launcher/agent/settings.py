@@ -9,10 +9,14 @@ from pathlib import Path
 from launcher.agent.failure_detection import Limits
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures.codes import FaultCode
+from launcher.rendezvous import store
 from launcher.rendezvous.members import Member, Rendezvous, RendezvousError
 from launcher.runs.events import Fault, Place
 from launcher.schedulers import topology
 from launcher.spec.plan import JobPlan
+
+BASE_FILES = 64  # open files of an agent without ranks, with some to spare
+FILES_PER_RANK = 4  # of a rank's agent: its output, its errors, its report, its stacks
 
 
 def limits(plan: JobPlan, logs: Path) -> Limits:
@@ -35,6 +39,17 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
         stacks_in=str(logs),
         independent=plan.independent,
     )
+
+
+def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
+    """Returns the number of open files that an agent needs. Pure.
+
+    Args:
+        ranks: number of ranks of this agent.
+        agents: number of agents that connect to this one, if it may lead the others; else 0.
+        world_size: number of ranks that connect to its store, if it may lead the others; else 0.
+    """
+    return BASE_FILES + FILES_PER_RANK * ranks + agents + store.FILES_PER_RANK * world_size
 
 
 def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:

@@ -48,6 +48,7 @@ class FaultCode(Code):
     LATE = "late"  # the other agents have started without this one
     NOT_A_MEMBER = "not_a_member"  # this agent does not belong to the attempt: it was started by mistake, or twice
     REFUSED = "refused"  # rendezvous is impossible: no free port, no such interface
+    OPEN_FILES = "open_files"  # the hard limit of open files is too low for these ranks
     PREFLIGHT = "preflight"  # bad nodes
     NO_FOLDER = "no_folder"  # the working folder cannot be entered
     CONTAINER = "container"  # the container does not start

@@ -136,6 +136,14 @@ def _not_started(fault: Fault) -> str:
     return f"{_rank(fault)} cannot be started: {fault.error}" + (f"; {fix}" if fix else "")
 
 
+def _open_files(fault: Fault) -> str:
+    numbers = f": {fault.start.maximum}, and its agent needs {fault.start.needed}" if fault.start else ""
+    return (
+        f"{_node(fault.host, fault.node)} allows a process too few open files for these ranks (`ulimit -Hn`{numbers}): "
+        "have the limit raised (for Slurm: LimitNOFILE of slurmd), or have fewer ranks"
+    )
+
+
 def _still_there(fault: Fault) -> str:
     return (
         f"on {fault.host} ranks of the round before still exist after SIGKILL: {fault.error}; what they hold (GPUs, "
@@ -308,6 +316,7 @@ _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
     FaultCode.NOT_A_MEMBER: lambda fault: (
         f"agent {fault.node} does not belong to this attempt: was it started by mistake, or twice?"
     ),
+    FaultCode.OPEN_FILES: _open_files,
     FaultCode.PREFLIGHT: _preflight,
     FaultCode.CONDITION_FAILED: lambda fault: f"it was not started: {fault.error}",
     FaultCode.AGENT: _agent_error,

@@ -37,6 +37,7 @@ from launcher.pilots.journal_writer import JournalWriter
 from launcher.pilots.outcome import outcome
 from launcher.pilots.parts import Parts
 from launcher.pilots.slots import Slot, slots_of_node
+from launcher.processes import open_files
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog
 from launcher.runs.directory import Attempt
@@ -118,6 +119,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     )  # fmt: skip
     signals = Signals()
     signals.install()
+    open_files.raise_limit()
     try:
         if group.place:
             Follower(sweep, packing, mine, group, signals, stops_of(sweep, mine)).run(slots)

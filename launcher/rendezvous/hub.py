@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import selectors
 import socket
 import time
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import Any
 
 from launcher.failures.codes import FaultCode
+from launcher.files.os_errors import explain
+from launcher.log_line import log_line
 from launcher.rendezvous.channel import Channel, ChannelError, Message, encode
 from launcher.runs import event_json
 from launcher.runs.events import Fault
 
 HANDSHAKE = 5.0  # seconds in which a new connection has to authenticate, and to send `hello`
-PENDING = 1024  # most connections before their `hello`; at one more the oldest is closed
+PENDING = (
+    1024  # most connections before their `hello`, and a quarter of the open files; at one more the oldest is closed
+)
 PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
 
 Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: the member has disconnected
@@ -50,7 +56,8 @@ class Hub:
         self._listener, self._secret, self._members = listener, secret, frozenset(members)
         self.channels: dict[int, Channel] = {}
         self._indices: dict[Channel, int] = {}
-        self._pending: dict[Channel, float] = {}  # connections before their `hello`, with their deadlines
+        self._pending: dict[Channel, float] = {}  # connections before their `hello`, with their deadlines, in order
+        self._shortage_said = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._accepts_from: float | None = None
@@ -75,8 +82,8 @@ class Hub:
         if self._accepts_from is not None and now >= self._accepts_from:
             self._accepts_from = None
             self._selector.register(self._listener, selectors.EVENT_READ)
-        for channel in [channel for channel, give_up in self._pending.items() if now >= give_up]:
-            self._drop(channel)
+        while self._pending and now >= next(iter(self._pending.values())):
+            self._drop(next(iter(self._pending)))
         events: list[Event] = [(index, None) for index in self._gone]
         self._gone = []
         for key, mask in self._selector.select(0 if events else self._wait(timeout, now)):
@@ -94,7 +101,7 @@ class Hub:
             now: monotonic seconds.
         """
         due = [] if self._accepts_from is None else [self._accepts_from]
-        due += self._pending.values()
+        due += islice(self._pending.values(), 1)
         return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
 
     def send(self, index: int, message: Message | bytes) -> None:
@@ -142,6 +149,9 @@ class Hub:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._selector.unregister(self._listener)  # it stays readable: do not spin
                     self._accepts_from = time.monotonic() + PAUSE
+                    if not self._shortage_said:
+                        log_line(f"the leader cannot accept agents now: {explain(error) or error}")
+                    self._shortage_said = True
                 return
             try:
                 channel = Channel(connection, self._secret, server=True)
@@ -150,7 +160,7 @@ class Hub:
                 continue
             self._pending[channel] = time.monotonic() + HANDSHAKE
             self._selector.register(channel, selectors.EVENT_READ)
-            if len(self._pending) > PENDING:
+            if len(self._pending) > min(PENDING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4):
                 self._drop(next(iter(self._pending)))
 
     def _serve(self, channel: Channel, mask: int) -> list[Event]:

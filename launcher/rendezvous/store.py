@@ -43,6 +43,7 @@ TRIES = 5  # tries to make a store to which no other user connected before its s
 PAUSE = 0.1  # seconds until the next try when this process has no thread or file descriptor left
 REFUSALS = 10  # most refused hosts that are logged
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
+FILES_PER_RANK = 3  # open files of this process for each rank: its connection, and both ends of the store's
 _TCP_MD5SIG_EXT, _WITH_PREFIX = 32, 1  # linux/tcp.h
 _KEY_SIZE = 40  # bytes, of 80 at most
 

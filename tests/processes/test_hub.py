@@ -235,8 +235,9 @@ def test_a_member_that_reads_slowly_holds_up_no_other(hub: Hub, connect: Callabl
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_a_leader_without_file_descriptors_neither_spins_nor_stops_listening(
-    hub: Hub, connect: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+    hub: Hub, connect: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch, number: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """The connection stays in the backlog; it is taken when a descriptor is free, also in the middle of a long wait."""
     tries, real, listener = 0, hub._listener, hub._listener
 
@@ -265,6 +266,7 @@ def test_a_leader_without_file_descriptors_neither_spins_nor_stops_listening(
         hub.poll(60)
     assert tries > 3
     assert len(waits) <= 12, "it spins"
+    assert capfd.readouterr().err.count("launcher: the leader cannot accept agents now: ") == 1
     assert waits[1] <= hub_module.PAUSE
     joined(hub, channel, 4)
 

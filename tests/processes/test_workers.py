@@ -20,7 +20,7 @@ import pytest
 
 from launcher.agent import forks, workers
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
-from launcher.processes import orphans
+from launcher.processes import open_files, orphans
 from launcher.worker import hangs, rank_report
 from tests.launch import ROOT
 
@@ -88,6 +88,20 @@ def test_an_exception_is_reported_from_the_users_own_frames_on(group: WorkerGrou
 def test_exits_without_an_error(group: WorkerGroup, run: Run, code: int, returned: dict[str, Any] | None) -> None:
     (ended,) = ends(group, run)
     assert (ended.code, ended.returned, ended.error) == (code, returned, None)
+
+
+def test_a_rank_has_the_users_limit_of_open_files_and_its_agent_all_that_it_may(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(open_files, "_users", None)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert [open_files.raise_limit() for _ in range(2)] == [hard, hard]
+        (ended,) = ends(group, lambda me: {"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
+        assert (ended.returned, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) == ({"limit": 256}, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_words_for_sys_exit_are_reported(group: WorkerGroup) -> None:

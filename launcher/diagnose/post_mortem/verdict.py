@@ -52,6 +52,7 @@ _KINDS = {
     FaultCode.TOO_FEW: Kind.RENDEZVOUS_TIMEOUT,
     FaultCode.LATE: Kind.RENDEZVOUS_TIMEOUT,
     FaultCode.NOT_A_MEMBER: Kind.CONFIG_ERROR,
+    FaultCode.OPEN_FILES: Kind.LIMIT,
     FaultCode.PREFLIGHT: Kind.BAD_NODE,
     FaultCode.STILL_THERE: Kind.BAD_NODE,
     FaultCode.REFUSED: Kind.CONFIG_ERROR,

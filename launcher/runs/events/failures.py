@@ -84,15 +84,17 @@ class Hang(Open):
 
 @dataclass(frozen=True, kw_only=True)
 class StartLimit(Open):
-    """Why the system did not start a process.
+    """Why the system did not start a process, or would not.
 
     Attributes:
         errno: error number of fork or exec.
         maximum: the `ulimit` of the user that this error is about; -1: unlimited; None: it is about no such limit.
+        needed: what it would have to be; None: unknown.
     """
 
     errno: int
     maximum: int | None = None
+    needed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ class Fault(Event):
         seconds: value of this timeout.
         step: number of steps that the run had done; -1: none.
         hang: details of a HANG.
-        start: details of NOT_STARTED.
+        start: details of NOT_STARTED and OPEN_FILES.
         agents: details of RENDEZVOUS_TIMEOUT and TOO_FEW.
         preflight: details of PREFLIGHT.
         during: what the agent was doing when the fault happened.

@@ -172,6 +172,35 @@ def test_a_node_without_the_working_folder_says_so_before_it_meets_the_others(
     assert script.calls == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "rank", "needed"),
+    [
+        ({"procs_per_node": 64}, 0, 64 + 4 * 64 + 3 + 3 * 192),  # the leader: its ranks, the agents, the ranks' store
+        ({"procs_per_node": 64}, 1, 64 + 4 * 64),
+        ({"procs_per_node": 64, "min_nodes": 2}, 1, 64 + 4 * 64 + 3 + 3 * 192),  # which may lead later
+        ({"procs_per_node": 64, "launch": {"mode": "tasks"}}, 0, 64 + 4 + 192 + 3 * 192),
+    ],
+)
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_where_too_few_files_may_be_open_no_agent_waits_for_the_others(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any, rank: int, needed: int, lacks: int
+) -> None:
+    plan = bare_plan(**{"nodes": 3, "min_nodes": 3, "run_dir": str(tmp_path), "workdir": str(tmp_path), **changes})
+    monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
+    monkeypatch.setattr(module.open_files, "raise_limit", lambda: needed - lacks)
+    place: Any = module.topology.derive({}, "", lambda _: "")
+    place.rank, place.node_rank, place.world_size = rank, rank, 192
+    script.steps = {"first": [StopRequested(signal.SIGTERM)]}
+    with pytest.raises(AttemptFailed) as failed:
+        module.run(str(tmp_path))
+    (fault,) = read(directory.Attempt(directory.Run(tmp_path), 0).events_file(f"node-{rank}"))
+    if not lacks:
+        assert fault["code"] == "stopped_early"
+        return
+    assert (failed.value.exit_code, fault["code"], script.calls) == (errors.NO_RETRY, "open_files", [])
+    assert fault["start"] == {"errno": errno.EMFILE, "maximum": needed - 1, "needed": needed}
+
+
 def test_a_working_folder_that_cannot_be_looked_at_now_may_be_there(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

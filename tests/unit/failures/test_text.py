@@ -106,6 +106,9 @@ HANG = {"code": FaultCode.HANG, "limit": "launch.hang_timeout", "seconds": 30.0}
         ({"code": FaultCode.LATE, "node": 0}, "the others have begun without node1 (node 0)"),
         ({"code": FaultCode.NOT_A_MEMBER, "node": 7},
          "agent 7 does not belong to this attempt: was it started by mistake, or twice?"),
+        ({"code": FaultCode.OPEN_FILES, "node": 0, "start": StartLimit(errno=errno.EMFILE, maximum=1024, needed=3184)},
+         "node1 (node 0) allows a process too few open files for these ranks (`ulimit -Hn`: 1024, and its agent needs "
+         "3184): have the limit raised (for Slurm: LimitNOFILE of slurmd), or have fewer ranks"),
         ({"code": FaultCode.REFUSED, "error": "no port is free"}, "node1: no port is free"),
         ({"code": FaultCode.CONDITION_FAILED, "error": "a failed"}, "it was not started: a failed"),
         ({"error": "a code of a newer version"}, "node1: a code of a newer version"),
