@@ -7,6 +7,7 @@ stands where it is shown.
 
 RECORD_BYTES = 1 << 24  # of a record, a result or a manifest
 EVENTS_BYTES = 1 << 25  # that are read of an event file: half at its beginning and half at its end
+OUTPUT_LINE_BYTES = 1 << 20  # of a line of output with its prefix: of longer lines, parts become lines
 JSON_LEVELS = 64  # of lists and objects in JSON
 JSON_INTEGERS = 1 << 63  # integers in JSON are between -JSON_INTEGERS and JSON_INTEGERS
 SWEEP_BYTES = 1 << 27  # of a sweep's manifest

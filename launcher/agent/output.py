@@ -12,42 +12,68 @@ import re
 import select
 import stat
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-READ = 1 << 16  # most bytes that one call of `forward` reads from one file
-LONGEST_LINE = 1 << 16  # bytes; longer lines are cut
+from launcher import bounds
+from launcher.formatting import long_size
+
+READ = 1 << 16  # bytes that are read of one file before the others have their turn
+MOST = 1 << 22  # about so many bytes are copied by one call of `forward`
+TAIL = 1 << 16  # bytes at the end of a file that are copied even if there is no time for those before them
 STALE = 1.0  # seconds after which an unfinished line is copied as it is (a prompt, a progress bar that stands still)
 PIPE = 4096  # bytes that a writable pipe accepts at once (PIPE_BUF, man 7 pipe)
-WAITS = 0.05  # seconds between two attempts to write to a slow reader
+WAITS = 0.02  # most seconds for which one call of `forward` waits for slow readers
+ENDS = 2.0  # most seconds for which `finish` waits until the readers have taken the last lines
 # The end of a line, or of one state of a rewritten line. A \r as the very last byte may be the start of \r\n.
 _END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")
 
 
 @dataclass
 class _Source:
-    """The output or the error file of one rank.
-
-    Attributes:
-        descriptor: descriptor of the file.
-        prefix: text to put in front of each line.
-        offset: number of bytes that have been read.
-        partial: the text after the last line end or carriage return.
-        since: monotonic time at which the file last grew.
-        rewritten: whether the unfinished line is rewritten with carriage returns.
-        state: the last complete state of the rewritten line.
-        shown, shown_at: the state that was copied last, and the monotonic time at which it was copied.
-    """
+    """The output or the error file of one rank."""
 
     descriptor: int
-    prefix: bytes
-    offset: int = 0
-    partial: bytes = b""
-    since: float = field(default=0.0)
-    rewritten: bool = False
-    state: bytes = b""
-    shown: bytes = b""
-    shown_at: float = float("-inf")
+    path: Path
+    prefix: bytes  # text to put in front of each line
+    offset: int = 0  # number of bytes that have been read
+    partial: bytes = b""  # the text after the last line end or carriage return
+    since: float = field(default=0.0)  # monotonic time at which the file last grew
+    rewritten: bool = False  # whether the unfinished line is rewritten with carriage returns
+    state: bytes = b""  # the last complete state of the rewritten line
+    shown: bytes = b""  # the state that was copied last
+    shown_at: float = float("-inf")  # the monotonic time at which it was copied
+
+    def read(self) -> bytes:
+        """Returns the next bytes of the file; empty: there are none, or they cannot be read now."""
+        data = b""
+        with contextlib.suppress(OSError):  # the next call repeats it
+            data = os.pread(self.descriptor, READ, self.offset)
+        self.offset += len(data)
+        return data
+
+    def left(self) -> int:
+        """Returns how many bytes of the file have not been read; READ if that is not known now."""
+        try:
+            return os.fstat(self.descriptor).st_size - self.offset
+        except OSError:
+            return READ
+
+    def copy_of(self, data: bytes) -> bytes:
+        """Returns the lines that end within `data`, the next bytes of the file, with prefixes."""
+        if self.rewritten or b"\r" in data or self.partial.endswith(b"\r"):
+            return self.prefixed(self.lines(data))
+        lines, end, rest = data.rpartition(b"\n")  # without a progress bar, ten times as fast
+        if not end:
+            self.partial += data
+            return b""
+        lines, self.partial = self.partial + lines, rest
+        return self.prefix + lines.replace(b"\n", b"\n" + self.prefix) + b"\n"
+
+    def prefixed(self, lines: list[bytes]) -> bytes:
+        return b"".join(self.prefix + line + b"\n" for line in lines)
 
     def lines(self, data: bytes) -> list[bytes]:
         """Returns the lines that end within `data`, the next bytes of the file; of a rewritten line its last state."""
@@ -66,37 +92,51 @@ class _Source:
         """The present text of the unfinished line."""
         return self.partial.rstrip(b"\r") or self.state
 
+    def last_lines(self) -> bytes:
+        """Returns the last lines of the file, and before them how much of it is left out."""
+        lines = []
+        if (missing := self.left() - TAIL) > 0:
+            lines = [self.now] * bool(self.now)
+            words = f"launcher: {long_size(missing)} of this rank's output is missing here: all of it is in {self.path}"
+            lines.append(os.fsencode(words))
+            self.offset, self.partial, self.rewritten, self.state = self.offset + missing, b"", False, b""
+            _, _, whole = (data := self.read()).partition(b"\n")
+            lines += self.lines(whole or data)
+        return self.prefixed([*lines, *self.lines(self.read()), *[self.now] * bool(self.now)])
+
 
 class _Sink:
-    """Writes to a file descriptor without waiting for its reader: keeps what the reader has not taken yet."""
+    """Writes to a file descriptor, and keeps what its reader has not taken yet, or what a full disk does not take."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._left, self._broken = descriptor, b"", False
+    def __init__(self, descriptor: int, clock: Callable[[], float]) -> None:
+        self._descriptor, self._clock = descriptor, clock
+        self._left, self._broken = memoryview(b""), False
         self._file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._ready = select.poll()
         self._ready.register(descriptor, select.POLLOUT)
+        self.taken = 0  # bytes that were written
 
-    def busy(self) -> bool:
-        """Writes as much as possible. Returns whether data is left that the reader has not taken."""
-        self._write()
-        return bool(self._left)
+    def drained(self, until: float) -> bool:
+        """Writes what is left, and waits for a slow reader until the time `until`. Returns whether nothing is left."""
+        while True:
+            self._write()
+            if not self._left or self._file or not self._ready.poll(max(0.0, until - self._clock()) * 1000):
+                return not self._left
 
     def write(self, data: bytes) -> None:
         if not self._broken:
-            self._left += data
+            self._left = memoryview(bytes(self._left) + data)
             self._write()
 
     def _write(self) -> None:
         try:
-            while self._left:
-                if not self._file and not self._ready.poll(0):
-                    return
-                written = os.write(self._descriptor, self._left if self._file else self._left[:PIPE])
-                self._left = self._left[written:]
-        except BlockingIOError:
+            while self._left and (self._file or self._ready.poll(0)):
+                count = os.write(self._descriptor, self._left if self._file else self._left[:PIPE])
+                self._left, self.taken = self._left[count:], self.taken + count
+        except BrokenPipeError:  # drop it, since the ranks' files have everything
+            self._broken, self._left = True, memoryview(b"")
+        except OSError:  # the next call repeats it
             return
-        except OSError:  # the reader is gone, or the disk is full: drop it, since the ranks' files have everything
-            self._broken, self._left = True, b""
 
 
 class Forwarder:
@@ -111,60 +151,81 @@ class Forwarder:
             out, err: file descriptors to write the ranks' stdout and stderr to.
             clock: monotonic clock in seconds; tests replace it.
         """
-        self._sinks = (_Sink(out), _Sink(err))
-        self._sources: list[tuple[_Source, _Sink]] = []
+        self._sinks = (_Sink(out, clock), _Sink(err, clock))
+        self._sources: deque[tuple[_Source, _Sink]] = deque()  # the next one to be read is the first
         self._clock = clock
 
-    def add(self, rank: int, out: int, err: int) -> None:
+    def add(self, rank: int, out: int, err: int, paths: Sequence[Path]) -> None:
         """Adds a rank's files, to be copied from their start; `finish` closes the descriptors.
 
         Args:
             rank: global rank, for the prefix.
             out, err: file descriptors of the rank's stdout and stderr files, open for reading.
+            paths: the paths of these two files, for messages.
         """
-        for descriptor, sink in zip((out, err), self._sinks, strict=True):
-            self._sources.append((_Source(descriptor, b"[%d] " % rank), sink))
+        for descriptor, path, sink in zip((out, err), paths, self._sinks, strict=True):
+            self._sources.append((_Source(descriptor, path, b"[%d] " % rank), sink))
 
     def forward(self) -> bool:
-        """Copies the ranks' new output, up to READ bytes of each file. Returns whether more is left."""
-        more = [self._forward(source, sink, self._clock()) for source, sink in self._sources]
-        return any(more)
+        """Copies about MOST bytes of the ranks' new output, of each file in turn. Returns whether to call it again.
+
+        It waits at most WAITS seconds for slow readers; one that has taken nothing in this time is no reason to
+        call it again at once.
+        """
+        until, taken = self._clock() + WAITS, self._taken()
+        copied = idle = 0  # bytes; files in a row that have no more now
+        blocked = False
+        while copied < MOST and idle < len(self._sources):
+            source, sink = self._sources[0]
+            self._sources.rotate(-1)
+            count = 0
+            if sink.drained(until):
+                count = self._copy(source, sink, self._clock())
+            else:
+                blocked = True
+            copied, idle = copied + count, 0 if count == READ else idle + 1
+        return copied >= MOST or (blocked and self._taken() > taken)
 
     def finish(self, timeout: float = 5.0) -> None:
         """Copies the rest of the ranks' output, including unfinished lines, and closes the ranks' files.
 
+        After the timeout, a line says how much of a file is left out, and the last lines of the file follow it.
+
         Args:
-            timeout: most seconds to wait for a slow reader of the agent's output.
+            timeout: most seconds to copy and to wait for a slow reader of the agent's output.
         """
         give_up = self._clock() + timeout
-        while (self.forward() or any(sink.busy() for sink in self._sinks)) and self._clock() < give_up:
-            if any(sink.busy() for sink in self._sinks):
+        while any(source.left() > 0 or not sink.drained(0.0) for source, sink in self._sources):
+            if self._clock() >= give_up:
+                break
+            if not self.forward():
                 time.sleep(WAITS)
         for source, sink in self._sources:
-            if source.now:
-                sink.write(source.prefix + source.now + b"\n")
+            sink.write(source.last_lines())
             os.close(source.descriptor)
+        for sink in self._sinks:
+            sink.drained(self._clock() + ENDS)
         self._sources.clear()
 
     def descriptors(self) -> list[int]:
         """Returns the descriptors of all ranks' files."""
         return [source.descriptor for source, _ in self._sources]
 
-    def _forward(self, source: _Source, sink: _Sink, now: float) -> bool:
-        if sink.busy():
-            return False
-        data = b""
-        with contextlib.suppress(OSError):  # the next call repeats it
-            data = os.pread(source.descriptor, READ, source.offset)
-        source.offset += len(data)
-        lines = source.lines(data) if data else []
+    def _taken(self) -> int:
+        return sum(sink.taken for sink in self._sinks)
+
+    def _copy(self, source: _Source, sink: _Sink, now: float) -> int:
+        """Copies up to READ bytes of a file, and returns how many."""
+        data = source.read()
+        text = source.copy_of(data) if data else b""
         if data:
             source.since = now
         stale = not data and source.partial and not source.rewritten and now - source.since >= STALE
-        if len(source.partial) > LONGEST_LINE or stale:
-            lines, source.partial = [*lines, source.partial.rstrip(b"\r")], b""
-        sink.write(b"".join(source.prefix + line + b"\n" for line in lines))
+        if stale or len(source.partial) + len(source.prefix) + READ >= bounds.OUTPUT_LINE_BYTES:
+            text, source.partial = text + source.prefixed([source.partial.rstrip(b"\r")]), b""
+        if text:
+            sink.write(text)
         if source.rewritten and source.now != source.shown and now - source.shown_at >= STALE:
             source.shown, source.shown_at = source.now, now
             sink.write(source.prefix + source.now + b"\r")
-        return len(data) == READ
+        return len(data)

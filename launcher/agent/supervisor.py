@@ -123,6 +123,7 @@ class Supervisor:
         self._too_late = False
         self._terminated = False
         self._left_first = False  # a rank exited to resume later, and the other ranks were ended because of that
+        self._more_output = False  # whether ranks have printed more than the last turn has copied
         self._memory = memory.Watch()
         self._stops = AgentSide(self._first_rank)
 
@@ -135,7 +136,7 @@ class Supervisor:
         if self._leads and self._control.coordinator is not None:
             self._control.coordinator.watch(self._clock())
         while True:
-            outcome = self.turn(self._control.poll(self._pause()))
+            outcome = self.turn(self._control.poll(self.pause))
             if outcome is not None:
                 return outcome
 
@@ -146,7 +147,7 @@ class Supervisor:
             AttemptFailed: the attempt is over, without its work done.
         """
         now = self._clock()
-        self._workers.forward_output()
+        self._more_output = self._workers.forward_output()
         self._status.read()
         for message in messages:
             self._handle(message, now)
@@ -181,8 +182,11 @@ class Supervisor:
         """Returns the process ids of the ranks, by place; GONE for a rank that has ended."""
         return [GONE if place in self._exits else pid for place, pid in enumerate(self._workers.pids())]
 
-    def _pause(self) -> float:
-        """Returns the seconds until the next turn of the loop, at the latest."""
+    @property
+    def pause(self) -> float:
+        """Seconds until the next turn of the loop, at the latest."""
+        if self._more_output:
+            return 0.0
         if self._phase in (Phase.FAILED, Phase.ENDING) or self._killed_at is not None:
             return 0.02
         return AGREES if self._stops.waits else TICK

@@ -243,7 +243,7 @@ class WorkerGroup:
             opened.pop_all()
             for descriptor in (out, err, error_file):
                 os.close(descriptor)
-            self._output.add(placement.rank, out_copy, err_copy)
+            self._output.add(placement.rank, out_copy, err_copy, names[:2])
 
     def _cannot_fork(self) -> bool:
         """Returns whether ranks must start in a new interpreter, since forking is unsafe. Logs the reason once."""
@@ -288,7 +288,7 @@ class WorkerGroup:
         return [worker.pid for worker in self._workers]
 
     def forward_output(self) -> bool:
-        """Copies some of the ranks' new output, each line as `[RANK] ...`. Returns whether there is more."""
+        """Copies some of the ranks' new output, each line as `[RANK] ...`. Returns whether to call again at once."""
         return self._output is not None and self._output.forward()
 
     # -- end

@@ -178,8 +178,11 @@ def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) 
             if seen.state is RunState.QUEUED and seen.job.reason and seen.job.text != why:
                 why = seen.job.text  # the job may never start, so its pending reason is shown
                 print(f"queued: {why}", file=sys.stderr, flush=True)
-            for text in stream.new(last=seen.state.over) if output else ():
-                show.print(_decoded(text))
+            try:
+                for text in stream.new(last=seen.state.over) if output else ():
+                    show.print(_decoded(text))
+            except UnavailableError as error:
+                print(f"launcher: output is missing here: {error}", file=sys.stderr, flush=True)
             show.show_run_bars(stream.states if output else ())
             _show_progress(show, seen, rate)
             if seen.state.over:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.find import find_either
 from launcher.cli.progress import RunBars
 from launcher.cli.screen import write_output
-from launcher.errors import RunError
+from launcher.errors import RunError, UnavailableError
 from launcher.formatting import plural
 from launcher.runs.carriage_returns import LineCollapser
 from launcher.runs.directory import Run
@@ -202,17 +202,24 @@ class OneRank:
                 self._read[path] = path.stat().st_size
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """Yields the output since the last call. `last`: with unfinished lines, since it no longer grows."""
+        """Yields the output since the last call; see `Stream.new`."""
         for attempt, path in self._files():
-            for text in read(path, self._read.get(path, 0), None, last=last):
-                lines = b"" if self._from in (None, path) else self._lines.end()
-                self._from = path
-                if self._shown is not None and self._shown != attempt.number and (start := start_of(attempt)):
-                    part = Part(path, attempt=attempt.number, job=start.job, began=start.time)
-                    lines += part.heading.encode() + b"\n"
-                self._shown = attempt.number
-                self._read[path] = self._read.get(path, 0) + len(text)
-                if lines := lines + self._lines.add(text):
-                    yield lines
+            try:
+                yield from self._new(attempt, path, last)
+            except UnavailableError:
+                if last:
+                    raise
         if last and (lines := self._lines.end()):
             yield lines
+
+    def _new(self, attempt: Attempt, path: Path, last: bool) -> Iterator[bytes]:
+        for text in read(path, self._read.get(path, 0), None, last=last):
+            lines = b"" if self._from in (None, path) else self._lines.end()
+            self._from = path
+            if self._shown is not None and self._shown != attempt.number and (start := start_of(attempt)):
+                part = Part(path, attempt=attempt.number, job=start.job, began=start.time)
+                lines += part.heading.encode() + b"\n"
+            self._shown = attempt.number
+            self._read[path] = self._read.get(path, 0) + len(text)
+            if lines := lines + self._lines.add(text):
+                yield lines

@@ -386,8 +386,7 @@ class SlotManager:
     def _end(self, each: Running, code: int) -> None:
         """Records how a point has ended, with the exit code of its process here, and frees its slot."""
         run = self._sweep.run(each.point)
-        with contextlib.suppress(OSError):
-            self._parts.copy_output(each.attempt, point_fork.output_of(run))
+        self._parts.copy_output(each.attempt, point_fork.output_of(run), ended=True)
         self._parts.forget(each.point, each.attempt)
         if code < 0:
             with contextlib.suppress(OSError, LauncherError):
@@ -459,8 +458,7 @@ class SlotManager:
                 self._stops.touch(mode=0o600)
         self._cancelled = self._cancelled or _marked(self._sweep.path / "cancelled")
         for pid, each in self._alive().items():
-            with contextlib.suppress(OSError):
-                self._parts.copy_output(each.attempt, point_fork.output_of(each.attempt.run))
+            self._parts.copy_output(each.attempt, point_fork.output_of(each.attempt.run))
             each.cancelled = each.cancelled or self._cancelled or _marked(each.attempt.run.path / "cancelled")
             if (each.pruned or each.cancelled or self._stopping is not None) and each.kill_at is None:
                 each.stopping = self._stopping is not None

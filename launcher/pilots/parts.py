@@ -5,17 +5,20 @@ A point that needs several nodes has a part on each: a process of that node's sl
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
-from launcher.files import run_files
+from launcher.errors import RunError
+from launcher.formatting import long_size
 from launcher.pilots.group import Group, printed_on
 from launcher.pilots.journal_reader import JournalReader
 from launcher.runs.claims import Claims
 from launcher.runs.directory import Attempt
 from launcher.runs.events import PartEnded
+from launcher.runs.output import read
 
-MOST = 1 << 24  # bytes of output that one call copies for one node
+MOST = 1 << 26  # about so many bytes of output one call copies for one node
 
 
 class Parts:
@@ -63,27 +66,29 @@ class Parts:
         for place in self._readers:
             self._copied.pop(printed_on(attempt, place), None)
 
-    def copy_output(self, attempt: Attempt, output: Path) -> None:
-        """Appends the complete lines that other nodes' parts of an attempt have printed since the last call.
+    def copy_output(self, attempt: Attempt, output: Path, *, ended: bool = False) -> None:
+        """Appends the lines that other nodes' parts of an attempt have printed since the last call.
 
         Args:
             attempt: the point's attempt.
             output: the point's output file, to which they are appended.
-
-        Raises:
-            OSError: `output` cannot be written.
+            ended: whether this is the last call. Of more than MOST bytes only the last ones are appended then, below a
+                line that says so. What cannot be read or written now is left for the next call.
         """
         for place in self._readers:
             path = printed_on(attempt, place)
-            try:
-                text, begin = run_files.read_range(path, self._copied.get(path, 0), None, MOST)
-            except OSError:  # the next call reads it
-                continue
-            whole = text.rfind(b"\n") + 1
-            if whole:
-                with open(output, "ab", opener=_private) as file:
-                    file.write(text[:whole])
-            self._copied[path] = begin + whole
+            begin = self._copied.get(path, 0)
+            with contextlib.suppress(OSError, RunError), open(output, "ab", buffering=0, opener=_private) as file:
+                if ended and (missing := os.stat(path).st_size - MOST - begin) > 0:
+                    begin += missing
+                    words = f"{long_size(missing)} of the output of {self._group.hosts[place]} is missing here"
+                    file.write(os.fsencode(f"launcher: {words}: all of it is in {path}\n"))
+                first = begin
+                for text in read(path, begin, None, last=ended):
+                    begin += (written := file.write(text))
+                    if written < len(text) or begin >= first + MOST:
+                        break
+            self._copied[path] = begin
 
 
 def _private(path: str, flags: int) -> int:

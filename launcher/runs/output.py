@@ -14,8 +14,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from launcher import bounds
+from launcher.errors import UnavailableError
 from launcher.files import run_files
-from launcher.files.shared_files import Unavailable, retry_read, unwrap
+from launcher.files.shared_files import retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import LineCollapser
 from launcher.runs.events import Started, first
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from launcher.runs.directory import Attempt, Run
 
 BLOCK = 1 << 18  # bytes of one read
-LONGEST_LINE = 1 << 20  # bytes; a longer line is cut
 EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 
@@ -127,15 +128,15 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
     """Yields a range of a file in pieces that end with a line break or a carriage return.
 
     Args:
-        path: the file; one that cannot be read now yields nothing.
+        path: the file.
         begin, end: offsets in bytes; an end of None is the end of the file.
         last: whether the file no longer grows, so that an incomplete last line is yielded too.
 
     Raises:
+        UnavailableError: the file, or the rest of it, cannot be read now.
         RunError: the path is not a regular file.
     """
-    found = retry_read(lambda: run_files.open_regular(path), path, retry_seconds=0)
-    file = None if isinstance(found, Unavailable) else unwrap(found)
+    file = unwrap(retry_read(lambda: run_files.open_regular(path), path, retry_seconds=0))
     if file is None:
         return
     with file:
@@ -147,15 +148,15 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
             most = BLOCK if end is None else min(BLOCK, end - begin)
             try:
                 block = file.read(most) if most > 0 else b""
-            except OSError:
-                return
+            except OSError as error:
+                raise UnavailableError(f"{path} cannot be read now: {error.strerror}") from None
             if not block:
                 if rest and last:
                     yield rest
                 return
             begin += len(block)
             whole = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
-            if not whole and len(rest) + len(block) >= LONGEST_LINE:
+            if not whole and len(rest) + len(block) >= bounds.OUTPUT_LINE_BYTES:
                 whole = len(block)
             if whole:
                 yield rest + block[:whole]
@@ -190,7 +191,7 @@ def start_of_last(
                 data = file.read(position - start) + tail
                 position = start
                 whole = 0 if start == begin else data.find(b"\n") + 1
-                if start > begin and not whole and len(data) < LONGEST_LINE:
+                if start > begin and not whole and len(data) < bounds.OUTPUT_LINE_BYTES:
                     tail = data
                     continue
                 lines = (match for match in wanted.finditer(data, whole) if not match[0].endswith(b"\r"))
@@ -266,23 +267,33 @@ class Stream:
 
         Args:
             last: whether the output no longer grows, so that an incomplete last line and `states` are yielded too.
+
+        Raises:
+            UnavailableError: with `last`, a file cannot be read now. Otherwise the next call reads it.
         """
         parts = self.parts()
         for part in parts:
-            later = part is not parts[-1]
-            begin = max(part.begin, self._read.get(part.path, 0))
             if part.attempt is not None and part.attempt not in self._headed:
                 yield from self._heading(part)
-            for text in read(part.path, begin, part.end, last=last or part.end is not None):
-                self._read[part.path] = begin = begin + len(text)
-                wanted = text if self._wanted is None else b"".join(self._wanted.findall(text))
-                if wanted:
-                    yield from self._heading(part)
-                    lines = self._lines.add(wanted)
-                    if lines:
-                        yield lines + b"\n" if later and not lines.endswith(b"\n") else lines
+            try:
+                yield from self._new(part, part is not parts[-1], last)
+            except UnavailableError:
+                if last:
+                    raise
         if last and (lines := self._lines.end()):
             yield lines
+
+    def _new(self, part: Part, later: bool, last: bool) -> Iterator[bytes]:
+        """Yields the new output of one attempt. `later`: whether a later attempt has output."""
+        begin = max(part.begin, self._read.get(part.path, 0))
+        for text in read(part.path, begin, part.end, last=last or part.end is not None):
+            self._read[part.path] = begin = begin + len(text)
+            wanted = text if self._wanted is None else b"".join(self._wanted.findall(text))
+            if wanted:
+                yield from self._heading(part)
+                lines = self._lines.add(wanted)
+                if lines:
+                    yield lines + b"\n" if later and not lines.endswith(b"\n") else lines
 
     def _heading(self, part: Part) -> Iterator[bytes]:
         before, self._shown = self._shown, part

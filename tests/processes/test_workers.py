@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import forks, workers
+from launcher.agent.output import Forwarder
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
 from launcher.processes import open_files, orphans
 from launcher.worker import hangs, rank_report
@@ -123,6 +124,32 @@ def test_what_is_registered_for_the_end_of_a_process_is_done_in_a_fork_too(group
     ends(group, run)
     atexit.unregister(os.write)
     assert (tmp_path / "logs" / "rank-0.out").read_text() == "a thread\nat exit\n"
+
+
+def test_300_megabytes_printed_at_once_are_copied_and_hold_up_no_other_rank(
+    group: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prints(me: Placement) -> None:
+        block = b"%079d\n" % me.rank * 12_500
+        for _ in range(300 if me.rank == 0 else 0):
+            os.write(1, block)
+        os.write(1, b"the end of %d\n" % me.rank)
+
+    copy = os.open(tmp_path / "copy", os.O_RDWR | os.O_CREAT)
+    monkeypatch.setattr(workers, "Forwarder", lambda: Forwarder(copy, copy))
+    group.start(ranks(2), prints)
+    group.open_gate()
+    ended = 0
+    while ended < 2:
+        group.forward_output()
+        ended += len(group.poll())
+    group.close()
+    os.close(copy)
+    lines = (tmp_path / "copy").read_bytes().splitlines()
+    assert b"[1] the end of 1" in lines
+    assert lines[-2:].count(b"[0] the end of 0") == 1
+    missing = [line for line in lines if b"is missing here" in line]
+    assert missing or len(lines) == 300 * 12_500 + 2
 
 
 def test_output_is_in_files_that_nobody_else_can_read(group: WorkerGroup, tmp_path: Path) -> None:

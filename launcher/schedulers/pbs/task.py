@@ -306,9 +306,9 @@ class PbsTask:
     def _copy_output(self) -> None:
         with contextlib.suppress(OSError), open(self._file("out"), "rb") as file:
             file.seek(self._copied)
-            text = file.read()
-            self._copied += len(text)
-            sys.stdout.buffer.write(text)
+            while text := file.read(1 << 20):
+                self._copied += len(text)
+                sys.stdout.buffer.write(text)
             sys.stdout.buffer.flush()
 
     def _read(self, suffix: str, *, whole: bool = True) -> str:

@@ -19,7 +19,7 @@ from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.rank_status import AgentContext
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
-from launcher.agent.supervisor import DECIDED, DIES, LATE, Supervisor
+from launcher.agent.supervisor import DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach.request_handler import RequestHandler
 from launcher.failures.codes import FaultCode, HangSign, StopReason
@@ -50,6 +50,7 @@ class FakeWorkers:
         self.signals: list[tuple[int, int]] = []
         self.alive = set(range(ranks))
         self.immortal = False
+        self.prints = False
         self.on_signal: Callable[[int, int], None] = lambda place, number: None
         self._ended: list[WorkerExit] = []
 
@@ -80,7 +81,7 @@ class FakeWorkers:
                 self.end(place, -KILL)
 
     def forward_output(self) -> bool:
-        return False
+        return self.prints
 
 
 class FakeSignals(Signals):
@@ -313,6 +314,16 @@ def test_all_ranks_return(job: Callable[..., Job]) -> None:
     one.run(0.5)
     assert one.ended() == [{"loss": 0}, {"loss": 1}]
     assert [agent.workers.signals for agent in one.agents] == [[], []]
+
+
+def test_nothing_is_waited_for_while_ranks_have_printed_more(job: Callable[..., Job]) -> None:
+    one = job()
+    agent = one.agents[0]
+    waits = []
+    for agent.workers.prints in (True, True, False):
+        agent.turn()
+        waits.append(agent.supervisor.pause)
+    assert waits == [0.0, 0.0, TICK]
 
 
 def test_one_that_has_finished_waits_as_long_as_the_others_work(job: Callable[..., Job]) -> None:

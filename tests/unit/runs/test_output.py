@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import time
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import bounds
+from launcher.errors import UnavailableError
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs import output as printed
@@ -120,8 +124,8 @@ def test_whole_lines_are_read_in_pieces(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_line_that_does_not_end_is_shown_when_it_is_long(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x" * (printed.LONGEST_LINE + printed.BLOCK))
-    assert b"".join(read(tmp_path / "file", 0, None, last=False)).startswith(b"x" * printed.LONGEST_LINE)
+    (tmp_path / "file").write_bytes(b"x" * (bounds.OUTPUT_LINE_BYTES + printed.BLOCK))
+    assert b"".join(read(tmp_path / "file", 0, None, last=False)).startswith(b"x" * bounds.OUTPUT_LINE_BYTES)
 
 
 @given(lines=LINES, half=st.booleans(), block=st.integers(1, 20), count=st.integers(1, 15))
@@ -226,3 +230,24 @@ def test_the_last_lines_of_all_attempts(tmp_path: Path, count: int, ranks: tuple
     stream = Stream(run, ranks=ranks)
     stream.skip_to_last(count)
     assert told(stream, last=True) == shown
+
+
+def not_now(path: Path) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+def test_output_that_cannot_be_read_now_is_an_error_at_the_end_and_read_later_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path)
+    begin(run, 0, "7", 0)
+    write(run, "[0] a\n")
+    stream = Stream(run)
+    assert told(stream) == "[0] a\n"
+    write(run, "[0] b\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(printed.run_files, "open_regular", not_now)
+        assert told(stream) == ""
+        with pytest.raises(UnavailableError, match=r"output-7\.log cannot be read now"):
+            told(stream, last=True)
+    assert told(stream, last=True) == "[0] b\n"
