@@ -18,6 +18,10 @@ TORCH_NEWEST ?= torch
 first_python = $(shell for each in $(1) $(PYTHON); do "$$each" -c 0 2>/dev/null && echo "$$each" && break; done)
 PYTHON_OLDEST ?= $(call first_python,python3.10 python3.11 python3.12)
 PYTHON_NEWEST ?= $(call first_python,python3.13 python3.12)
+# `make test-python`: each Python from 3.10 to 3.13 on this machine, once; the system's first, then those on PATH and pyenv's.
+PYTHONS ?= $(shell for each in /usr/bin/python3 $(foreach minor,10 11 12 13,python3.$(minor)) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/*/bin/python3; do \
+  "$$each" -c 'import sys; v = sys.version_info; (3, 10) <= v < (3, 14) and print("%d.%d.%d" % v[:3], sys.argv[1])' "$$each" 2>/dev/null; \
+done | sort -s -u -k 1,1 | cut -d " " -f 2)
 VENV := .venv
 READY := $(VENV)/ready
 # Tests that import torch, or what imports it.
@@ -26,13 +30,14 @@ RUN := $(VENV)/bin/python
 # Tests of milliseconds each, which wait for nothing.
 UNIT_TESTS := tests/unit tests/golden
 
-.PHONY: help demo test test-slow test-torch twins golden gpu-check lint chaos bench docs clean
+.PHONY: help demo test test-slow test-torch test-python twins golden gpu-check lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm and Grid Engine too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
+	@echo "make test-python unit tests, checkpoints, and a run stopped and resumed, with each Python on this machine"
 	@echo "make twins      each profile of a site against a scheduler that keeps the site's published rules, as a table"
 	@echo "make golden     write tests/golden/ anew: the job scripts, keys and options that tests compare with"
 	@echo "make gpu-check  what only a machine with GPUs can show, as a table; elsewhere it says so"
@@ -73,10 +78,10 @@ test-slow: $(READY)
 .venv-torch-oldest/ready: WITH = $(TORCH_OLDEST)
 .venv-torch-newest/ready: MADE_BY = $(PYTHON_NEWEST)
 .venv-torch-newest/ready: WITH = $(TORCH_NEWEST)
-.venv-torch-%/ready: pyproject.toml
+.venv-%/ready: pyproject.toml
 	$(MADE_BY) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(WITH)"
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test]"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test,optuna]"
 	@touch $@
 
 test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
@@ -84,6 +89,15 @@ test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
 	  $$venv/bin/python -c 'import sys, torch; print(f"torch {torch.__version__}, Python {sys.version.split()[0]}")' && \
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' $(CONCERNS_TORCH) tests/unit tests/processes) && \
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) -k local tests/contract || exit 1; \
+	done
+
+test-python:
+	@for python in $(PYTHONS); do \
+	  venv=.venv-python-$$($$python -c 'import platform; print(platform.python_version())') && \
+	  $(MAKE) --no-print-directory $$venv/ready MADE_BY=$$python WITH="$(TORCH)" && \
+	  $$venv/bin/python -c 'import sys, torch; print(f"Python {sys.version.split()[0]}, torch {torch.__version__}")' && \
+	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $(UNIT_TESTS) tests/processes/test_checkpoint*.py && \
+	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) -k "stopped and resume" tests/contract/test_fsdp.py || exit 1; \
 	done
 
 twins: $(READY)
@@ -119,4 +133,4 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --site-dir site
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ read retry a failing read for `timeout` seconds. `group` and `many` are the attr
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pickle
@@ -22,7 +23,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 
 from launcher import torch_compat, torch_compat_dcp
 from launcher.checkpoint.format import (
@@ -35,7 +41,7 @@ from launcher.checkpoint.format import (
     Unavailable,
     file_of,
 )
-from launcher.checkpoint.reading import RetryingFile, read_bytes
+from launcher.checkpoint.reading import RetryingFile, size_of_file
 from launcher.checkpoint.state import Kind
 from launcher.formatting import name_ranks
 
@@ -63,7 +69,6 @@ _ALLOWED = {
     "torch._C": {"_VariableFunctions"},
     "torch.serialization": {"_get_layout"},
     "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},
     "collections": {"OrderedDict"},
 }  # fmt: skip
 
@@ -239,19 +244,30 @@ class SmallFile:
 def load_file(path: Path, timeout: float = 0.0) -> Any:
     """Returns the value that `save_file` has written, in CPU memory; executes nothing in the file.
 
-    Reads the whole file first, so that an error of the file system is not mistaken for damage.
-
     Raises:
-        Damaged: the file is not one that torch.save writes.
+        Damaged: the file is missing, or not one that torch.save writes.
         Unavailable: the file cannot be read now.
     """
-    data = read_bytes(path, timeout)
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise Unavailable(f"{path} cannot be read now: there is no memory for its {len(data)} bytes") from None
-    except Exception as error:  # arbitrary bytes can raise anything
-        raise Damaged(f"{path} is not what torch.save writes: {_first_line(error)}") from None
+    with _opened(path, timeout, "is not what torch.save writes") as stream:
+        return torch.load(cast(IO[bytes], stream), map_location="cpu", weights_only=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader]:
+    """Context manager for a file of any size: errors of the file system and of memory become Unavailable, all others
+    Damaged with the words `what`. Arbitrary bytes can raise anything."""
+    size_of_file(path, timeout)  # it is there, and a file
+    with RetryingFile(path, timeout) as file:
+        try:
+            yield io.BufferedReader(file, _PIECE)
+        except Exception as error:
+            if file.failure is not None:  # torch may have replaced it by another error
+                raise file.failure from None
+            if isinstance(error, CheckpointError):
+                raise
+            if isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error):
+                raise Unavailable(f"{path} cannot be read now: there is no memory for it") from None
+            raise Damaged(f"{path} {what}: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:
@@ -296,10 +312,20 @@ def save_sharded(
         torch_compat_dcp.save(state, writer, group, no_dist=not many)
 
 
+def _encoding(kind: object, name: object) -> _MEM_FORMAT_ENCODING:
+    """Stands in for getattr, by which Python 3.11.0 to 3.11.3 pickle a member of an enum."""
+    if kind is _MEM_FORMAT_ENCODING and type(name) is str and name in _MEM_FORMAT_ENCODING.__members__:
+        return _MEM_FORMAT_ENCODING[name]
+    raise pickle.UnpicklingError("it asks for getattr of what is no member of an enum, which no metadata needs")
+
+
 class _Unpickler(pickle.Unpickler):
-    """Unpickles only the types that torch.distributed.checkpoint's metadata consists of."""
+    """Unpickles only the types of torch.distributed.checkpoint's metadata, whatever Python has pickled them."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _encoding
+        module = module.removesuffix("._local")  # pathlib._local: Python 3.13
         if name in _ALLOWED.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         ):
@@ -311,14 +337,11 @@ def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
     """Returns the metadata in the `.metadata` file of the checkpoint in the folder `path`; executes nothing in it.
 
     Raises:
-        Damaged: the file is not valid, or contains other types than metadata needs.
+        Damaged: the file is missing, not valid, or contains other types than metadata needs.
         Unavailable: the file cannot be read now.
     """
-    data = read_bytes(path / METADATA_FILE, timeout)
-    try:
-        metadata = _Unpickler(io.BytesIO(data)).load()
-    except Exception as error:  # arbitrary bytes can raise anything
-        raise Damaged(f"{path / METADATA_FILE} is not used: {error}") from None
+    with _opened(path / METADATA_FILE, timeout, "is not used") as stream:
+        metadata = _Unpickler(stream).load()
     if not isinstance(metadata, Metadata):
         raise Damaged(f"{path / METADATA_FILE} holds no metadata")
     return metadata
@@ -332,15 +355,8 @@ class _RetryingFiles(FileSystem):
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with RetryingFile(Path(path), self._timeout) as file:
-            try:
-                yield io.BufferedReader(file, _PIECE)
-            except Exception as error:
-                if file.failure is not None:  # torch may have replaced it by another error
-                    raise file.failure from None
-                if isinstance(error, CheckpointError):
-                    raise
-                raise Damaged(f"{path} does not match its metadata: {_first_line(error)}") from None
+        with _opened(Path(path), self._timeout, "does not match its metadata") as stream:
+            yield stream
 
 
 class Reader(torch_compat_dcp.PlainReader):

@@ -142,7 +142,7 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 
 
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
-    """Returns the whole content of a small file.
+    """Returns the whole content of a manifest. Files of tensors have no bound: files.py does not read them at once.
 
     Raises:
         Damaged: the file is missing, not a regular file, or larger than bounds.RECORD_BYTES.
