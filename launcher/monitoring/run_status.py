@@ -32,7 +32,7 @@ from launcher.files.shared_files import is_transient
 from launcher.monitoring.packed import Boards, cancel_point, is_packed, of_point
 from launcher.monitoring.state import JobStatus, RunState, run_state
 from launcher.runs.directory import Run
-from launcher.runs.events import CancelFailed, Cancelled, Progress
+from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused
 from launcher.runs.history import RunHistory, read_history
 from launcher.runs.journal import process_of
 from launcher.schedulers import registry
@@ -341,7 +341,7 @@ class JobMonitor:
             kill: whether a run without a scheduler is killed instead of asked to stop.
 
         Raises:
-            RunError: the run has no job, runs on another machine, or its directory is not the user's own.
+            RunError: the run is on another machine, or its directory is not the user's own.
             QueryError: the scheduler does not respond.
             OSError: the directory cannot be marked, for example on a full disk. The job is ended nonetheless.
         """
@@ -374,9 +374,11 @@ class JobMonitor:
                 process.signal(signal.SIGKILL if kill else signal.SIGTERM)
             return
         scheduler = queries(plan)
-        job_id = history.job_id or scheduler.find(run.record()["token"], plan.name)
-        if job_id is None:
-            raise RunError(f"{run.id} has no job")
+        token = run.record()["token"]
+        job_id = history.job_id or scheduler.find(token, plan.name)
+        if job_id is None:  # its submission was interrupted before there was a job
+            run.journal(Refused(token=token))
+            return
         try:
             for each in (job_id, *history.waiting):
                 scheduler.cancel(each)

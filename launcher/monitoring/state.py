@@ -19,6 +19,7 @@
 | | job done or gone, or no such job | cancelled if the user cancelled the run, else lost |
 | | no reply, or an unknown state | unknown |
 | a submission was started, and no job id is recorded | (not queried) | unconfirmed |
+| a submission has led to no job, and the user cancelled the run | (not queried) | cancelled |
 
 A run whose files cannot be read now is unknown (launcher/monitoring/run_status.py, launcher/monitoring/sweep.py).
 """
@@ -110,7 +111,7 @@ def run_state(history: RunHistory, job: JobState | None, *, answered: bool = Tru
     if history.pruned is not None and history.ended is not None:
         return RunState.PRUNED
     if history.job_id is None and history.attempt is None:
-        return RunState.UNCONFIRMED
+        return RunState.CANCELLED if history.cancelled and not history.may_have_job else RunState.UNCONFIRMED
     if answered and job is not None and job.live:
         return _LIVE[job]
     if answered and job is JobState.UNKNOWN:

@@ -3,7 +3,7 @@
 | the point | its state |
 |---|---|
 | was requested to run on this machine, and has not started since | waiting |
-| was never submitted | waiting |
+| was never submitted, or was refused | waiting |
 | was never submitted, and the point or the sweep was cancelled | cancelled |
 | has or had a job | the state of its run (launcher/monitoring/state.py) |
 | has a damaged record | damaged |
@@ -38,8 +38,8 @@ from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.claims import State
 from launcher.runs.directory import Run
-from launcher.runs.event_json import known
-from launcher.runs.events import Cancelled, Ended, ProcessStarted, Submitted, Submitting, as_kind, every
+from launcher.runs.events import Cancelled, Ended, ProcessStarted, as_kind, every
+from launcher.runs.history import may_have_job
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Point, Sweep, sweep_of
 from launcher.schedulers.queries import QueryError, SchedulerJob
@@ -215,7 +215,7 @@ def _seen(point: Point, requested: float | None, cancelled: bool, live: SweepMon
     events = journal_events(run)
     if not cancelled and _waits_here(run, requested, events):
         return PointStatus(point, WAITING)
-    if not any(isinstance(event, (Submitting, ProcessStarted, Submitted)) for event in known(events)):
+    if not may_have_job(events):
         ended = cancelled or bool(every(events, Cancelled))
         return PointStatus(point, RunState.CANCELLED.value if ended else WAITING)
     seen = status_of(run, live)

@@ -16,6 +16,7 @@ from launcher.runs.events import (
     Fault,
     ProcessStarted,
     Pruned,
+    Refused,
     SetupFailed,
     Started,
     Submitted,
@@ -39,6 +40,7 @@ class RunHistory:
         waiting: ids of the jobs of a chain that follow `job_id`.
         submitted: time of the last submission, in seconds since the epoch.
         exit_code: exit code written by the last attempt's agents, if its script wrote no event `ended`; else None.
+        may_have_job: whether a job was submitted, or its submission was interrupted.
         pruned: event with which the search of the run's sweep ended it; None: it did not, or the run was started again.
     """
 
@@ -50,6 +52,7 @@ class RunHistory:
     submitted: float = 0.0
     exit_code: int | None = None
     pruned: Pruned | None = None
+    may_have_job: bool = True
 
     def last(self, kind: type[E_]) -> E_ | None:
         """Returns the last attempt's latest event of a kind; None: it has no such event."""
@@ -121,8 +124,22 @@ def history_of(
     if pruned is not None and started is not None and started.time > pruned.time:  # it was started again
         pruned = None
     return RunHistory(
-        jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code, pruned
-    )
+        jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code, pruned,
+        may_have_job(journal),
+    )  # fmt: skip
+
+
+def may_have_job(journal: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether a run was started, or its last submission was not refused, by its journal. Pure."""
+    open_tokens: set[str] = set()
+    for event in known(journal):
+        if isinstance(event, (ProcessStarted, Submitted)):
+            return True
+        if isinstance(event, Submitting):
+            open_tokens.add(event.token)
+        elif isinstance(event, Refused):
+            open_tokens.discard(event.token)
+    return bool(open_tokens)
 
 
 def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.environment import secrets as secret
@@ -21,7 +22,7 @@ from launcher.runs.events import CancelFailed
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
-from launcher.schedulers.queries import AnswerLost
+from launcher.schedulers.queries import AnswerLost, QueryError
 from launcher.spec.plan import JobPlan
 from launcher.sweeps import pilots
 from launcher.sweeps.grouping import shares
@@ -29,6 +30,7 @@ from launcher.sweeps.grouping import shares
 if TYPE_CHECKING:
     from launcher.sweeps.submit import SubmittedSweep
 
+MOST_FAILURES = 3  # requests in a row that a scheduler may fail before it is not asked again
 STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points whose job has started
 
 
@@ -94,8 +96,7 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
         The previous state of each point that was not over, by the point's number.
 
     Raises:
-        RunError: a point runs on another machine.
-        QueryError: a scheduler does not respond. Points for which it got no request are not cancelled.
+        QueryError: some points could not be cancelled; the text names them, and those that were.
     """
     before, points = sweep.cancelled(), None if points is None else set(points)
     if points is None:
@@ -124,44 +125,62 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
     for run in runs.values():  # before their jobs end, because otherwise another attempt would be submitted
         run.journal(cancelled(), sync=False)
         run.mark("cancelled")
-    requested: set[int] = set()  # points whose job the scheduler has been asked to end
-    try:
-        arrays, alone = live_arrays(statuses, sweep.submissions())
-        jobs: dict[int, str] = {each.point.index: each.seen.history.job_id or "" for each in statuses if each.seen}
-        for started in (False, True):  # pending jobs first: one of them may start when another job ends
-            for array in arrays:
-                if started != (array.pending < len(array.points)):
-                    continue
-                own = [index for index in array.points if index in chosen]
-                whole = len(own) == len(array.points)
-                try:
-                    for job, members in [(array.job, own)] if whole else [(jobs[index], [index]) for index in own]:
-                        _cancel_job(array.plan, job, members, requested)
-                finally:
-                    forget(array.plan)
-            for each in alone:
-                if each.point.index in chosen and started == (each.state in STARTED):
-                    requested.add(each.point.index)  # `JobMonitor.cancel` removes the mark itself if it fails
-                    live.cancel(each.point.run, kill=kill)
-    except LauncherError as error:
-        for index in runs.keys() - requested:
+    arrays, alone = live_arrays(statuses, sweep.submissions())
+    jobs: dict[int, str] = {each.point.index: each.seen.history.job_id or "" for each in statuses if each.seen}
+    requests = _Requests()
+    for started in (False, True):  # pending jobs first: one of them may start when another job ends
+        for array in arrays:
+            if started != (array.pending < len(array.points)):
+                continue
+            own = [index for index in array.points if index in chosen]
+            whole = len(own) == len(array.points)
+            try:
+                for job, members in [(array.job, own)] if whole else [(jobs[index], [index]) for index in own]:
+                    requests.send(array.plan, members, partial(queries(array.plan).cancel, job))
+            finally:
+                forget(array.plan)
+        for each in alone:
+            if each.point.index in chosen and started == (each.state in STARTED):
+                assert each.seen is not None, "it may have a job of its own"
+                requests.send(each.seen.plan, [each.point.index], partial(live.cancel, each.point.run, kill=kill))
+    for index, error in requests.failed.items():
+        if index in runs and not isinstance(error, AnswerLost) and runs[index].has("cancelled"):
             runs[index].unmark("cancelled")
             runs[index].journal(CancelFailed(error=str(error)), sync=False)
-        raise
-    for index, run in runs.items():
+    for index in runs.keys() - requests.failed.keys():
         if (point := chosen[index].seen) is not None:
-            secret.forget(str(run.path), point.plan.secrets_dir)
+            secret.forget(str(runs[index].path), point.plan.secrets_dir)
+    if requests.failed:
+        done = sorted(chosen.keys() - requests.failed.keys())
+        rest = f"; cancelled: {ranges(done)}" if done else ""
+        reasons = dict.fromkeys(str(error) for error in requests.failed.values())
+        raise QueryError(f"points {ranges(sorted(requests.failed))} of {sweep.id}: {'; '.join(reasons)}{rest}")
     return {index: each.state for index, each in chosen.items()}
 
 
-def _cancel_job(plan: JobPlan, job: str, members: Collection[int], requested: set[int]) -> None:
-    """Cancels a job, and adds its points to `requested`, unless the scheduler certainly got no request."""
-    try:
-        queries(plan).cancel(job)
-    except AnswerLost:
-        requested.update(members)
-        raise
-    requested.update(members)
+class _Requests:
+    """Requests to cancel jobs. A scheduler whose answer was lost, or that failed MOST_FAILURES times in a row, is not
+    asked again: each request would take its time."""
+
+    def __init__(self) -> None:
+        self.failed: dict[int, LauncherError] = {}  # by point
+        self._in_a_row: dict[str, int] = {}  # failures, by scheduler
+        self._last: dict[str, LauncherError] = {}  # error of the last failure, by scheduler
+
+    def send(self, plan: JobPlan, points: Collection[int], request: Callable[[], None]) -> None:
+        name = plan.cluster.scheduler
+        if self._in_a_row.get(name, 0) >= MOST_FAILURES:
+            self.failed.update(dict.fromkeys(points, QueryError(f"not asked: {self._last[name]}")))
+            return
+        try:
+            request()
+        except LauncherError as error:
+            lost = isinstance(error, AnswerLost)
+            self._in_a_row[name] = MOST_FAILURES if lost else self._in_a_row.get(name, 0) + 1
+            self._last[name] = error
+            self.failed.update(dict.fromkeys(points, error))
+        else:
+            self._in_a_row[name] = 0
 
 
 def _recover_unconfirmed(sweep: Sweep) -> None:

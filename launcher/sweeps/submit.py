@@ -24,7 +24,7 @@ from launcher.monitoring.run_status import queries
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
-from launcher.runs import live_index
+from launcher.runs import events, live_index
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Submitted, every
 from launcher.runs.history import read_history
@@ -360,7 +360,13 @@ class _ArraySubmitter:
         journal = journal_events(run)
         submitted = len(every(journal, Submitted))
         token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
-        job = start(run, plan, token, resumed=tried(run, token), blocking_jobs=lambda: _dependencies(plan, preceding))
+        try:
+            job = start(
+                run, plan, token, resumed=tried(run, token), blocking_jobs=lambda: _dependencies(plan, preceding)
+            )
+        except Refused as refusal:
+            run.journal(events.Refused(token=token, error=str(refusal)))
+            raise
         journal_jobs(run, plan, job.job_id, token)
         self._jobs.append((job.job_id, (index,)))
 

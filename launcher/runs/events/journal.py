@@ -36,11 +36,11 @@ class Submitted(Event):
 
 
 class Refused(Event):
-    """The submission of an array has led to no job.
+    """The submission of a job or an array has led to no job.
 
     Attributes:
-        token: token of the array.
-        error: message with which the scheduler refused the array; None: the submitter was killed before.
+        token: token of the job.
+        error: message with which the scheduler refused the job; None: the submitter was killed before.
     """
 
     event: ClassVar[str] = "refused"

@@ -120,11 +120,11 @@ def test_a_packed_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep
 @pytest.mark.parametrize(
     ("kind", "words", "stays"),
     [
-        (Slurm, "scancel: error: Unable to contact slurm controller (connect failure)", [0, 1]),
-        (Slurm, "scancel: error: Kill job error on job id 200: Access/permission denied", [0, 1]),
+        (Slurm, "scancel: error: Unable to contact slurm controller (connect failure)", [0, 1, 4, 5]),
+        (Slurm, "scancel: error: Kill job error on job id 200: Access/permission denied", [0, 1, 4, 5]),
         (Slurm, "scancel: error: Socket timed out on send/recv operation", [0, 1, 2, 3]),
-        (PBS, "Connection timed out\nqdel: cannot connect to server pbs-srv (errno=110)", [0, 1]),
-        (PBS, "qdel: Unauthorized Request  200[].pbs-srv", [0, 1]),
+        (PBS, "Connection timed out\nqdel: cannot connect to server pbs-srv (errno=110)", [0, 1, 4, 5]),
+        (PBS, "qdel: Unauthorized Request  200[].pbs-srv", [0, 1, 4, 5]),
         (PBS, "qdel: End of File", [0, 1, 2, 3]),
     ],
 )
@@ -132,7 +132,7 @@ def test_only_points_whose_end_may_have_been_asked_for_stay_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Slurm] | type[PBS], words: str, stays: list[int],
     points: Sequence[int] | None,
 ) -> None:  # fmt: skip
-    """Of three arrays the second one's cancellation fails."""
+    """Of three arrays the second one's cancellation fails; after a lost answer the third one's is not tried."""
     end = ".pbs-srv" if kind is PBS else ""
     sweep = make_sweep(tmp_path, 6, array=None, plan=PBS_PLAN if kind is PBS else plan_of())
     for number in range(3):

@@ -9,13 +9,15 @@ import pytest
 
 from launcher.config.schema import Limits, ResumeHow
 from launcher.errors import ConfigError, SubmissionError
+from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs import lookup
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
-from launcher.sweeps import submit
+from launcher.schedulers.slurm.commands import Slurm
+from launcher.sweeps import control, submit
 from launcher.sweeps.prepare import id_of, prepare_sweep
 from launcher.sweeps.submit import resubmit
 from tests.unit.slurm_stand_in import SlurmStandIn
@@ -103,6 +105,29 @@ def test_an_array_is_split_at_the_sites_limit(site: Site) -> None:
     assert [job.array for job in site.slurm.jobs()] == ["0-3%2", "0-3%2", "-"]
     assert [job.points for job in site.slurm.jobs()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     assert [points for _, points in done.jobs] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
+
+
+def test_a_single_point_that_is_refused_waits_and_the_whole_sweep_can_be_cancelled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slurm, "cancel", lambda *_: None)
+    site.slurm.set(most_jobs=2)
+    sweep = site.submit(["seed=1 nodes=1", "seed=2 nodes=2", "seed=3 nodes=3"]).sweep
+    assert [each.state for each in point_statuses(sweep)][2] == "waiting"
+    assert list(control.cancel(sweep)) == [0, 1, 2]
+    assert point_statuses(sweep)[2].state == "cancelled"
+
+
+def test_a_point_whose_submission_was_interrupted_is_looked_up_and_cancelled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slurm, "cancel", lambda *_: None)
+    site.slurm.set(most_jobs=1)
+    sweep = site.submit(["seed=1 nodes=1", "seed=2 nodes=2"]).sweep
+    sweep.run(1).journal(kinds.Submitting(token=sweep.run(1).record()["token"]))  # and its submitter was killed
+    assert point_statuses(sweep)[1].state == "unconfirmed"
+    assert list(control.cancel(sweep)) == [0, 1]
+    assert point_statuses(sweep)[1].state == "cancelled"
 
 
 @pytest.mark.parametrize("limit", [1, 5, 7, 10])
