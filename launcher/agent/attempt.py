@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from launcher import errors
-from launcher.agent import preload
+from launcher.agent import preload, program_stop
 from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.failures import failed_by, fault_of_end, fault_of_start, preflight_fault, stopped_early
@@ -178,6 +178,7 @@ class _Agent:
             join_timeout=plan.launch.rendezvous_timeout,
             signals=signals,
             blame=hangs.blame,
+            saved=lambda began: program_stop.saved(plan, began) if plan.program_resumes else False,
         )
         stacks = hangs.Stacks(self.own.ranks)
         self._context = AgentContext(

@@ -50,6 +50,7 @@ class Control(Link):
     def __init__(
         self, own: Member, *, attempt: Path, limits: Limits, places: Sequence[Place], hosts: Sequence[str],
         secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals, blame: Blame,
+        saved: Callable[[int], bool | None] = lambda _: False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -64,10 +65,12 @@ class Control(Link):
             join_timeout: seconds in which all agents must have arrived for the first round.
             signals: the signals of this process.
             blame: see `Coordinator`.
+            saved: returns whether a program has saved something since a time in nanoseconds; None: unknown.
         """
         super().__init__(own, limits=limits, places=places, signals=signals)
         self._hosts, self._secret, self._port_range = hosts, secret_of(secret, key), port_range
-        self._join_timeout, self._blame = join_timeout, blame
+        self._join_timeout, self._blame, self._saved = join_timeout, blame, saved
+        self._began: int | None = None  # time of the file server at which the round that this agent leads began
         self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
         self._loopback = len(set(hosts)) == 1
         self._store_listener: socket.socket | None = None
@@ -259,7 +262,7 @@ class Control(Link):
                 self._inbox = []
                 self.coordinator = Coordinator(
                     self._limits, self._places, self.own, claim=self._claim, listen=self._listen_for_ranks,
-                    blame=self._blame,
+                    blame=self._blame, saved=lambda: None if self._began is None else self._saved(self._began),
                 )  # fmt: skip
             return self._lead(history, wanted, timeout)
         deadline = time.monotonic() + timeout
@@ -295,8 +298,10 @@ class Control(Link):
     def _claim(self, number: int, members: Sequence[Member]) -> Fault | None:
         """Records the start of a round in its file. Returns why the round cannot start; None: it can."""
         assert self._hub is not None
+        self._began = None
         try:
             claimed = self._rounds.claim(number, self.own, self._hub.port, members)
+            self._began = self._rounds.time_of(number)
         except OSError as error:  # a full disk, or a file server that does not answer
             problem = f"round {number} cannot be recorded: {error}"
             if number and self.elastic:  # the other side of a partition may have recorded it

@@ -68,8 +68,9 @@ class Coordinator:
     """
 
     def __init__(
-        self, limits: Limits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame
-    ) -> None:
+        self, limits: Limits, places: Sequence[Place], own: Member, *, claim: Claim, listen: Listen, blame: Blame,
+        saved: Callable[[], bool | None] = lambda: False,
+    ) -> None:  # fmt: skip
         """
         Args:
             limits: the run's timeouts and limits of restarts.
@@ -78,9 +79,10 @@ class Coordinator:
             claim: records the start of a round, from its index and members; returns a fault if the round cannot start.
             listen: opens a port for the ranks' store of a round with these members, and returns it.
             blame: finds the ranks that cause a hang, from the stacks of all ranks.
+            saved: see `judge`.
         """
         self.limits, self._places, self._own, self._claim, self._blame = limits, places, own, claim, blame
-        self._listen = listen
+        self._listen, self._saved = listen, saved
         self.history = History()
         self.arrivals: Arrivals | None = None
         self.verdict: Verdict | None = None
@@ -326,6 +328,7 @@ class Coordinator:
                 members=len(left) + len(lost),
                 least=self.limits.least,
                 max_restarts=self.limits.max_restarts,
+                saved=self._saved,
             )
             self.history = self.verdict.history
             self.broadcast(self.verdict.message())

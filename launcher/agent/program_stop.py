@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.failures.codes import StopReason
-from launcher.files.shared_files import Ok, exists, retry_read
+from launcher.files.shared_files import Ok, exists
 from launcher.runs import saves
 from launcher.runs.time_left import time_left
 from launcher.spec.plan import JobPlan
@@ -41,7 +41,6 @@ class StopChecker:
         self._left = None if left is None else left.seconds
         self._watches = left is not None and (left.sure or first)
         self._began = now
-        self._saved = _newest_save(plan)
 
     def reason(self, now: float) -> StopReason | None:
         """Returns why the program has to stop now; None: it does not have to. Checks at most every LOOK seconds."""
@@ -62,16 +61,16 @@ class StopChecker:
         left = self._left - (now - self._began)
         return exit_time(float(self._plan.launch.grace), float(self._plan.resume.lead), left)
 
-    def saved(self) -> bool:
-        """Returns whether the program has saved something since this round began; False: no, or unknown."""
-        now = _newest_save(self._plan)
-        return now is not None and self._saved is not None and now > self._saved
 
+def saved(plan: JobPlan, since: int) -> bool | None:
+    """Returns whether a program has saved something since a time in nanoseconds; None: unknown.
 
-def _newest_save(plan: JobPlan) -> int | None:
-    """Returns the time of the program's newest save, see `saves.newest`; None: it cannot be read now."""
-    found = retry_read(lambda: saves.newest(plan), plan.checkpoint.dir, retry_seconds=0)
-    return found.value if isinstance(found, Ok) else None
+    The leader calls it, and must not be silent for as long as launch.heartbeat.
+    """
+    try:
+        return saves.newest(plan, since, plan.launch.heartbeat / 3) > since
+    except OSError:
+        return None
 
 
 def exit_time(grace: float, lead: float, left: float) -> float:

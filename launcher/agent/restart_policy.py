@@ -68,7 +68,14 @@ class History:
 
 
 def decide(
-    kind: Kind, history: History, step: int, *, listens: bool, stopping: bool, enough: bool, max_restarts: int
+    kind: Kind,
+    history: History,
+    progress: bool | None,
+    *,
+    listens: bool,
+    stopping: bool,
+    enough: bool,
+    max_restarts: int,
 ) -> Then:
     """Returns what follows a failure. Pure. The first row that applies decides.
 
@@ -82,12 +89,13 @@ def decide(
     | a stop request | resume |
     | too few nodes are left | resume |
     | the round made progress, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
+    | it is unknown whether the round made progress; max_restarts is not 0 | resume |
     | otherwise | fail |
 
     Args:
         kind: the kind of failure.
         history: the earlier rounds.
-        step: step of the run that this round reached; it made progress if that is more than in all earlier rounds.
+        progress: whether this round got further than all earlier rounds; None: unknown.
         listens: whether the failed rank can resume: it saves and exits on a stop request. Of a lost node: any rank.
         stopping: whether the agents have got a stop request.
         enough: whether at least min_nodes are left.
@@ -101,11 +109,10 @@ def decide(
         return Then.RESTART
     if not listens:
         return Then.FAIL
-    progress = step > history.best
-    if kind is Kind.RAISED and not progress:
+    if kind is Kind.RAISED and progress is False:
         return Then.FAIL
     if stopping or not enough:
         return Then.RESUME
     if max_restarts and (progress or history.tried < max_restarts):
         return Then.RESTART
-    return Then.FAIL
+    return Then.RESUME if max_restarts and progress is None else Then.FAIL

@@ -372,8 +372,7 @@ class Supervisor:
         return events.last(entries, Stop)
 
     def _send_failure(self, kind: Kind, fault: Fault, *, listens: bool | None = None, stop: Stop | None = None) -> None:
-        saved = self._stop_checker is not None and self._stop_checker.saved()
-        failure = replace(self._failure(kind, fault, listens=listens), saved=saved, stop=stop)
+        failure = replace(self._failure(kind, fault, listens=listens), stop=stop)
         self._control.send({"type": "failure", **failure.fields()})
 
     def _failure(
@@ -428,6 +427,7 @@ class Supervisor:
             members=len(self._rendezvous.members),
             least=self._least,
             max_restarts=self._plan.launch.max_restarts,
+            saved=lambda: None if self._plan.program_resumes else False,  # all agents decide the same
         )
         self._receive_verdict(verdict, now)
 

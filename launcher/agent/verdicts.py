@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ class RoundFailure:
         member: member index of the agent that reports the failure to the user.
         listens: whether the failed rank can resume; of a lost node: whether any rank can.
         lost: member indices of the agents that are gone.
-        saved: whether a program has saved something in this round.
         stop: why ranks have exited with code 75, to resume later; None: they have not.
         exit_code: exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict.
     """
@@ -32,7 +31,6 @@ class RoundFailure:
     member: int
     listens: bool
     lost: tuple[int, ...] = ()
-    saved: bool = False
     stop: Stop | None = None
     exit_code: int | None = None
 
@@ -45,7 +43,7 @@ class RoundFailure:
         """Returns the fields of a message `failure` or `verdict`, as JSON types."""
         return {
             "kind": self.kind.value, "fault": event_json.values(self.fault), "member": self.member,
-            "listens": self.listens, "lost": list(self.lost), "saved": self.saved,
+            "listens": self.listens, "lost": list(self.lost),
             "stop": event_json.values(self.stop) if self.stop else None, "exit_code": self.exit_code,
         }  # fmt: skip
 
@@ -55,7 +53,7 @@ class RoundFailure:
         stop = message["stop"]
         return cls(
             Kind(message["kind"]), event_json.from_values(Fault, message["fault"]), int(message["member"]),
-            bool(message["listens"]), tuple(message["lost"]), bool(message["saved"]),
+            bool(message["listens"]), tuple(message["lost"]),
             None if stop is None else event_json.from_values(Stop, stop), message["exit_code"],
         )  # fmt: skip
 
@@ -117,7 +115,14 @@ class Verdict:
 
 
 def judge(
-    failure: RoundFailure, history: History, *, stopping: bool, members: int, least: int, max_restarts: int
+    failure: RoundFailure,
+    history: History,
+    *,
+    stopping: bool,
+    members: int,
+    least: int,
+    max_restarts: int,
+    saved: Callable[[], bool | None] = lambda: False,
 ) -> Verdict:
     """Returns the verdict on a failure, by the restart policy. Pure.
 
@@ -128,12 +133,16 @@ def judge(
         members: number of agents in the round.
         least: minimum number of agents with which the run can continue.
         max_restarts: launch.max_restarts.
+        saved: returns whether a program has saved something in this round, and None if that is unknown. Called only if
+            the verdict depends on it.
     """
-    further = max(failure.step, history.best + 1) if failure.saved else failure.step
+    steps, counts = failure.step > history.best, failure.listens and failure.kind not in (Kind.NO_RETRY, Kind.LEFT)
+    progress = saved() if counts and not steps else steps
+    further = max(failure.step, history.best + 1) if progress else failure.step
     then = decide(
         failure.kind,
         history,
-        further,
+        progress,
         listens=failure.listens,
         stopping=stopping,
         enough=members - len(failure.lost) >= least,

@@ -28,11 +28,23 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError
 from launcher.failures import text
 from launcher.failures.codes import NextReason, StopReason
-from launcher.files.shared_files import is_transient, retry_read, unwrap
+from launcher.files.shared_files import Ok, is_transient, retry_read
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import Continues, Progress, Stays, Stop, Stopped, Submitted, Submitting, every, last
+from launcher.runs.events import (
+    Continues,
+    Progress,
+    Started,
+    Stays,
+    Stop,
+    Stopped,
+    Submitted,
+    Submitting,
+    every,
+    first,
+    last,
+)
 from launcher.runs.time_left import time_left
 from launcher.schedulers import job_script, registry
 from launcher.schedulers.queries import Ending, QueryError
@@ -116,12 +128,12 @@ def counted(stopped: Sequence[Stopped]) -> list[int]:
     """Returns the progress of the run at the end of each attempt that counts, for `decide`. Pure.
 
     A preempted attempt does not count, nor one with unknown progress: a run that is preempted soon after each start is
-    not at fault. If the last attempt was preempted, none counts: this attempt shows nothing new about the run.
+    not at fault. If the last attempt does not count, none does: this attempt shows nothing new about the run.
 
     Args:
         stopped: the event of each attempt that stopped early, in order.
     """
-    if not stopped or stopped[-1].preempted:
+    if not stopped or stopped[-1].preempted or stopped[-1].step is None:
         return []
     return further([(each.step, each.saved) for each in stopped if each.step is not None and not each.preempted])
 
@@ -184,10 +196,11 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decisio
     """
     run = attempt.run
     plan = run.own_plan()
-    saved = unwrap(retry_read(lambda: saves.newest(plan), plan.checkpoint.dir)) if plan.own_code else None
-    preempted = _preempted(plan, attempt)
-    events(Stopped(step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted))
     stopped = [event for each in run.attempts() for event in every(each.events(), Stopped)]
+    saved = _saved(plan, attempt, stopped) if plan.own_code else -1
+    step = None if saved is None else _reached(plan, attempt)
+    stopped.append(Stopped(step=step, saved=-1 if saved is None else saved, preempted=_preempted(plan, attempt)))
+    events(stopped[-1])
     marker = next(filter(run.has, ("cancelled", "stop")), None)
     found = decide(plan, attempt.number, counted(stopped), marker, _ending(plan, stop_requested))
     if found.what is What.ELSEWHERE:
@@ -212,6 +225,22 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
         return (scheduler.preempted(os.environ["LAUNCHER_JOB_ID"]) or 0.0) >= int(begun)
     except QueryError:
         return False
+
+
+def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | None:
+    """Returns the mtime of a program's newest saved file, or of any that this attempt has saved; None: unknown.
+
+    Args:
+        plan: the run's plan.
+        attempt: the attempt that stopped.
+        before: the ends of earlier attempts.
+    """
+    began = first(attempt.events(), Started)
+    enough = math.inf if began is None else max([int(began.time * 1e9), *(each.saved for each in before)])
+    left = time_left(os.environ)
+    seconds = saves.SCAN_TIMEOUT if left is None else min(saves.SCAN_TIMEOUT, max(left.seconds / 2, 3.0))
+    found = retry_read(lambda: saves.newest(plan, enough, seconds), plan.checkpoint.dir, retry_seconds=seconds)
+    return found.value if isinstance(found, Ok) else None
 
 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:

@@ -77,6 +77,14 @@ class Rounds:
         """
         return bool(unwrap(exists(self._folder / f"{number}.json", retry_seconds=0)))
 
+    def time_of(self, number: int) -> int:
+        """Returns when a round began or its leader had its last heartbeat, in nanoseconds of the file server's clock.
+
+        Raises:
+            OSError: the file of the round cannot be read.
+        """
+        return (self._folder / f"{number}.json").stat().st_mtime_ns
+
     def latest(self) -> Round | None:
         """Returns the newest round; None: no round has started. Files that are not in this format are ignored.
 
@@ -106,6 +114,6 @@ class Rounds:
     def last_heartbeat(self, number: int) -> str:
         """Returns a string that changes with each heartbeat of the round's leader; constant if it cannot be read."""
         try:
-            return f"{number} {(self._folder / f'{number}.json').stat().st_mtime_ns}"
+            return f"{number} {self.time_of(number)}"
         except OSError:
             return f"{number}"

@@ -11,33 +11,38 @@ files below LAUNCHER_CHECKPOINT_DIR, and:
 
 from __future__ import annotations
 
+import errno
 import glob
+import heapq
+import math
 import os
+import stat
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from launcher.files.shared_files import is_transient
 from launcher.spec.plan import JobPlan
 
-SCAN_TIMEOUT = 3.0  # seconds for one scan; less than launch.heartbeat, after which a silent agent counts as lost
+SCAN_TIMEOUT = 60.0  # seconds for one scan
 ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
-def newest(plan: JobPlan) -> int:
+def newest(plan: JobPlan, enough: float = math.inf, seconds: float = SCAN_TIMEOUT) -> int:
     """Returns the mtime of the newest checkpoint file of a program, in nanoseconds since the epoch; -1: no file.
 
-    Files that are not reached within SCAN_TIMEOUT seconds are ignored.
+    The first file that is newer than `enough` is taken for the newest. Folders that changed last are read first.
 
     Raises:
-        OSError: a file or folder cannot be read now, so it is unknown whether something was saved.
+        OSError: a file or folder cannot be read now, or some were not reached in so many seconds: it is unknown whether
+            something was saved.
     """
-    give_up, found = time.monotonic() + SCAN_TIMEOUT, -1
-    for path in _files(plan):
-        changed = _changed(path)
-        found = found if changed is None else max(found, changed)
-        if time.monotonic() > give_up:
+    give_up, found = time.monotonic() + seconds, -1
+    for changed in _times(plan):
+        found = max(found, changed)
+        if found > enough:
             break
+        if time.monotonic() >= give_up:
+            raise TimeoutError(errno.ETIMEDOUT, f"it has more files than could be looked at in {seconds:.0f} s")
     return found
 
 
@@ -48,32 +53,47 @@ def describe_locations(plan: JobPlan) -> str:
     return f"{plan.checkpoint.dir}, {where}"
 
 
-def _files(plan: JobPlan) -> Iterator[Path]:
-    yield from _below(Path(plan.checkpoint.dir))
+def _times(plan: JobPlan) -> Iterator[int]:
+    yield from _below(plan.checkpoint.dir)
     named = plan.workload.params.get("checkpoint")
     if named is None:
-        try:
-            entries = [Path(entry.path) for entry in os.scandir(plan.workdir)]
-        except OSError as error:
-            _raise_if_transient(error)
-            return
-        yield from (path for path in entries if path.suffix in ENDINGS)
+        for entry in _entries(plan.workdir):
+            if entry.name.endswith(ENDINGS) and (status := _status(entry.stat)) and not stat.S_ISDIR(status.st_mode):
+                yield status.st_mtime_ns
         return
     pattern = os.path.join(plan.workdir, os.path.expanduser(named))
     for match in [pattern, *glob.glob(pattern, recursive=True)]:  # noqa: PTH207  the pattern may be absolute
-        path = Path(match)
-        yield path
-        yield from _below(path)
+        yield from _below(match)
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    for path, _, names in os.walk(folder, onerror=_raise_if_transient):
-        yield from (Path(path, name) for name in names)
+def _below(path: str) -> Iterator[int]:
+    """Yields the mtime of a file or, for a folder, of all files below it."""
+    if (status := _status(lambda: os.stat(path))) and not stat.S_ISDIR(status.st_mode):
+        yield status.st_mtime_ns
+        return
+    waiting = [(0, path)]  # the folder that changed last is first
+    while waiting:
+        _, folder = heapq.heappop(waiting)
+        for entry in _entries(folder):
+            if (status := _status(entry.stat)) is None:
+                continue
+            if not stat.S_ISDIR(status.st_mode):
+                yield status.st_mtime_ns
+            elif not entry.is_symlink():
+                heapq.heappush(waiting, (-status.st_mtime_ns, entry.path))
 
 
-def _changed(path: Path) -> int | None:
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     try:
-        return path.stat().st_mtime_ns if not path.is_dir() else None
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError as error:
+        _raise_if_transient(error)
+
+
+def _status(call: Callable[[], os.stat_result]) -> os.stat_result | None:
+    try:
+        return call()
     except OSError as error:  # it was just replaced
         _raise_if_transient(error)
         return None

@@ -25,6 +25,7 @@ from launcher.runs.events import Ended, Fault, Restart, Started, Stop, every, fi
 from launcher.spec.plan import JobPlan
 
 LAST_LINES = 10  # last lines of the failed rank's log that are shown
+LOOK = 3.0  # seconds in which files that a program has saved are looked for
 MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 
 
@@ -172,7 +173,10 @@ def has_saved(plan: JobPlan, started: Started | None) -> bool:
     try:
         if checkpoints.newest_step(Path(plan.checkpoint.dir)) is not None:
             return True
-        return plan.own_code and started is not None and saves.newest(plan) >= started.time * 1e9
+        if not plan.own_code or started is None:
+            return False
+        since = started.time * 1e9
+        return saves.newest(plan, since, LOOK) >= since
     except (checkpoints.Unavailable, OSError):
         return True
 

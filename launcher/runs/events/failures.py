@@ -263,8 +263,9 @@ class Stopped(Event):
     """What a run has saved, recorded after an attempt that stopped early, to see whether attempts make progress.
 
     Attributes:
-        step: number of steps done in the newest checkpoint; -1: no checkpoint; None: unknown.
-        saved: for a user's program, mtime of its newest checkpoint file (ns since the epoch); -1: not looked for.
+        step: number of steps done in the newest checkpoint; -1: no checkpoint; None: unknown what was saved.
+        saved: for a user's program, mtime of its newest checkpoint file, or of any that this attempt saved, in ns since
+            the epoch; -1: not looked for, or unknown.
         preempted: whether the scheduler was preempting the job.
     """
 

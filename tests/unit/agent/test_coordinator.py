@@ -39,10 +39,17 @@ class Cluster:
         self.blamed = blamed(1)
         self.reports: list[Mapping[str, Any]] = []
         self.sent: list[tuple[int, dict[str, Any]]] = []
+        self.saved: bool | None = False  # whether the program has saved something in this round
+        self.looked = 0  # how often the leader looked whether it has
         places = [Place(host=f"node{index}", node=index) for index in range(size)]
         self.coordinator = Coordinator(
-            Limits(**values), places, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame
+            Limits(**values), places, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame,
+            saved=self._saved,
         )  # fmt: skip
+
+    def _saved(self) -> bool | None:
+        self.looked += 1
+        return self.saved
 
     def _claim(self, number: int, members: Iterable[Member]) -> Fault | None:
         if self.against is None:
@@ -238,7 +245,6 @@ def test_one_that_ends_between_begin_and_the_start_of_ranks_is_lost() -> None:
         ("left", {}, "resume", 75),
         ("killed", {"lost": [1, 2]}, "resume", 75),  # too few are left
         ("killed", {"listens": False, "exit_code": 143}, "fail", 143),
-        ("raised", {"step": -1, "saved": True}, "restart", 1),  # a program that has saved something got further
     ],
 )
 def test_what_is_done_about_a_failure(kind: str, values: dict[str, Any], then: str, exit_code: int) -> None:
@@ -247,6 +253,40 @@ def test_what_is_done_about_a_failure(kind: str, values: dict[str, Any], then: s
     verdict = cluster.one("verdict")
     assert (verdict["then"], verdict["ends_with"], verdict["fault"]["rank"]) == (then, exit_code, 1)
     assert History(**verdict["history"]).round == (1 if then == "restart" else 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "saved", "then", "looks"),
+    [
+        ("raised", {"step": -1}, True, "restart", 1),  # a program that has saved something got further
+        ("raised", {"step": -1}, None, "restart", 1),  # unknown: it may have
+        ("raised", {"step": -1}, False, "fail", 1),
+        ("killed", {"step": 5}, True, "restart", 0),  # the step says it
+        ("raised", {"step": -1, "listens": False}, True, "fail", 0),
+        ("no retry", {"step": -1}, True, "no retry", 0),
+        ("left", {"step": -1}, True, "resume", 0),
+    ],
+)
+def test_the_leader_alone_looks_what_a_program_has_saved_and_only_if_the_verdict_depends_on_it(
+    kind: str, values: dict[str, Any], saved: bool | None, then: str, looks: int
+) -> None:
+    cluster = Cluster().begin()
+    cluster.saved = saved
+    cluster.fail(1, kind, **values)
+    assert (cluster.one("verdict")["then"], cluster.looked) == (then, looks)
+
+
+@pytest.mark.parametrize(("saved", "end"), [(None, "resume"), (False, "fail")])
+def test_a_program_is_not_given_up_because_its_saves_cannot_be_seen(saved: bool | None, end: str) -> None:
+    history, found = History(), []
+    while not found or found[-1] == "restart":
+        verdict = judge(
+            failed(1, "killed", step=-1), history, stopping=False, members=3, least=2, max_restarts=3,
+            saved=lambda: saved,
+        )  # fmt: skip
+        found.append(verdict.then.value)
+        history = verdict.history
+    assert found == ["restart"] * 3 + [end]
 
 
 def test_ranks_that_are_independent_go_on_when_a_node_is_lost_and_end_without_it() -> None:

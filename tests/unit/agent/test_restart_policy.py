@@ -14,9 +14,10 @@ SPENT = History(round=4, best=20, tried=3, listened=True)
 
 def verdict(
     kind: Kind, history: History = AFTER_PROGRESS, *, listens: bool = True, stopping: bool = False, enough: bool = True,
-    step: int = 20,
+    step: int = 20, unknown: bool = False,
 ) -> Then:  # fmt: skip
-    return decide(kind, history, step, listens=listens, stopping=stopping, enough=enough, max_restarts=3)
+    progress = None if unknown else step > history.best
+    return decide(kind, history, progress, listens=listens, stopping=stopping, enough=enough, max_restarts=3)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,12 @@ def verdict(
         (Kind.KILLED, {"history": SPENT, "step": 21}, Then.RESTART),
         (Kind.HUNG, {"history": SPENT}, Then.FAIL),
         (Kind.LOST_NODE, {"history": SPENT}, Then.FAIL),
+        (Kind.RAISED, {"unknown": True}, Then.RESTART),
+        (Kind.RAISED, {"unknown": True, "stopping": True}, Then.RESUME),
+        (Kind.RAISED, {"unknown": True, "history": SPENT}, Then.RESUME),
+        (Kind.KILLED, {"unknown": True, "history": SPENT}, Then.RESUME),
+        (Kind.KILLED, {"unknown": True, "listens": False}, Then.FAIL),
+        (Kind.NO_RETRY, {"unknown": True}, Then.NO_RETRY),
     ],
 )
 def test_what_is_done(kind: Kind, seen: dict, then: Then) -> None:
@@ -67,13 +74,15 @@ def test_only_restarts_without_progress_are_counted() -> None:
     for tried in (2, 3):
         history = history.after(30)
         assert (history.tried, history.best) == (tried, 30)
-    assert decide(Kind.KILLED, history, 30, listens=True, stopping=False, enough=True, max_restarts=3) is Then.FAIL
+    assert decide(Kind.KILLED, history, False, listens=True, stopping=False, enough=True, max_restarts=3) is Then.FAIL
     assert history.round == 6
 
 
 def test_no_restart_is_made_where_none_is_wanted() -> None:
     for kind in (Kind.KILLED, Kind.HUNG, Kind.RAISED, Kind.LOST_NODE):
-        assert decide(kind, History(), 20, listens=True, stopping=False, enough=True, max_restarts=0) is Then.FAIL
+        for progress in (True, False, None):
+            then = decide(kind, History(), progress, listens=True, stopping=False, enough=True, max_restarts=0)
+            assert then is Then.FAIL
 
 
 def test_a_new_round_for_a_node_that_came_back_is_free() -> None:
@@ -82,7 +91,9 @@ def test_a_new_round_for_a_node_that_came_back_is_free() -> None:
 
 def test_no_restart_before_any_step_is_for_ever() -> None:
     history, rounds = History(), 0
-    while decide(Kind.KILLED, history, -1, listens=True, stopping=False, enough=True, max_restarts=2) is Then.RESTART:
+    while (
+        decide(Kind.KILLED, history, False, listens=True, stopping=False, enough=True, max_restarts=2) is Then.RESTART
+    ):
         history, rounds = history.after(-1), rounds + 1
     assert rounds == 2
 

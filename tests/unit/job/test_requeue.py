@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,19 @@ from launcher.config.keys import opened
 from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
+from launcher.files import shared_files
 from launcher.job import requeue
 from launcher.job.requeue import Decision, What, counted, decide
 from launcher.monitoring.state import RunState
+from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Continues, Stays, Stopped
+from launcher.runs.event_writer import Events
+from launcher.runs.events import Continues, Started, Stays, Stopped
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import Ending
 from launcher.submission import prepare, resume
 from launcher.submission.from_overrides import merged
+from tests.unit.clock import Clock
 from tests.unit.plans import bare_plan, plan_of, with_fields
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
@@ -193,6 +198,7 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
         ([-1, -1], [True, True], []),  # preempted twice before the first save
         ([-1, -1, -1], [False, True, False], [-1, -1]),
         ([-1, -1, -1], [False, False, True], []),
+        ([-1, -1, None], [False, False, False], []),  # it was resumed by hand, and may have saved since
     ],
 )
 def test_preempted_attempts_do_not_count_against_a_run(
@@ -200,6 +206,56 @@ def test_preempted_attempts_do_not_count_against_a_run(
 ) -> None:
     stopped = [Stopped(step=step, saved=-1, preempted=by) for step, by in zip(steps, preempted, strict=True)]
     assert counted(stopped) == result
+
+
+@pytest.mark.parametrize(
+    ("found", "step", "saved"),
+    [
+        (5, -1, 5),
+        (TimeoutError(errno.ETIMEDOUT, "too many files"), None, -1),
+        (OSError(errno.EIO, "Input/output error"), None, -1),
+    ],
+)
+def test_a_program_whose_saves_cannot_be_seen_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: int | OSError, step: int | None, saved: int
+) -> None:
+    Clock(monkeypatch, shared_files)
+    run = Run.create(tmp_path / "run")
+    plan = bare_plan(
+        run_dir=str(run.path),
+        checkpoint={"dir": f"{run.path}/checkpoints"},
+        cluster=LOCAL,
+        workload={"kind": "Program", "params": {}},
+    )
+    run.write_record(plan, {}, {"token": "token"})
+    for number in range(3):
+        (run.path / "attempts" / str(number) / "events").mkdir(parents=True)
+    for number in range(2):
+        Events(Attempt(run, number), "requeue")(Stopped(step=-1, saved=-1, preempted=False))
+
+    def newest(*_: Any) -> int:
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(saves, "newest", newest)
+    told: list[Any] = []
+    decision = requeue._continue(Attempt(run, 2), told.append, False)
+    assert decision.what is What.HERE
+    assert (told[0].step, told[0].saved) == (step, saved)
+
+
+def test_files_of_earlier_attempts_are_not_looked_through_once_a_new_one_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, plan = Run.create(tmp_path / "run"), bare_plan(run_dir=str(tmp_path / "run"))
+    attempt = Attempt(run, 1)
+    (attempt.path / "events").mkdir(parents=True)
+    Events(attempt, "script")(Started(job="1", host="node1"))
+    began = int(attempt.events()[0]["time"] * 1e9)
+    monkeypatch.setattr(saves, "newest", lambda plan, enough, seconds: int(enough))
+    for saved, enough in ((5, began), (2 * began, 2 * began)):
+        assert requeue._saved(plan, attempt, [Stopped(step=-1, saved=saved, preempted=False)]) == enough
 
 
 def test_an_attempt_that_could_not_read_its_checkpoint_is_not_one_without_progress(tmp_path: Path) -> None:

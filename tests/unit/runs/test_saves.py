@@ -1,0 +1,72 @@
+"""What a program has saved, in folders of any size: newer, not newer, or unknown."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.runs import saves
+from launcher.spec.plan import JobPlan
+from tests.unit.faults import FileServer
+from tests.unit.operations import operations
+from tests.unit.plans import bare_plan
+
+
+def saved(folder: Path, folders: int, files: int = 5) -> JobPlan:
+    """Checkpoints in folders of their own; file F of folder N has the time 1000 N + F."""
+    for number in range(folders):
+        step = folder / "checkpoints" / f"step-{number * 7919 % folders}-{number}"  # not in the order of their names
+        step.mkdir(parents=True)
+        for file in range(files):
+            (step / f"{file}.bin").touch()
+            os.utime(step / f"{file}.bin", ns=(0, 1000 * number + file))
+        os.utime(step, ns=(0, 1000 * number + files))
+    (folder / "work").mkdir()
+    workload = {"kind": "Program", "params": {"checkpoint": None}}
+    return bare_plan(workdir=str(folder / "work"), checkpoint={"dir": f"{folder}/checkpoints"}, workload=workload)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_scan_that_was_not_finished_says_nothing(tmp_path: Path, seconds: float) -> None:
+    plan = saved(tmp_path, 3)
+    with pytest.raises(TimeoutError):
+        saves.newest(plan, math.inf, seconds)
+    assert saves.newest(plan) == 2004
+    assert saves.newest(plan, 1999, seconds) == 2000  # this much is known
+
+
+def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, server = saved(tmp_path, 3), FileServer(monkeypatch)
+    server.fail("step-1-2")
+    with pytest.raises(OSError, match="Input/output"):
+        saves.newest(plan, 1_000_000)
+
+
+def test_what_is_new_is_found_before_what_is_old_is_read(tmp_path: Path) -> None:
+    work = []
+    for count in (20, 200):
+        plan = saved(tmp_path / str(count), count, 2)
+        newest = 1000 * (count - 1)
+        work.append(operations(lambda plan=plan, newest=newest: saves.newest(plan, newest - 1)))  # type: ignore[misc]
+        assert saves.newest(plan, newest - 1) == newest
+    assert work[1] < 15 * work[0]
+    few, many = (
+        operations(lambda count=count: saves.newest(saved(tmp_path / f"flat{count}", 1, count), 0))  # type: ignore[misc]
+        for count in (20, 200)
+    )
+    assert many < 15 * few
+
+
+def test_links_and_what_vanishes_are_no_obstacle(tmp_path: Path) -> None:
+    plan = saved(tmp_path, 2)
+    (tmp_path / "checkpoints" / "latest").symlink_to(tmp_path / "checkpoints")  # a loop
+    (tmp_path / "checkpoints" / "gone").symlink_to(tmp_path / "nowhere")
+    assert saves.newest(plan) == 1004
+    new = tmp_path / "elsewhere.bin"
+    new.touch()
+    os.utime(new, ns=(0, 9999))
+    (tmp_path / "checkpoints" / "last.bin").symlink_to(new)
+    assert saves.newest(plan) == 9999
