@@ -9,9 +9,11 @@ import yaml
 from launcher.runs.directory import Run
 from launcher.runs.events import Submitted, every
 from launcher.runs.journal import journal_events
+from launcher.schedulers.sge.resource_queries import attributes
 from tests.launch import Launcher
 from tests.sge.sge_cluster import SgeCluster
 
+FINE = ("workload=collective", "workload.entry=tests.chaos.faults:fine")
 SLEEPS = ("workload=collective", "workload.entry=tests.chaos.faults:sleeps")
 
 
@@ -50,6 +52,24 @@ def test_doctor_names_the_scheduler_and_what_does_not_fit(launcher: Launcher) ->
     assert "parallel environment nodes (allocation_rule 1): runs on any number of nodes" in " ".join(
         fits.stdout.split()
     )
+
+
+def test_limits_of_a_queue_may_differ_by_host(launcher: Launcher, sge: SgeCluster) -> None:
+    """Both the wall time and the parallel environment of the job are those of one of its hosts only."""
+    common = {
+        key: values[key] for values in [attributes(sge.run("qconf", "-sq", "all.q"))] for key in ("h_rt", "pe_list")
+    }
+    sge.run("qconf", "-rattr", "queue", "h_rt", "00:01:00,[node2=INFINITY]", "all.q")
+    sge.run("qconf", "-rattr", "queue", "pe_list", "fill,[node2=smp]", "all.q")
+    try:
+        done = launcher.submit("time=2h", "cluster.parallel_environment=smp", "cluster.slots=2", *FINE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert launcher("wait", "latest", "-q").returncode == 0
+    finally:
+        sge.run("qconf", "-purge", "queue", "h_rt,pe_list", "all.q@node2")
+        for key, value in common.items():
+            sge.run("qconf", "-rattr", "queue", key, value, "all.q")
+    assert attributes(sge.run("qconf", "-sq", "all.q")).items() >= common.items()
 
 
 def test_gpus_and_memory_are_asked_for_by_the_sites_resources(launcher: Launcher, sge: SgeCluster) -> None:

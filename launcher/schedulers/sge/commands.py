@@ -6,6 +6,7 @@ The first array element has the id `17_0` here, as for the other schedulers; Gri
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import re
 import shlex
@@ -341,7 +342,8 @@ def outcome(record: Mapping[str, str]) -> str:
     | failed | exit_status | outcome |
     |---|---|---|
     | 25 (rescheduled) | any | REQUEUED: it was started again, or deleted before that |
-    | 37 (h_rt and other limits) | any | TIMEOUT |
+    | 37 (h_rt, h_cpu or h_vmem), ran for its h_rt | any | TIMEOUT |
+    | 37, used its h_vmem | any | OUT_OF_MEMORY |
     | any, with a `deleted_by` (only Univa's and Altair's) | any | CANCELLED |
     | 0 | 0, without any page fault (ru_minflt 0) | FORGOTTEN: no node reported the end (`qdel -f`) |
     | 0 | 0 | COMPLETED |
@@ -351,8 +353,14 @@ def outcome(record: Mapping[str, str]) -> str:
         record: accounting record of the execution.
     """
     code = record.get("failed", "").split(" ")[0]
-    if code in (LIMIT, RESCHEDULED):
-        return "TIMEOUT" if code == LIMIT else "REQUEUED"
+    if code == RESCHEDULED:
+        return "REQUEUED"
+    if code == LIMIT:
+        limits = dict(re.findall(r"(h_rt|h_vmem)=([^\s,]+)", record.get("category", "")))
+        ran, used = seconds(record.get("ru_wallclock", "").partition("s")[0]), size(record.get("maxvmem", ""))
+        if (ran or 0) >= (seconds(limits.get("h_rt", "")) or math.inf):
+            return "TIMEOUT"
+        return "OUT_OF_MEMORY" if (used or 0) >= (size(limits.get("h_vmem", "")) or math.inf) else "FAILED"
     if deleter(record):
         return "CANCELLED"
     if code != "0" or record.get("exit_status", "").split(" ")[0] != "0":
@@ -371,7 +379,8 @@ def deleter(record: Mapping[str, str]) -> str:
 
 
 STATES = {
-    "TIMEOUT": JobState.FAILED, "CANCELLED": JobState.CANCELLED, "COMPLETED": JobState.DONE, "FAILED": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED, "OUT_OF_MEMORY": JobState.FAILED, "FAILED": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED, "COMPLETED": JobState.DONE,
 }  # fmt: skip
 
 
@@ -413,6 +422,22 @@ def parsed(text: str) -> Element:
 def jobs_of(root: Element) -> list[Element]:
     """Returns the XML element of each job in the output of `qstat -xml -j`."""
     return [each for each in root.iterfind("djob_info/*") if each.find("JB_job_number") is not None]
+
+
+def seconds(text: str) -> int | None:
+    """Parses Grid Engine's `[[hours:]minutes:]seconds` to seconds; None for any other text (INFINITY)."""
+    if not re.fullmatch(r"(?=.*\d)\d*(:\d*){0,2}(\.\d+)?", text):
+        return None
+    total = 0
+    for part in text.partition(".")[0].split(":"):
+        total = 60 * total + int(part or 0)
+    return total
+
+
+def size(text: str) -> int | None:
+    """Parses a size as qacct, qhost and qsub have it (`455.676MB`, `23.5G`) to bytes; None for any other text."""
+    match = re.fullmatch(r"([\d.]+)([KMGT]?)B?", text, re.IGNORECASE)
+    return round(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")) if match else None
 
 
 def _token(job: Element) -> str:

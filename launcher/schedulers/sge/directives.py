@@ -102,8 +102,12 @@ class Amounts:
             raise ConfigError(f"{prefix}parallel_environment={name!r} cannot be the name of a parallel environment")
         return name, str(self.nodes * self.slots)
 
+    def sharers(self, resource: str) -> int:
+        """Returns the number of slots among which the amount of a node is divided in a request."""
+        return 1 if resource in self.settings.per_node else self.slots
+
     def resources(self) -> dict[str, Any]:
-        """Returns the job's resources for -l by name. Grid Engine counts amounts per slot.
+        """Returns the job's resources for -l by name. Grid Engine counts amounts per slot, but for those of `per_node`.
 
         Raises:
             ConfigError: an amount cannot be divided among the slots of a node, or the site's name of the resource is
@@ -119,19 +123,19 @@ class Amounts:
                     f"gpus_per_node={self.gpus}: name the site's resource for GPUs ({prefix}gpu_resource=gpu; `qconf "
                     f"-sc` lists resources), or say that there is none ({prefix}gpu_directive=none)"
                 )
-            if self.gpus % self.slots:
+            if self.gpus % self.sharers(settings.gpu_resource):
                 raise ConfigError(
                     f"gpus_per_node={self.gpus}: {settings.gpu_resource} counts for each slot, and "
                     f"{prefix}slots={self.slots} does not divide it"
                 )
-            found[settings.gpu_resource] = self.gpus // self.slots
+            found[settings.gpu_resource] = self.gpus // self.sharers(settings.gpu_resource)
         if self.mem is not None:
             if settings.mem_resource is None:
                 raise ConfigError(
                     f"mem: name the site's resource for memory ({prefix}mem_resource=h_vmem, or mem_free; `qconf -sc` "
                     "lists resources), or leave mem out"
                 )
-            found[settings.mem_resource] = f"{-(-self.mem // self.slots // 1024)}K"
+            found[settings.mem_resource] = f"{-(-self.mem // self.sharers(settings.mem_resource) // 1024)}K"
         return {**found, **{name: value for name, value in settings.resources.items() if value is not None}}
 
 

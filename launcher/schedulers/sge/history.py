@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 
 from launcher.schedulers.diagnosis import JobExecution
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.sge.commands import SGE, array_of, deleter, outcome, records
+from launcher.schedulers.sge.commands import SGE, array_of, deleter, outcome, records, size
 
 
 def history(sge: SGE, job_id: str) -> list[JobExecution]:
@@ -24,7 +23,7 @@ def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
     return [
         JobExecution(
             outcome(each), deleter(each), _moment(each.get("start_time", "")),
-            _moment(each.get("end_time", "")), _size(each.get("maxvmem", "")),
+            _moment(each.get("end_time", "")), size(each.get("maxvmem", "")) or None,
         )
         for each in times
     ]  # fmt: skip
@@ -35,8 +34,3 @@ def _moment(text: str) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.strptime(text, "%a %b %d %H:%M:%S %Y"))
     except ValueError:  # -/- for a job that did not run; Univa Grid Engine prints another format
         return ""
-
-
-def _size(text: str) -> int | None:
-    match = re.fullmatch(r"([\d.]+)([KMGT]?)B?", text)
-    return (round(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) or None) if match else None

@@ -122,7 +122,7 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
         complexes: resources of the site.
 
     Raises:
-        ConfigError: a resource does not exist, or jobs cannot request it.
+        ConfigError: a resource does not exist, jobs cannot request it, or it counts otherwise than the plan says.
     """
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     for name in asked:
@@ -132,3 +132,17 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
             )
         if not known[name].requestable:
             raise ConfigError(f"{name}: no job can ask for this resource (qconf -sc: requestable NO)")
+    settings = settings_of(plan, SGESettings)
+    for name in [each for each in asked if each in (settings.gpu_resource, settings.mem_resource)]:
+        kind, others = known[name], [each for each in settings.per_node if each != name]
+        if kind.consumed == "JOB" and plan.nodes > 1:
+            raise ConfigError(
+                f"{name}: only the first node of a job gives it (qconf -sc: consumable JOB): use nodes=1, or ask the "
+                "administrator for consumable YES"
+            )
+        if slots_per_node(plan) > 1 and (name in settings.per_node) is kind.per_slot:
+            how, right = ("for each slot", others) if kind.per_slot else ("once for a node", [*others, name])
+            raise ConfigError(
+                f"{name}: its amount counts {how} (qconf -sc: consumable {kind.consumed}): use "
+                f"cluster.per_node=[{','.join(right)}]"
+            )

@@ -20,17 +20,20 @@ class Parameters(parameters.Parameters):
         slots: slots on each node; None: the CPUs of its tasks if cpus_per_task is given, else 1.
         gpu_resource: name of the site's resource with which `ngpus` is requested.
         mem_resource: name of the site's resource with which `mem` is requested.
+        per_node: those of the two whose amount counts once for a node, not for each slot (qconf -sc: consumable is not
+            YES), comma-separated.
     """
 
     parallel_environment: str | None = None
     slots: int | None = None
     gpu_resource: str | None = None
     mem_resource: str | None = None
+    per_node: str | None = None
 
     template: ClassVar[str] = "sge_function.sh.j2"
     shell = SHELL
     starter: ClassVar[str] = "qrsh"
-    texts = (*parameters.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource")
+    texts = (*parameters.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource", "per_node")
     numbers = {**parameters.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
 
     @classmethod
@@ -44,7 +47,7 @@ class Parameters(parameters.Parameters):
         slots = self.slots or self.tasks_per_node * (self.cpus_per_task or 0) or 1
         settings = SGESettings(
             parallel_environment=self.parallel_environment, slots=slots, gpu_resource=self.gpu_resource,
-            mem_resource=self.mem_resource, resources=dict(self.resources),
+            mem_resource=self.mem_resource, per_node=(self.per_node or "").split(","), resources=dict(self.resources),
         )  # fmt: skip
         asked = qsub.Amounts(settings, self.nodes, self.ngpus, self.mem, prefix="sge_")
         request = qsub.Request(

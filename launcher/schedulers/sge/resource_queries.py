@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.schedulers.sge.commands import SGE, parsed
+from launcher.schedulers.sge.commands import SGE, parsed, seconds, size
 
 ACCESS = ("user_lists", "xuser_lists", "projects", "xprojects")
+BY_HOST = re.compile(r"\[[^=\]]+=([^\]]*)\]")
+LIMITS = ("h_vmem", "s_vmem", "h_data", "s_data")  # limits of a job's processes, which Grid Engine multiplies by slots
 NO_LIMIT = ("INFINITY", "NONE", "")
 # Explanations of the state letters of a queue instance that takes no jobs now (qstat(1)).
 QUEUE_STATES = {
@@ -48,8 +50,8 @@ class ClusterQueue:
 
     Attributes:
         name: name of the queue.
-        time: wall-time limit in seconds: the lower one of h_rt and s_rt, because Grid Engine ends a parallel job at
-            s_rt, too; None: no limit.
+        time: longest wall-time limit of its hosts in seconds: the lower one of h_rt and s_rt, because Grid Engine ends
+            a parallel job at s_rt, too; None: no limit.
         environments: names of the parallel environments that the queue offers.
         restricted: whether only some users or projects can use the queue.
     """
@@ -118,6 +120,11 @@ class Complex:
     requestable: bool
     consumed: str
 
+    @property
+    def per_slot(self) -> bool:
+        """Whether the amount of a request counts for each slot of a job; else once for a node (JOB: for its first)."""
+        return self.consumed == "YES" or (self.consumed == "NO" and self.name in LIMITS)
+
 
 @dataclass(frozen=True)
 class ResourceQueries:
@@ -180,15 +187,20 @@ def environment_of(values: Mapping[str, str]) -> ParallelEnvironment:
 
 
 def queue_of(values: Mapping[str, str]) -> ClusterQueue:
-    """Converts the attributes in `qconf -sq` to a queue. Of a value that differs by host, `1,[node1=2]`, uses the 1."""
-    common = {key: value.partition(",[")[0].strip() for key, value in values.items()}
-    limits = [common.get(name, "INFINITY").upper() for name in ("h_rt", "s_rt")]
+    """Converts the attributes in `qconf -sq` to a queue: what at least one of its hosts gives.
+
+    A value may differ by host or host group: `01:00:00,[@long=INFINITY]`.
+    """
+    found = {key: [value.partition(",[")[0].strip(), *BY_HOST.findall(value)] for key, value in values.items()}
+    limits = [[seconds(each) for each in found.get(name, [])] for name in ("h_rt", "s_rt")]
+    longest = [max(each for each in limit if each is not None) for limit in limits if limit and None not in limit]
+    names = re.split(r"[\s,]+", " ".join(found.get("pe_list", [])))
     return ClusterQueue(
-        common.get("qname", ""),
-        min((seconds for limit in limits if (seconds := _seconds(limit)) is not None), default=None),
-        tuple(each for each in re.split(r"[\s,]+", common.get("pe_list", "")) if each.upper() not in NO_LIMIT),
-        any(common.get(key, "NONE").upper() != "NONE" for key in ACCESS),
-    )  # fmt: skip
+        found.get("qname", [""])[0],
+        min(longest, default=None),
+        tuple(dict.fromkeys(each for each in names if each.upper() not in NO_LIMIT)),
+        any(all(each.upper() != "NONE" for each in found[key]) for key in ACCESS if key in found),
+    )
 
 
 def parse_instances(text: str) -> list[QueueInstance]:
@@ -208,7 +220,7 @@ def parse_hosts(text: str) -> list[Host]:
         if (name := each.get("name", "")) == "global":
             continue
         values = {value.get("name"): value.text or "" for value in each.iter("hostvalue")}
-        cpus, mem = values.get("num_proc", "-"), _size(values.get("mem_total", "-"))
+        cpus, mem = values.get("num_proc", "-"), size(values.get("mem_total", "-"))
         consumables = {
             one.get("name", ""): _number(one.text or "")
             for one in each.iter("resourcevalue")
@@ -227,21 +239,6 @@ def parse_complexes(text: str) -> list[Complex]:
     ]  # fmt: skip
 
 
-def _seconds(text: str) -> int | None:
-    """Parses Grid Engine's `[[hours:]minutes:]seconds` to seconds; None for any other text (INFINITY)."""
-    if not re.fullmatch(r"(?=.*\d)\d*(:\d*){0,2}", text):
-        return None
-    seconds = 0
-    for part in text.split(":"):
-        seconds = 60 * seconds + int(part or 0)
-    return seconds
-
-
 def _number(text: str) -> float:
     match = re.match(r"\d+(?:\.\d+)?", text)
     return float(match[0]) if match else 0.0
-
-
-def _size(text: str) -> int | None:
-    match = re.fullmatch(r"([\d.]+)([KMGT]?)", text)
-    return round(float(match[1]) * 1024 ** " KMGT".index(match[2] or " ")) if match else None

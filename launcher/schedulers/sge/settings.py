@@ -29,7 +29,7 @@ class SGESettings(SchedulerSettings):
         "reservation": "an advance reservation is an option of qsub: cluster.directives.ar=ID",
         "exclude": "ask for a resource of the good ones (cluster.resources.hostname='!(node3|node7)')",
         "place": "use cluster.parallel_environment",
-        "chunk": "use cluster.resources, whose amounts count for each slot",
+        "chunk": "use cluster.resources, whose amounts count as qconf -sc says",
         "gpu_type": "ask for the site's resource for it (cluster.resources)",
         "srun_args": "qrsh starts the tasks",
         "mpiexec": "qrsh starts the tasks",
@@ -44,4 +44,5 @@ class SGESettings(SchedulerSettings):
     gpu_directive: GpuDirective = GpuDirective.resource  # how GPUs are asked for: resource or none
     gpu_resource: str | None = None  # the site's resource for GPUs (gpu, ngpus), with gpu_directive=resource
     mem_resource: str | None = None  # the site's resource for memory (h_vmem, mem_free) that mem asks for
-    resources: Flat = field(default_factory=dict)  # more resources of the job, as -l NAME=VALUE, for each slot
+    per_node: list[str] = field(default_factory=list)  # those of the two that count once for a node, not for each slot
+    resources: Flat = field(default_factory=dict)  # more resources of the job, as -l NAME=VALUE

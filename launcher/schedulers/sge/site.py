@@ -94,6 +94,8 @@ class SGESite(Site):
         if found := doctor.gpus(self.complexes):
             kind = next(each for each in self.complexes if each.name == found[0])
             yield f"gpu_resource: {scalar(found[0])}  # qconf -sc: {kind.type}, consumable {kind.consumed}"
+            if not kind.per_slot:
+                yield f"per_node: [{scalar(found[0])}]  # its amount counts once for a node, not for each slot"
         else:
             yield f"gpu_directive: {GpuDirective.none.value}  # qconf -sc: no resource counts GPUs"
 

@@ -91,6 +91,8 @@ def test_ends_of_jobs() -> None:
     assert told["6_0"] == told["6_1"] == (JobState.DONE, "COMPLETED", "")
     assert told["21"] == (JobState.FAILED, "FAILED", "exit status 3"), "the time after it was requeued counts"
     assert told["22"][:2] == (JobState.FAILED, "TIMEOUT")
+    assert told["37"][:2] == (JobState.FAILED, "OUT_OF_MEMORY"), "maxvmem 455.676MB, with -l h_vmem=400M"
+    assert told["38"] == (JobState.FAILED, "FAILED", "qmaster enforced h_rt, h_cpu, or h_vmem limit"), "it was h_cpu"
     assert told["29"] == (JobState.FAILED, "FAILED", "assumedly after job")
 
 

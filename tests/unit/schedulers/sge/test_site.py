@@ -10,7 +10,7 @@ import pytest
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.findings import Finding
-from launcher.schedulers.sge import doctor, history, limits
+from launcher.schedulers.sge import directives, doctor, history, limits
 from launcher.schedulers.sge.commands import records
 from launcher.schedulers.sge.hosts import hosts_of
 from launcher.schedulers.sge.resource_queries import (
@@ -44,7 +44,7 @@ def test_what_qconf_tells() -> None:
     assert environment_of(attributes(recorded("qconf-sp.txt"))) == NODES
     queue = queue_of(attributes(recorded("qconf-sq.txt")))
     assert queue == ClusterQueue("all.q", None, ("nodes", "smp", "fill"))
-    values = {"qname": "q", "h_rt": "24:00:00,[node1=INFINITY]", "pe_list": "mpi,smp", "user_lists": "staff"}
+    values = {"qname": "q", "h_rt": "24:00:00", "pe_list": "mpi,smp", "user_lists": "staff"}
     assert queue_of(values) == ClusterQueue("q", 24 * 3600, ("mpi", "smp"), restricted=True)
     assert queue_of({**values, "s_rt": "12:00:00"}).time == 12 * 3600, "which ends parallel jobs"
     complexes = {each.name: each for each in parse_complexes(recorded("qconf-sc.txt"))}
@@ -58,6 +58,73 @@ def test_what_qconf_tells() -> None:
 )
 def test_a_time_is_in_seconds_unless_it_has_colons(written: str, seconds: int | None) -> None:
     assert queue_of({"qname": "q", "h_rt": written}).time == seconds
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"h_rt": "01:00:00,[@gpu=INFINITY]"}, None),
+        ({"h_rt": "INFINITY,[@short=01:00:00]"}, None),
+        ({"h_rt": "01:00:00,[@gpu=02:00:00],[node2=00:30:00]"}, 7200),
+        ({"h_rt": "01:00:00,[@gpu=INFINITY]", "s_rt": "INFINITY,[@gpu=02:00:00],[node2=00:30:00]"}, None),
+        ({"h_rt": "01:00:00,[@gpu=INFINITY]", "s_rt": "00:50:00"}, 3000),
+    ],
+)
+def test_the_longest_time_of_a_queue_is_that_of_one_of_its_hosts(values: dict[str, str], expected: int | None) -> None:
+    """`qconf -sq` of Son of Grid Engine 8.1.9, after `qconf -mattr queue h_rt 01:00:00,[@gpu=INFINITY] all.q`."""
+    assert queue_of({"qname": "q", **values}).time == expected
+
+
+def test_the_environments_and_users_of_a_queue_are_those_of_its_hosts() -> None:
+    values = {"qname": "q", "pe_list": "make smp,[@gpu=mpi smp],[node1=NONE]"}
+    assert queue_of(values).environments == ("make", "smp", "mpi")
+    assert not queue_of({**values, "user_lists": "NONE,[@gpu=staff]"}).restricted
+    assert not queue_of({**values, "user_lists": "staff,[@gpu=NONE]"}).restricted
+    assert queue_of({**values, "user_lists": "staff,[@gpu=others]"}).restricted
+
+
+@pytest.mark.parametrize(
+    ("row", "per_node", "nodes", "asked", "refusal"),
+    [
+        ("gpu gpu INT <= YES YES 0 0", [], 1, "gpu=1", None),
+        ("gpu gpu INT <= YES HOST 0 0", ["gpu"], 2, "gpu=4", None),
+        ("gpu gpu INT <= YES JOB 0 0", ["gpu"], 1, "gpu=4", None),
+        ("gpu gpu INT <= YES JOB 0 0", ["gpu"], 2, "gpu=4", "only the first node of a job gives it"),
+        ("gpu gpu INT <= YES HOST 0 0", [], 1, "gpu=1", "once for a node (qconf -sc: consumable HOST): use "
+                                                        "cluster.per_node=[gpu]"),
+        ("gpu gpu INT <= YES JOB 0 0", ["mem_free"], 1, "gpu=1", "use cluster.per_node=[mem_free,gpu]"),
+        ("gpu gpu INT <= YES YES 0 0", ["gpu"], 1, "gpu=4", "for each slot (qconf -sc: consumable YES): use "
+                                                            "cluster.per_node=[]"),
+        ("mem_free mf MEMORY <= YES NO 0 0", ["mem_free"], 1, "mem_free=4194304K", None),
+        ("mem_free mf MEMORY <= YES NO 0 0", [], 1, "mem_free=1048576K", "use cluster.per_node=[mem_free]"),
+        ("h_vmem h_vmem MEMORY <= YES NO 0 0", [], 1, "h_vmem=1048576K", None),
+        ("h_vmem h_vmem MEMORY <= YES JOB 0 0", ["h_vmem"], 1, "h_vmem=4194304K", None),
+    ],
+)  # fmt: skip
+def test_an_amount_is_divided_by_slots_where_it_counts_for_each(
+    row: str, per_node: list[str], nodes: int, asked: str, refusal: str | None
+) -> None:
+    """Rows of `qconf -sc`. Seen: 4 slots with jgpu=4 (JOB) take 4; h_vmem=400M (NO) of 4 slots limits to 1600M."""
+    (resource,) = parse_complexes(row)
+    key = "gpu_resource" if resource.type == "INT" else "mem_resource"
+    amount = {"gpus_per_node": 4} if resource.type == "INT" else {"mem": 4 << 30}
+    settings = {"parallel_environment": "four", "slots": 4, key: resource.name, "per_node": per_node}
+    plan = sge_plan(nodes=nodes, cluster=settings, **amount)
+    assert f"-l {asked}" in directives.lines(plan, "token")
+    complexes = [resource, Complex("h_rt", "h_rt", "TIME", requestable=True, consumed="NO")]
+    if refusal is None:
+        limits.check_resources(plan, directives.asked_for(plan), complexes)
+    else:
+        with pytest.raises(ConfigError) as caught:
+            limits.check_resources(plan, directives.asked_for(plan), complexes)
+        assert refusal in str(caught.value)
+
+
+def test_a_resource_that_counts_for_a_node_is_so_in_a_profile() -> None:
+    host = dataclasses.replace(site(), complexes=(Complex("gpu", "gpu", "INT", requestable=True, consumed="HOST"),))
+    assert "per_node: [gpu]  # its amount counts once for a node, not for each slot" in [
+        *host.profile("here", None, "2026-11-24")
+    ]
 
 
 def test_what_qhost_and_qstat_tell() -> None:
