@@ -7,6 +7,7 @@ file are arguments.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,8 @@ class Topology:
         master_port: port that the environment prescribes; None: the launcher chooses one.
         job: text that is unique for this launch among all launches of the user (job and step).
         node_known: whether the source gives the node rank; else it is derived as if ranks fill nodes in order.
-        tasks_per_node: number of ranks on each node, if known and ranks fill nodes in order; else empty.
+        tasks_per_node: number of ranks on each node; empty: unknown.
+        fills_nodes: whether ranks fill nodes in order, as far as the source tells.
     """
 
     source: str
@@ -52,6 +54,7 @@ class Topology:
     job: str
     node_known: bool = True
     tasks_per_node: tuple[int, ...] = ()
+    fills_nodes: bool = True
 
     def __post_init__(self) -> None:
         for value, bound, what in (
@@ -133,6 +136,8 @@ def nodes_in_order(place: Topology) -> tuple[int, ...]:
     With srun --distribution=cyclic or mpirun --map-by node they do not, which a single rank may not know. Then
     `assign_nodes` determines the node ranks after all ranks have joined.
     """
+    if not place.fills_nodes:
+        return ()
     counts = place.tasks_per_node
     if not counts and place.node_known and place.world_size == place.local_world_size * place.nnodes:
         counts = (place.local_world_size,) * place.nnodes
@@ -283,6 +288,9 @@ def _srun(place: _Place) -> Topology | None:
             f"(SLURM_STEP_TASKS_PER_NODE) and node {node}: its variables contradict each other"
         )
     job = f"{place.environ.get('SLURM_JOB_ID', '')}.{place.environ.get('SLURM_STEP_ID', '')}"
+    # The distribution to nodes, before that to sockets (`block:cyclic`) and options (`block,nopack`); empty: block.
+    distribution = re.split("[:,]", place.environ.get("SLURM_DISTRIBUTION", ""))[0]
+    master = "" if distribution == "arbitrary" and len(hosts) > 1 else hosts[0]
     return Topology(
         "srun",
         place.number("SLURM_PROCID"),
@@ -292,10 +300,11 @@ def _srun(place: _Place) -> Topology | None:
         counts[node],
         len(hosts),
         hosts,
-        hosts[0],
+        master,
         None,
         f"slurm-{job}",
-        tasks_per_node=() if "cyclic" in place.environ.get("SLURM_DISTRIBUTION", "") else tuple(counts),
+        tasks_per_node=tuple(counts),
+        fills_nodes=distribution in ("", "block"),
     )
 
 

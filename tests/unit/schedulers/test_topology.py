@@ -252,6 +252,14 @@ def srun(counts: str, places: list[int], **more: str) -> list[Topology]:
         ("2,1", [0, 0, 1], {}, [(0, 0, 1)] * 3),
         ("2(x2)", [0, 0, 1, 1], {}, [(0, 0, 1, 1)] * 4),
         ("2,1", [0, 1, 0], {"SLURM_DISTRIBUTION": "cyclic"}, [()] * 3),
+        ("2(x2)", [0, 1, 0, 1], {"SLURM_DISTRIBUTION": "cyclic"}, [()] * 4),
+        ("2(x2)", [0, 1, 0, 1], {"SLURM_DISTRIBUTION": "cyclic:block"}, [()] * 4),
+        ("2(x2)", [0, 1, 0, 1], {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "1"}, [()] * 4),
+        ("2(x2)", [0, 0, 1, 1], {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "2"}, [()] * 4),
+        *(
+            ("2(x2)", [0, 0, 1, 1], {"SLURM_DISTRIBUTION": words}, [(0, 0, 1, 1)] * 4)
+            for words in ("block", "block:cyclic", "block,nopack")
+        ),
         # Nobody says that they are dealt out in turn, and two of the ranks can see that they were.
         ("2,1", [0, 1, 0], {}, [(0, 0, 1), (), ()]),
     ],
@@ -265,6 +273,16 @@ def test_where_sruns_ranks_are(
     assert assign_nodes([(each.node_rank, hosts[each.node_rank]) for each in ranks], hosts) == Nodes(
         tuple(places), hosts
     )
+
+
+def test_with_an_arbitrary_distribution_the_host_of_rank_0_must_be_told() -> None:
+    """Of four ranks on the hosts n2, n1, n2, n1 (SLURM_HOSTFILE): the list of nodes is n[1-2]."""
+    with pytest.raises(TopologyError, match=r"srun .* does not tell the host of rank 0: set MASTER_ADDR to it"):
+        srun("2(x2)", [1, 0, 1, 0], SLURM_DISTRIBUTION="arbitrary")
+    told = srun("2(x2)", [1, 0, 1, 0], SLURM_DISTRIBUTION="arbitrary", MASTER_ADDR="n2")
+    assert {(each.master, nodes_in_order(each)) for each in told} == {("n2", ())}
+    (alone,) = srun("1", [0], SLURM_DISTRIBUTION="arbitrary")
+    assert (alone.master, nodes_in_order(alone)) == ("n1", ())
 
 
 def test_simulated_nodes_share_a_host_and_are_several() -> None:
