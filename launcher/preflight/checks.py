@@ -267,18 +267,27 @@ def shared_memory(ranks: int) -> Observation:
     )
 
 
-def checkpoint_space(plan: JobPlan) -> Observation:
+def checkpoint_space(plan: JobPlan, *, first: bool) -> Observation:
     """Checks the checkpoint folder, and returns its free space as `space` does.
 
-    The check fails if one more checkpoint as large as the newest one would not fit, and warns if two would not.
+    On the first node, the check fails if one more checkpoint as large as the newest one would not fit, and warns if two
+    would not. The others share the folder, and only have to be able to write to it.
 
     Raises:
         Problem: as by `space`.
     """
-    folder, newest = Path(plan.checkpoint.dir), 0
-    with contextlib.suppress(checkpoints.Unavailable):
-        newest = next((each.size for each in checkpoints.sound(folder).values()), 0)
+    folder = Path(plan.checkpoint.dir)
+    newest = _newest_size(folder) if first else 0
     return space("checkpoint.dir", folder, max(LEAST, newest), max(ENOUGH, 2 * newest))
+
+
+def _newest_size(folder: Path) -> int:
+    """Returns the size of the newest checkpoint with a readable manifest; 0: there is none. Looks at no other file."""
+    with contextlib.suppress(checkpoints.Unavailable):
+        for path in checkpoints.candidates(folder):
+            with contextlib.suppress(checkpoints.CheckpointError):
+                return checkpoints.read(path).size
+    return 0
 
 
 # -- the run directory, which all nodes share

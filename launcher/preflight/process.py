@@ -95,7 +95,7 @@ class RankChecks:
         if self._leads:
             found += [
                 check("space", lambda: checks.space("runs_dir", Path(plan.run_dir), checks.LEAST, checks.ENOUGH)),
-                check("space", lambda: checks.checkpoint_space(plan)),
+                check("space", lambda: checks.checkpoint_space(plan, first=self._rank == 0)),
                 check("space", checks.temporary),
             ]
             if checks.SHM.is_dir():

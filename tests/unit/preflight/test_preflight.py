@@ -279,11 +279,23 @@ def test_space_for_one_more_checkpoint_must_be_there(tmp_path: Path, monkeypatch
     from launcher.checkpoint import format as checkpoints
 
     plan = bare_plan(checkpoint={"dir": str(tmp_path)})
-    assert checks.checkpoint_space(plan).code is CheckCode.SPACE
-    manifest = checkpoints.Manifest(1, "single", 1, 0, {}, {}, {}, {"state.pt": checkpoints.File(1 << 60, ())})  # type: ignore[arg-type]
-    monkeypatch.setattr(checks.checkpoints, "sound", lambda folder: {tmp_path: manifest})
+    assert checks.checkpoint_space(plan, first=True).code is CheckCode.SPACE
+    for step in range(3):
+        (tmp_path / f"step-{step:09}").mkdir()
+    looked: list[str] = []
+
+    def read(path: Path) -> checkpoints.Manifest:
+        looked.append(path.name)
+        if path.name == "step-000000002":
+            raise checkpoints.Damaged("it is damaged")
+        return checkpoints.Manifest(1, "single", 1, 0, {}, {}, {}, {"state.pt": checkpoints.File(1 << 60, ())})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoints, "read", read)
+    assert checks.checkpoint_space(plan, first=False).code is CheckCode.SPACE
+    assert looked == [], "one node looks"
     with problem("less than 1024P"):
-        checks.checkpoint_space(plan)
+        checks.checkpoint_space(plan, first=True)
+    assert looked == ["step-000000002", "step-000000001"], "at no more than the newest"
 
 
 def test_a_folder_for_temporary_files_that_is_not_there_is_told(
