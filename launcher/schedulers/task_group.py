@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher import errors
+from launcher.files.shared_files import Ok, exists
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import StopRequested
+
+STRAGGLERS = 60.0  # seconds after the end of the run in which tasks end by themselves
 
 
 class Task(Protocol):
@@ -74,7 +77,9 @@ def watch(
     """Waits until all tasks have ended.
 
     When a stop signal arrives, a task exits with RESUME, or (unless `keep_going`) a task fails in any other way, the
-    remaining tasks get SIGTERM and, `grace` seconds later, SIGKILL.
+    remaining tasks get SIGTERM and, `grace` seconds later, SIGKILL. STRAGGLERS seconds after the agents have recorded
+    the exit code of the attempt they get SIGKILL, and do not count: their nodes may be gone, which some starters never
+    notice.
 
     Args:
         tasks: the started tasks.
@@ -86,24 +91,38 @@ def watch(
     Returns:
         The exit status of the first failed task (128 + N after signal N), else 0.
     """
-    kill_at, first_failure = None, 0
+    kill_at, first_failure, over_at, look_at = None, 0, None, 0.0
     while True:
         codes = [task.poll() for task in tasks]
-        first_failure = first_failure or next((code for code in codes if code), 0)
+        over = over_at is not None and time.monotonic() > over_at + STRAGGLERS
+        if not over:
+            first_failure = first_failure or next((code for code in codes if code), 0)
         if None not in codes:
             return first_failure if first_failure >= 0 else 128 - first_failure
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
         ending = signals or (first_failure and not keep_going) or errors.RESUME in codes  # another job continues it
-        if kill_at is None and ending:
-            kill_at = time.monotonic() + grace
+        now = time.monotonic()
+        if over_at is None and now >= look_at:
+            look_at, over_at = now + 1.0, now if _attempt_is_over() else None
+        if over:
+            for task in left:
+                task.kill()
+        elif kill_at is None and ending:
+            kill_at = now + grace
             for task in left:
                 task.terminate()
             if signals:
                 _record(signal.Signals(signals[0]))
-        elif kill_at is not None and time.monotonic() > kill_at:
+        elif kill_at is not None and now > kill_at:
             for task in left:
                 task.kill()
         time.sleep(pause)
+
+
+def _attempt_is_over() -> bool:
+    """Returns whether the agents have recorded the attempt's exit code; False as well if that is not known now."""
+    attempt = current_attempt()
+    return attempt is not None and exists(attempt.path / "exit_code", retry_seconds=0) == Ok(True)
 
 
 def _record(request: signal.Signals) -> None:

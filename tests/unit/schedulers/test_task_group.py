@@ -1,0 +1,49 @@
+"""The wait for tasks: when the others end, and which exit status counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.directory import Attempt, Run
+from launcher.schedulers import task_group
+from tests.unit.clock import Clock
+
+
+class Task:
+    """A task that ends with 0 at a time, after it has called `done`."""
+
+    def __init__(self, clock: Clock, ends: float, done: Callable[[], None] = lambda: None) -> None:
+        self._clock, self._ends, self._done = clock, ends, done
+        self.killed = False
+
+    def poll(self) -> int | None:
+        if self.killed:
+            return -9
+        if self._clock.now < self._ends:
+            return None
+        self._done()
+        return 0
+
+    def terminate(self) -> None:
+        raise AssertionError("the agents may still be copying output")
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_task_whose_node_is_gone_ends_after_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_going: bool
+) -> None:
+    attempt = Attempt(Run(tmp_path), 0)
+    attempt.path.mkdir(parents=True)
+    monkeypatch.setattr(task_group, "current_attempt", lambda: attempt)
+    clock = Clock(monkeypatch, task_group)
+    over = clock.now + 100.0
+    tasks = [Task(clock, over, done=lambda: attempt.write_exit_code(0)), Task(clock, math.inf)]
+    assert task_group.watch(tasks, [], 30.0, 0.5, keep_going=keep_going) == 0
+    assert tasks[1].killed and over + task_group.STRAGGLERS < clock.now < over + task_group.STRAGGLERS + 5.0
