@@ -235,9 +235,11 @@ class Preflight:
         if self._place == 0:
             reports = self._agents.collect(key, value, SLACK + (0.0 if mine is None else timeout))
             checks = {member.index: checks_of(reports.get(member.index)) for member in self._rendezvous.members}
+            cluster = self._plan.cluster
             verdict = verdicts.decide(
-                self._nodes, checks, least=self._least, scheduler=self._plan.cluster.scheduler, timeout=timeout
-            )
+                self._nodes, checks, least=self._least, scheduler=cluster.scheduler, settings=cluster.settings,
+                timeout=timeout,
+            )  # fmt: skip
             self._agents.publish(key, asdict(verdict))
         else:
             self._agents.send({"type": "report", "key": key, "value": value})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launcher import errors
 from launcher.failures.codes import CheckCode, PreflightReason, PreflightThen
@@ -56,7 +57,9 @@ MOST_FINDINGS = 4  # largest number of problems in a PreflightFailure
 Reports = Mapping[int, Sequence[Check] | None]  # checks by index of the agent; None: it did not report in time
 
 
-def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, timeout: float) -> Verdict:
+def decide(
+    nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, settings: Mapping[str, Any], timeout: float
+) -> Verdict:
     """Returns the leader's decision. The first row that applies decides.
 
     | the checks | decision |
@@ -72,6 +75,7 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
         reports: the checks that each agent has reported.
         least: number of agents that the run needs.
         scheduler: name of the scheduler that started the run; it decides how the failure advises to exclude nodes.
+        settings: the plan's `cluster.settings`, with the nodes that the run excludes already.
         timeout: seconds within which a node must report.
     """
     checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
@@ -105,9 +109,10 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
         )
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
         return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure, code)
+    hosts = ",".join({each.host: None for each in bad})
     failure = PreflightFailure(
         reason=PreflightReason.TOO_FEW, nodes=len(nodes), failed=len(bad), findings=bad[:MOST_FINDINGS],
-        exclude=registry.without(scheduler, ",".join({each.host: None for each in bad})) if len(nodes) > 1 else "",
+        exclude=registry.without(scheduler, hosts, settings) if len(nodes) > 1 else "",
     )  # fmt: skip
     return Verdict(PreflightThen.FAIL, bad, lost, warnings, failure)
 

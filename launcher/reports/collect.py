@@ -80,6 +80,13 @@ class RunData:
         return plan if isinstance(plan, Mapping) else {}
 
     @property
+    def cluster_settings(self) -> Mapping[str, Any]:
+        """The keys of `cluster` that only the run's scheduler has: partition, exclude."""
+        cluster = self.plan.get("cluster")
+        settings = cluster.get("settings") if isinstance(cluster, Mapping) else None
+        return settings if isinstance(settings, Mapping) else {}
+
+    @property
     def config(self) -> Mapping[str, Any]:
         config = self.record.get("config")
         return config if isinstance(config, Mapping) else {}

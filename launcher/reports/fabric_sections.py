@@ -53,7 +53,7 @@ def _exclude(run: RunData, hosts: str) -> str:
     """Returns the override that excludes hosts from the next run; empty: the run's scheduler cannot exclude nodes."""
     cluster = run.plan.get("cluster")
     name = cluster.get("scheduler") if isinstance(cluster, Mapping) else None
-    return registry.without(name, hosts) if hosts and name in registry.names() else ""
+    return registry.without(name, hosts, run.cluster_settings) if hosts and name in registry.names() else ""
 
 
 def conditions(known: Mapping[str, Any]) -> str:

@@ -58,8 +58,8 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     plan, history = run.plan, run.timeline
     cluster = plan.get("cluster", {})
     where = str(cluster.get("name", "-"))
-    for key in ("partition", "queue"):
-        where += f", {key} {cluster[key]}" if cluster.get(key) else ""
+    for key in ("partition", "queue", "qos"):
+        where += f", {key} {run.cluster_settings[key]}" if run.cluster_settings.get(key) else ""
     nodes, procs = plan.get("nodes"), plan.get("procs_per_node")
     pairs = [("cluster", where), ("nodes", words.value(nodes))]
     if isinstance(nodes, int) and isinstance(procs, int):

@@ -8,18 +8,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
 from launcher.schedulers.scheduler import ExcludesNodes, Queue, Scheduler, StartsJobSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from launcher.schedulers.functions.executor import FunctionExecutor
     from launcher.schedulers.task_group import TaskRequest
-    from launcher.spec.plan import JobPlan
 
 # Functions that start tasks on a job's nodes without srun, by their name in a plan.
 STARTERS = {
@@ -93,7 +92,7 @@ def queue(name: str) -> Queue:
     return found
 
 
-def without(name: str, hosts: str, plan: JobPlan | None = None) -> str:
+def without(name: str, hosts: str, settings: Mapping[str, Any]) -> str:
     """Returns the override with which `resume` excludes nodes; see `ExcludesNodes.without`.
 
     Returns an empty text if the scheduler cannot exclude nodes.
@@ -101,13 +100,13 @@ def without(name: str, hosts: str, plan: JobPlan | None = None) -> str:
     Args:
         name: name of the scheduler.
         hosts: the nodes (`node3,node7`).
-        plan: the run's plan; nodes that it excludes already stay excluded.
+        settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
 
     Raises:
         ConfigError: there is no such scheduler, or it belongs to another package that cannot be imported.
     """
     found = scheduler(name)
-    return found.without(hosts, plan) if isinstance(found, ExcludesNodes) else ""
+    return found.without(hosts, settings) if isinstance(found, ExcludesNodes) else ""
 
 
 def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:

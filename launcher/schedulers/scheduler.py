@@ -255,10 +255,10 @@ class ExcludesNodes(ABC):
     """A scheduler that can exclude nodes from a job."""
 
     @abstractmethod
-    def without(self, hosts: str, plan: JobPlan | None = None) -> str:
+    def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
         """Returns the shell-quoted config override with which `resume` excludes these nodes. Pure.
 
         Args:
             hosts: the nodes (`node3,node7`, `node[3,7]`).
-            plan: the run's plan; nodes that it excludes already stay excluded.
+            settings: the run's `plan.cluster.settings`; nodes that it excludes already stay excluded.
         """

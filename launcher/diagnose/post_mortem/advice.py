@@ -171,7 +171,8 @@ def _resume(*before: str) -> Callable[[Case], Steps]:
 
 def _node(case: Case) -> Steps:
     more: Steps = []
-    if case.host and (override := registry.without(case.plan.cluster.scheduler, case.host, case.plan)):
+    cluster = case.plan.cluster
+    if case.host and (override := registry.without(cluster.scheduler, case.host, cluster.settings)):
         more = [Step("or without that node", case.resume(override))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [

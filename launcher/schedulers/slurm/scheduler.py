@@ -26,10 +26,8 @@ from launcher.schedulers.scheduler import (
 from launcher.schedulers.slurm import directives, job_step
 from launcher.schedulers.slurm.commands import Slurm, ambiguous_cluster, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
-from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.script.job_variables import JobVariables
 from launcher.script.quoting import Raw
-from launcher.spec.plan import settings_of
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -139,8 +137,8 @@ class SlurmScheduler(
     def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         return job_step.environment(environ)
 
-    def without(self, hosts: str, plan: JobPlan | None = None) -> str:
-        excluded = settings_of(plan, SlurmSettings).exclude if plan else None
+    def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
+        excluded = settings.get("exclude")
         names = f"{excluded},{hosts}" if excluded else hosts
         plain = not set("[],") & set(names)  # needs no quotes for Hydra and the shell
         return f"cluster.exclude={names}" if plain else f"\"cluster.exclude='{names}'\""

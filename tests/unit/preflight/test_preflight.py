@@ -82,7 +82,7 @@ def unreached(*members: int) -> Check:
     ],
 )
 def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tuple[int, ...]) -> None:
-    verdict = decide(NODES, dict(enumerate(reports)), least=2, scheduler="slurm", timeout=40)
+    verdict = decide(NODES, dict(enumerate(reports)), least=2, scheduler="slurm", settings={}, timeout=40)
     assert (verdict.then, verdict.lost) == (then, lost)
     assert [each.name for each in verdict.bad] == [f"node{number}" for number in lost]
 
@@ -116,19 +116,27 @@ def shown(verdict: Verdict) -> str:
     ],
 )  # fmt: skip
 def test_what_is_told_when_too_few_are_left(reports: list[Any], scheduler: str, cause: str, code: int) -> None:
-    verdict = decide(NODES, dict(enumerate(reports)), least=4, scheduler=scheduler, timeout=40)
+    verdict = decide(NODES, dict(enumerate(reports)), least=4, scheduler=scheduler, settings={}, timeout=40)
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, code)
     assert shown(verdict) == cause
 
 
+def test_nodes_that_the_run_excludes_stay_excluded() -> None:
+    reports = dict(enumerate([FINE, [FULL], FINE, FINE]))
+    verdict = decide(NODES, reports, least=4, scheduler="slurm", settings={"exclude": "node9"}, timeout=40)
+    assert "with \"cluster.exclude='node9,node1'\"" in shown(verdict)
+
+
 def test_of_a_single_node_nobody_else_is_advised() -> None:
-    verdict = decide(NODES[:1], {0: [FULL]}, least=1, scheduler="slurm", timeout=40)
+    verdict = decide(NODES[:1], {0: [FULL]}, least=1, scheduler="slurm", settings={}, timeout=40)
     assert (verdict.then, verdict.exit_code) == (PreflightThen.FAIL, 1)
     assert shown(verdict) == f"preflight: node0: {FULL_TEXT}"
 
 
 def test_warnings_are_kept() -> None:
-    verdict = decide(NODES, dict(enumerate([FINE, [ODD], FINE, [FULL]])), least=3, scheduler="slurm", timeout=40)
+    verdict = decide(
+        NODES, dict(enumerate([FINE, [ODD], FINE, [FULL]])), least=3, scheduler="slurm", settings={}, timeout=40
+    )
     assert verdict.warnings == (Finding("node1", NODES[1].host, ODD.name, ODD.found),)
 
 
@@ -138,7 +146,9 @@ def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
     assert nodes == [
         Node("host0 (node 0)", "host0", (0, 1), (0, 1)), Node("host1 (node 1)", "host1", (2, 3), (2, 3))
     ]  # fmt: skip
-    verdict = decide(nodes, {0: FINE, 1: FINE, 2: FINE, 3: [BROKEN]}, least=2, scheduler="slurm", timeout=40)
+    verdict = decide(
+        nodes, {0: FINE, 1: FINE, 2: FINE, 3: [BROKEN]}, least=2, scheduler="slurm", settings={}, timeout=40
+    )
     assert (verdict.then, verdict.lost) == (PreflightThen.WITHOUT, (2, 3))
 
 

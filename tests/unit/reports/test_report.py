@@ -303,6 +303,15 @@ def test_no_override_is_shown_for_a_scheduler_that_cannot_exclude_nodes(tmp_path
     assert [code.text for section in shown.sections for code in section.codes if "exclude" in code.text] == []
 
 
+def test_the_partition_is_shown_and_excluded_nodes_stay_excluded(tmp_path: Path) -> None:
+    data = data_of(trained(tmp_path, results=p2p_results()))
+    settings = {"partition": "gpu", "qos": "long", "exclude": "node9"}
+    plan = {**data.plan, "cluster": {**data.plan["cluster"], "settings": settings}}
+    shown = comparison.page([dataclasses.replace(data, record={**data.record, "plan": plan})])
+    assert ", partition gpu, qos long" in text_of(shown)
+    assert "\"cluster.exclude='node9,node4'\"" in [code.text for section in shown.sections for code in section.codes]
+
+
 def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) -> None:
     shown = comparison.page([data_of(trained(tmp_path, results=p2p_results()))])
     titles = [figure.title for figure in figures_of(shown)]

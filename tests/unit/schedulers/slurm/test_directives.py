@@ -178,4 +178,4 @@ def test_the_override_that_excludes_nodes_is_quoted_where_hydra_needs_it(
     hosts: str, before: str | None, override: str
 ) -> None:
     plan = plan_of(cluster={"scheduler": "slurm", "exclude": before})
-    assert SlurmScheduler().without(hosts, plan) == override
+    assert SlurmScheduler().without(hosts, plan.cluster.settings) == override
