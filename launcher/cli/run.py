@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli import submit
@@ -28,7 +29,7 @@ def run(arguments: Namespace) -> int:
 
 
 def overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
-    """Returns the overrides that run a script: name, workload and script, then those in `given`, which win. Pure.
+    """Returns the overrides that run a script: name, workload and script, then those in `given`, which win.
 
     Args:
         script: path of the script, or name of the module.
@@ -38,7 +39,7 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
     Raises:
         ConfigError: an argument in `given` is not KEY=VALUE.
     """
-    if "=" in script:
+    if "=" in script and not Path(script).is_file():  # Hydra's folders are named so: exp=1/train.py
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {RUN_USAGE}")
     for word in given:
         if "=" not in word and not word.startswith("~"):

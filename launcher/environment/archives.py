@@ -150,11 +150,10 @@ def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
         return
     if shutil.which("zstd") is None:
         raise ConfigError(f"{name} needs the command zstd, which is not on PATH: use .tar.gz, or .tar")
-    process = subprocess.Popen(["zstd", "-q", "-T0", "-3", "-o", str(path)], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    yield process.stdin
-    process.stdin.close()
-    if process.wait():
+    with subprocess.Popen(["zstd", "-q", "-T0", "-3", "-o", str(path)], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        yield process.stdin
+    if process.returncode:
         raise OSError(f"zstd ended with {process.returncode}")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from launcher.__main__ import main
 from launcher.cli import submit
 from launcher.cli.run import name_of, overrides
+from launcher.errors import ConfigError
 from launcher.spec.build import check_name
 
 
@@ -29,6 +31,18 @@ from launcher.spec.build import check_name
 )
 def test_a_script_is_a_run_of_its_name(script: str, module: bool, given: Sequence[str], meant: Sequence[str]) -> None:
     assert overrides(script, given, module=module) == meant
+
+
+def test_a_script_in_a_folder_of_hydras_is_no_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = Path("lr=0.1,exp=1/train.py")
+    with pytest.raises(ConfigError, match="name the script before its KEY=VALUE"):
+        overrides(str(script), [])
+    script.parent.mkdir()
+    script.touch()
+    assert overrides(str(script), ["nodes=2"]) == [
+        "name='train'", "workload=program", f"workload.script='{script}'", "nodes=2",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

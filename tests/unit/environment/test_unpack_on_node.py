@@ -399,6 +399,27 @@ def test_what_zstd_unpacks_is_read_once(environment: Path, tmp_path: Path, monke
     assert started.call_args.args == (["zstd", "-dcq"],)  # and not the file, of which we take the checksum
 
 
+def test_an_error_while_packing_ends_zstd(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "zstd").write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    (tools / "zstd").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(tarfile.TarFile, "add", Mock(side_effect=OSError("no space left")))
+    with pytest.raises(RunError, match="no space left"):
+        archives.pack(environment, tmp_path / "env.tar.zst")
+    (zstd,) = [each for each in started if each.args[0] == "zstd"]
+    assert zstd.returncode == 0
+
+
 def test_the_command_packs_and_does_not_replace(
     environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
