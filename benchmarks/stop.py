@@ -23,13 +23,12 @@ import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
-from launcher import Env
+from launcher import Env, Resumable
 from launcher.agent.supervisor import AGREES, TICK
 from launcher.worker import heartbeat
 from launcher.worker.settings import CHECKPOINT, Settings
 from launcher.worker.step_timing import Pace
 from launcher.worker.stop_agreement import AgentSide, LeaderSide
-from workloads.resumable import Resumable
 
 TARGET = 1.01
 STEP = 0.010  # seconds of a step
@@ -49,9 +48,7 @@ def watch(shared: heartbeat.Pulse) -> None:
 def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
     """Runs steps in turns; returns the seconds of a step in each turn, by "without", "with" `boundary`, and "marks"."""
     heartbeat.take(shared.slot(env.rank))
-    resumable = Resumable(
-        env, state=dict, position=dict, identity={}, run=Settings(replace(CHECKPOINT, dir=f"{folder}/it", every=10**9))
-    )
+    resumable = Resumable({}, env=env, run=Settings(replace(CHECKPOINT, dir=f"{folder}/it", every=10**9)))
     pace: Pace[float] = Pace(env.device, heartbeat.Pulse(1).slot(0))
     done = 0
     gradients = torch.zeros(16384, device=env.device)

@@ -13,6 +13,7 @@ For code that runs in ranks, and for `WorkloadHook`, which runs where a run is s
 | `stopping` | whether ranks must save and exit with code 75 now; the same answer on all ranks |
 | `progress`, `evaluated`, `report` | report the step, the result of an evaluation, the run's metrics |
 | `run_dir` | the run's directory |
+| `Resumable` | a training that saves, stops and resumes by itself: model, optimizer, data loader, given once |
 | `Checkpointer` | saves in the background, publishes only complete checkpoints, loads at any world size |
 | `GlobalBatchSampler` | the samples of this rank; a global batch has the same samples at any world size |
 | `WorkloadHook`, `ConfigError` | a workload's checks, input files and data sets at submission; their error |
@@ -60,6 +61,7 @@ TYPE_CHECKING = False  # type checkers take this name for True
 if TYPE_CHECKING:
     from launcher.api import PreparedRun, Run, find, prepare, submit
     from launcher.checkpoint.checkpointer import Checkpointer
+    from launcher.checkpoint.resumable import Resumable
     from launcher.errors import ConfigError
     from launcher.monitoring.state import RunState
     from launcher.schedulers.topology import Topology, TopologyError
@@ -70,15 +72,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "PreparedRun", "Run", "RunState", "Topology",
-    "TopologyError", "WorkloadHook", "evaluated", "find", "init", "prepare", "progress", "rank_zero", "report",
-    "run_dir", "stopping", "submit",
+    "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "PreparedRun", "Resumable", "Run", "RunState",
+    "Topology", "TopologyError", "WorkloadHook", "evaluated", "find", "init", "prepare", "progress", "rank_zero",
+    "report", "run_dir", "stopping", "submit",
 ]  # fmt: skip
 _MODULES = {
     "Checkpointer": "launcher.checkpoint.checkpointer",
     "ConfigError": "launcher.errors",
     "GlobalBatchSampler": "launcher.worker.global_batch",
     "PreparedRun": "launcher.api",
+    "Resumable": "launcher.checkpoint.resumable",
     "Run": "launcher.api",
     "RunState": "launcher.monitoring.state",
     "Topology": "launcher.schedulers.topology",

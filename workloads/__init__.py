@@ -32,7 +32,6 @@ Training:
 - `texts`: the text files of fsdp_lm: finds and reads them, and checks the settings against their length
 - `text`: loads a text of fsdp_lm as tokens, and cuts the text into windows
 - `training`: parts that both trainings share: learning rate, losses, evaluation, seeds, threads
-- `resumable`: checkpoints of any training loop: loads, saves when due, stops all ranks at the same step
 - `buckets`: averages gradients in buckets, without DistributedDataParallel
 - `invariant`: `train.invariant`: sums gradients so that weights are bitwise the same at any number of ranks
 - `function`: `workload=function`: calls the user's function in every rank

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher import evaluated, progress
+from launcher import Resumable, evaluated, progress
+from launcher.checkpoint.resumable import generators, restore_generators, seed_generators
 from launcher.worker.global_batch import GlobalBatchSampler
 from launcher.worker.settings import Settings, settings
 from workloads import datasets, training
@@ -20,7 +21,6 @@ from workloads.buckets import GradientBuckets
 from workloads.data import Data, load
 from workloads.invariant import InvariantGradients
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
-from workloads.resumable import Resumable, generators, restore_generators, seed_generators
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -127,8 +127,8 @@ class Trainer:
         self.steps = self.finished = 0  # steps done; epochs done, including their evaluation
         self.scores: training.Scores | None = None  # of the last evaluation
         self.resumable = Resumable(
-            env, state=self.state, position=self.position, identity=self.identity(), unlike=self.unlike(),
-            seed=config.seed, run=self.settings,
+            {"model": self.model, "optimizer": self.optimizer, "trainer": self}, identity=self.identity(),
+            unlike=self.unlike(), seed=config.seed, env=env, run=self.settings,
         )  # fmt: skip
         self.resumable.pace.watch_gradients(self.model)
         if self.leaves is not None:
@@ -161,15 +161,17 @@ class Trainer:
         self.model.zero_grad()
         restore_generators(before, self.env.device)
 
-    def state(self) -> dict[str, Any]:
-        """Returns the tensors for a checkpoint. The learning rate depends on the step only, so it is not saved."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}
-
-    def position(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the position of the training for a checkpoint, except for the number of steps: the number of finished
         epochs, the sums of losses, the scores of the last evaluation. All ranks must call it."""
         scores = None if self.scores is None else dataclasses.asdict(self.scores)
         return {"finished": self.finished, "losses": self.losses.state(), "scores": scores}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a position that `state_dict` returned."""
+        self.finished = state["finished"]
+        self.scores = training.Scores(**state["scores"]) if state["scores"] else None
+        self.losses.restore(state["losses"])
 
     def identity(self) -> dict[str, Any]:
         """Returns facts that identify this training. A checkpoint with other values is refused."""
@@ -198,14 +200,6 @@ class Trainer:
             "workload.sync": config.sync.value,
             "workload.bucket_mb": config.bucket_mb,
         }
-
-    def resume(self) -> None:
-        """Loads the newest checkpoint, if there is one."""
-        if (loaded := self.resumable.load(self.optimizer)) is not None:
-            position = loaded.extra["position"]
-            self.steps, self.finished = loaded.step, position["finished"]
-            self.scores = training.Scores(**position["scores"]) if position["scores"] else None
-            self.losses.restore(position["losses"])
 
     def precision(self) -> AbstractContextManager[object]:
         """Returns the context manager of the forward pass: autocast to the type of workload.precision, or none."""
@@ -319,8 +313,7 @@ class Trainer:
         started = time.perf_counter()
         training_time = 0.0
         self.announce()
-        self.resume()
-        before = self.steps
+        before = self.steps = self.resumable.load()
         for epoch in range(self.finished, self.epochs):
             begun = time.perf_counter()
             self.train(epoch)

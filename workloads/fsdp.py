@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
-from launcher import evaluated, progress
+from launcher import Resumable, evaluated, progress
+from launcher.checkpoint.resumable import seed_generators
 from launcher.errors import ConfigError
 from launcher.torch_compat import DTensor, fsdp_computes_on
 from launcher.worker.global_batch import GlobalBatchSampler, share
 from launcher.worker.settings import Settings, settings
 from workloads import gpt, text, texts, training
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
-from workloads.resumable import Resumable, seed_generators
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -124,15 +124,14 @@ class Trainer:
         self.val_loss: float | None = None  # of the last evaluation
         self.evaluated = 0  # steps done at the last evaluation
         self.resumable = Resumable(
-            env,
-            state=self.state,
-            position=self.position,
+            {"model": self.model, "optimizer": self.optimizer, "trainer": self},
             identity=self.identity(),
             unlike={
                 "workload.precision": str(self.dtype or torch.float32).removeprefix("torch."),
                 "workload.micro_batch_size": config.micro_batch_size,
             },
             seed=config.seed,
+            env=env,
             run=self.settings,
         )
         self.resumable.pace.watch_blocks(self.model, self.model.blocks)
@@ -145,17 +144,16 @@ class Trainer:
         )  # fmt: skip
         return {f"workload.{key}": getattr(self.config, key) for key in keys} | {"text": self.corpus.sha256}
 
-    def state(self) -> dict[str, Any]:
-        """Returns the tensors to save and to load into: DTensors, with this rank's shards."""
-        self.model.reshard()  # during an evaluation the root's weights are gathered, and the optimizer has shards
-        optimizer = {name: dict(self.optimizer.state[weights]) for name, weights in self.model.named_parameters()}
-        return {"model": self.model.state_dict(), "optimizer": optimizer}
-
-    def position(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the position of the training for a checkpoint, except for the number of steps: the sums of losses,
         and the last training and validation loss. All ranks must call it."""
         last = {"loss": self.loss, "val_loss": self.val_loss, "evaluated": self.evaluated}
         return last | {"losses": self.losses.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a position that `state_dict` returned."""
+        self.loss, self.val_loss, self.evaluated = state["loss"], state["val_loss"], state["evaluated"]
+        self.losses.restore(state["losses"])
 
     def passes_for(self, windows: int) -> int:
         """Returns how many forward passes each rank makes for `windows` windows of all ranks together.
@@ -294,7 +292,7 @@ class Trainer:
         config = self.config
         started, evaluating = time.perf_counter(), 0.0
         self.announce()
-        done = first = self.load_checkpoint()
+        done = first = self.resumable.load()
         begun = time.perf_counter()
         self.losses.resume_clock()
         while True:
@@ -326,16 +324,6 @@ class Trainer:
             "seconds": time.perf_counter() - started,
             "weights_sha256": weights,
         }
-
-    def load_checkpoint(self) -> int:
-        """Loads the newest checkpoint, if there is one; returns the number of steps that are done."""
-        loaded = self.resumable.load(self.optimizer)
-        if loaded is None:
-            return 0
-        position = loaded.extra["position"]
-        self.loss, self.val_loss, self.evaluated = position["loss"], position["val_loss"], position["evaluated"]
-        self.losses.restore(position["losses"])
-        return loaded.step
 
 
 def main(config: FSDPLm, env: Env) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 names does.
 
 - `checkpointer`: `Checkpointer`, the public class: `save`, `load`, `wait`; which checkpoints `load` skips or refuses
+- `resumable`: `Resumable`: what a training loop needs to be stopped and resumed, given once; default generators
 - `saving`: the steps of one save, local and collective, from the state to the published checkpoint
 - `staging`: copies the state to CPU memory, so that training may change it while the copies are written
 - `loading`: reads one checkpoint into the tensors of a state, on all ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,8 @@ def plain(value: Any, what: str, path: str = "") -> Any:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(
             f"{what} contains what only pickle can restore: {path.lstrip('.') or 'it'} is a {kind}. Give tensors, "
-            f"numbers, text, lists and dicts ({' '.join(str(error).split())[:200]})"
+            "numbers, text, lists, dicts, or objects with state_dict and load_state_dict "
+            f"({' '.join(str(error).split())[:200]})"
         ) from None
 
 
@@ -160,7 +162,7 @@ def merge(state: Any, values: Any) -> Any:
     """Returns a copy of `state` with the same tensors, and with all other values from `values`.
 
     Args:
-        state: nested dicts and lists with tensors; objects with `load_state_dict` stay as they are.
+        state: nested dicts and lists with tensors; objects with a state of their own stay as they are.
         values: loaded values (`Loaded.values`). Values that `values` lacks stay as in `state`; those that only `values`
             has are added.
     """
@@ -171,7 +173,9 @@ def merge(state: Any, values: Any) -> Any:
         return merged | {key: item for key, item in values.items() if key not in state}
     if isinstance(state, list | tuple) and isinstance(values, Mapping) and has_tensors(state):
         return type(state)(merge(item, values[index]) if index in values else item for index, item in enumerate(state))
-    return state if isinstance(state, Tensor) or hasattr(state, "load_state_dict") else values
+    objects = ("load_state_dict", "bit_generator")  # the latter is of numpy's generators
+    kept = isinstance(state, Tensor | torch.Generator | random.Random) or any(hasattr(state, name) for name in objects)
+    return state if kept else values
 
 
 def nested(

@@ -14,6 +14,8 @@ The protocol is `Stateful` of torch.distributed.checkpoint, which is private in 
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
@@ -36,31 +38,75 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, Stateful]]:
-    """Replaces each Stateful object in a state by its state_dict. Models lose the wrappers of DDP and torch.compile,
-    which a later attempt, of one rank for example, may not have.
+class Generator:
+    """The state of a generator of random numbers: torch's, Python's or numpy's."""
 
-    Returns:
-        The new state, and the objects by the keys from the root to each.
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def state_dict(self) -> dict[str, Any]:
+        if isinstance(self._of, torch.Generator):
+            return {"state": self._of.get_state()}
+        return {"state": self._of.getstate() if isinstance(self._of, random.Random) else self._of.bit_generator.state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = state_dict["state"]
+        if isinstance(self._of, torch.Generator):
+            self._of.set_state(state)
+        elif isinstance(self._of, random.Random):
+            self._of.setstate(state)
+        else:
+            self._of.bit_generator.state = state
+
+
+def stateful(value: Any) -> Stateful | None:
+    """Returns the object that has the state of a value in a state; None for tensors and plain values.
+
+    Models lose the wrappers of DDP and torch.compile, which a later attempt, of one rank for example, may not have.
     """
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, torch.Generator | random.Random) or (numpy and isinstance(value, numpy.random.Generator)):
+        return Generator(value)
+    if isinstance(value, DistributedDataParallel):
+        return stateful(value.module)
+    if isinstance(value, Mapping | Tensor | type) or not isinstance(value, Stateful):
+        return None
+    return stateful(value._orig_mod) if hasattr(value, "_orig_mod") else value
+
+
+def objects_in(state: Mapping[Any, Any], path: Path = ()) -> dict[Path, Stateful]:
+    """Returns the objects in a state, by the keys from the root to each; does not call them."""
     found: dict[Path, Stateful] = {}
+    for key, item in state.items():
+        place = (*path, key)
+        if isinstance(item, Mapping):
+            found |= objects_in(item, place)
+        elif (one := stateful(item)) is not None:
+            found[place] = one
+    return found
+
+
+def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, Stateful]]:
+    """Replaces each object in a state by its state_dict; returns the new state, and the objects (`objects_in`)."""
+    found = objects_in(state)
 
     def expand(value: Any, path: Path) -> Any:
-        if isinstance(value, Mapping):
-            return {key: expand(item, (*path, key)) for key, item in value.items()}
-        if not isinstance(value, Tensor | type) and isinstance(value, Stateful):
-            value = _unwrapped(value)
-            found[path] = value
-            return value.state_dict()
-        return value
+        if path in found:
+            return found[path].state_dict()
+        return {key: expand(item, (*path, key)) for key, item in value.items()} if isinstance(value, Mapping) else value
 
-    return {key: expand(item, (key,)) for key, item in state.items()}, found
+    return expand(state, ()), found
 
 
-def _unwrapped(value: Any) -> Any:
-    if isinstance(value, DistributedDataParallel):
-        return _unwrapped(value.module)
-    return _unwrapped(value._orig_mod) if hasattr(value, "_orig_mod") else value
+def give(path: Path, item: Stateful, state: dict[str, Any]) -> None:
+    """Calls load_state_dict of the object at `path`; raises CheckpointError if it does not take the state."""
+    try:
+        item.load_state_dict(state)
+    except Exception as error:
+        raise CheckpointError(
+            f"{dotted(path)} ({type(item).__name__}) does not take the state that was saved for it: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class Wanted:
@@ -161,13 +207,7 @@ class Wanted:
             if hasattr(before, "_metadata"):  # versions of a model's layers, which load_state_dict looks at
                 state = OrderedDict(state)
                 state._metadata = before._metadata  # type: ignore[attr-defined]
-            try:
-                item.load_state_dict(state)
-            except Exception as error:
-                raise CheckpointError(
-                    f"{dotted(path)} ({type(item).__name__}) does not take the state that was saved for it: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
+            give(path, item, state)
 
 
 def _like(parameter: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

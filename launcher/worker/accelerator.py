@@ -52,12 +52,19 @@ def has_bfloat16(device: torch.device) -> bool:
     return bool(supported is not None and supported())
 
 
+def current() -> torch.device:
+    """Returns the current accelerator, if this process has initialized one; else the CPU."""
+    kinds = {"cuda": torch.cuda, "xpu": torch.xpu} if torch.xpu._is_compiled() else {"cuda": torch.cuda}
+    for kind, there in kinds.items():
+        if there.is_initialized():
+            return torch.device(kind, there.current_device())
+    return torch.device("cpu")
+
+
 def seed(value: int) -> None:
     """Seeds the random generator of the current accelerator, if this process has initialized one."""
-    kinds = (torch.cuda, torch.xpu) if torch.xpu._is_compiled() else (torch.cuda,)
-    for there in kinds:
-        if there.is_initialized():
-            there.manual_seed(value)
+    if (there := module(current())) is not None:
+        there.manual_seed(value)
 
 
 def has_backend(backend: str) -> bool:

@@ -9,11 +9,10 @@ import os
 import socket
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from launcher.schedulers import topology
-from launcher.worker import process_group
+from launcher.worker import accelerator, process_group
 from launcher.worker.process_group import Env
 from launcher.worker.stop import Stop, Verdict
 
@@ -71,11 +70,11 @@ def listen() -> Stop:
     """
     global _stop
     if _stop is None:
-        _stop = Stop(_here())
+        _stop = Stop(here())
     return _stop
 
 
-def _here() -> Env:
+def here() -> Env:
     """Returns this rank's position in the process group, also if the program made the group without `init`."""
     if process_group._env is not None and dist.is_initialized():
         return process_group._env
@@ -96,7 +95,7 @@ def _here() -> Env:
         hosts=place.hosts if node_ranks else (),
         host=place.hosts[place.node_rank] if place.hosts else host,
         backend=backend,
-        device=torch.device("cpu"),
+        device=accelerator.current(),
         source=place.source,
         node_ranks=node_ranks,
     )

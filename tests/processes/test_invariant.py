@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from launcher import Env
+from launcher.checkpoint.resumable import seed_generators
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker.global_batch import share
 from tests.processes.workload_ranks import run_ranks
 from workloads import invariant
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees
-from workloads.resumable import seed_generators
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 

@@ -135,7 +135,7 @@ def test_files_of_tensors_have_no_bound(small: int, tmp_path: Path, monkeypatch:
     path = tmp_path / "checkpoints" / "step-000000001"
     manifest = checkpoints.read(path)
     assert all(file.size > bounds.RECORD_BYTES for name, file in manifest.files.items())
-    into = {"model": {name: torch.zeros(40) for name in tensors}}
+    into = {"model": {name: torch.zeros(40) for name in tensors}, "text": ""}
     loaded = checkpointer.load(into)
     checkpointer.close()
     assert loaded is not None and loaded.values["text"] == state["text"] and loaded.rank_state == own

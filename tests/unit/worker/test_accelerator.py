@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.checkpoint import staging
+from launcher.checkpoint import resumable, staging
 from launcher.failures.codes import CheckCode
 from launcher.preflight import checks
 from launcher.runs.events.preflights import Observation
@@ -18,7 +18,7 @@ from launcher.worker.devices import BackendError
 from launcher.worker.step_timing import Pace
 from tests.fakes import xpu
 from tests.unit.plans import plan_of
-from workloads import bench, memory, resumable, training
+from workloads import bench, memory, training
 from workloads.ranks import WorkloadError
 
 CPU, XPU = torch.device("cpu"), torch.device("xpu", 1)

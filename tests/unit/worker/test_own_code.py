@@ -94,7 +94,7 @@ def test_without_a_group_each_rank_finds_the_stop_file_itself(
     place = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=here MASTER_PORT=21000"
     for word in place.split():
         monkeypatch.setenv(*word.split("="))
-    assert stopping._here().rank == 3
+    assert stopping.here().rank == 3
     assert launcher.stopping() is False
     (tmp_path / "stop").touch()
     assert launcher.stopping() is True
@@ -105,14 +105,14 @@ def test_init_takes_the_group_that_is_there(fresh: None) -> None:
     destroy_without_gil(dist.group.WORLD)
     env = launcher.init()
     assert (env.rank, env.world_size, env.backend) == (0, 1, "gloo")
-    assert stopping._here() == env
+    assert stopping.here() == env
 
 
 def test_a_group_of_somebody_elses_is_enough_to_ask(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     destroy_without_gil(dist.group.WORLD)
     assert launcher.stopping() is False
-    assert stopping._here().world_size == 1
+    assert stopping.here().world_size == 1
 
 
 @pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("3", False)])
@@ -177,14 +177,15 @@ def test_arguments_of_a_function_need_no_plus() -> None:
 # -- docs/ten-lines.md
 
 
-def test_the_page_shows_the_difference_between_the_two_scripts() -> None:
-    before, after = ((ROOT / "tests" / "examples" / name).read_text() for name in ("plain.py", "ten_lines.py"))
+@pytest.mark.parametrize(("name", "lines"), [("ten_lines.py", 10), ("five_lines.py", 5)])
+def test_the_page_shows_the_difference_between_the_two_scripts(name: str, lines: int) -> None:
+    before, after = ((ROOT / "tests" / "examples" / each).read_text() for each in ("plain.py", name))
     difference = [
         line for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
         if line[:1] in "+-" and line[:3] not in ("+++", "---") and '"""' not in line
     ]  # fmt: skip
     added = [line for line in difference if line[0] == "+" and line.strip("+ ")]
     removed = [line for line in difference if line[0] == "-" and line.strip("- ")]
-    assert (len(added), len(removed)) == (10, 1)
+    assert (len(added), len(removed)) == (lines, 1)
     page = [line.strip() for line in (ROOT / "docs" / "ten-lines.md").read_text().splitlines()]
     assert [line for line in (*added, *removed) if line.strip() not in page] == []

@@ -234,3 +234,12 @@ def test_between_the_chunks_of_an_evaluation_somebody_may_look_up(group: Env) ->
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     scores = training.evaluate(model, data, group, chunk=100, between=lambda: calls.append(1))
     assert (len(calls), scores.samples) == (4, 360)
+
+
+def test_the_threads_of_an_invariant_training_do_not_depend_on_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [training.set_threads(None, env_of(local_world_size=ranks), True) for ranks in (1, 2, 8)] == [1, 1, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert training.set_threads(None, env_of(), True) == 3

@@ -1,40 +1,38 @@
 """Makes any training loop resumable: loads the newest checkpoint, saves when due, and stops all ranks at the same step.
 
-    resumable = Resumable(env, state=..., position=..., identity=...)
-    loaded = resumable.load(optimizer)          # before the first step
-    for step in ...:
-        ...
-        resumable.boundary(step + 1)            # after each step, and several times during a long evaluation
-    resumable.finish(step + 1)                  # the last checkpoint
-
-In a process without a run, and so without a checkpoint directory, its methods do nothing.
+training = Resumable({"model": model, "optimizer": optimizer, "scheduler": scheduler}, {"loader": loader})
+for step in range(training.load(), steps):
+    ...
+    training.boundary(step + 1)     # after each step, and several times during a long evaluation
+training.finish(steps)              # the last checkpoint
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
-from launcher.checkpoint.format import SaveFailed
-from launcher.errors import RESUME
+from launcher.checkpoint.format import Misfit, SaveFailed
+from launcher.checkpoint.state import dotted, found_in, merge
+from launcher.checkpoint.stateful import expanded, give, objects_in, stateful
+from launcher.errors import RESUME, ConfigError
+from launcher.formatting import plural
 from launcher.runs import lease
-from launcher.worker import accelerator
+from launcher.worker import accelerator, process_group, stopping
+from launcher.worker.process_group import Env
 from launcher.worker.settings import Settings, settings
 from launcher.worker.step_timing import Pace
 from launcher.worker.stop import Stop
-from workloads.ranks import WorkloadError, say
-
-if TYPE_CHECKING:
-    from launcher import Env
 
 BETWEEN_FAULTS = 3600.0  # assumed seconds between two interruptions
 FIRST = 30.0  # seconds until the first save, by which the cost of a save is measured
@@ -145,60 +143,58 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{name} {saved.get(name)} -> {now.get(name)}" for name in names if saved.get(name) != now.get(name)]
 
 
-def materialize(optimizer: torch.optim.Optimizer) -> None:
-    """Creates the tensors of an optimizer's state before its first step, so that a checkpoint can be loaded into them.
-
-    Does a step with zero gradients and a learning rate of zero. Call `optimizer.state.clear()` afterwards if no
-    checkpoint is loaded.
-    """
-    if optimizer.state:
-        return
-    rates = [group["lr"] for group in optimizer.param_groups]
-    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-    gradients = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-
-
 class Resumable:
     """Checkpoints and stops of one training. All ranks create one, and call its methods in the same order."""
 
     def __init__(
         self,
-        env: Env,
+        state: dict[str, Any],
+        rank_state: Mapping[str, Any] | None = None,
         *,
-        state: Callable[[], Mapping[str, Any]],
-        position: Callable[[], Mapping[str, Any]],
-        identity: Mapping[str, Any],
-        unlike: Mapping[str, Any] | None = None,
+        identity: Mapping[str, Any] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        every_steps: int | None = None,
         seed: int = 0,
+        env: Env | None = None,
+        unlike: Mapping[str, Any] | None = None,
         run: Settings | None = None,
     ) -> None:
-        """
+        """Takes everything that makes up the training, once. Nothing is read before `load`.
+
         Args:
-            env: this rank.
-            state: returns the current tensors (not copies) in nested dicts. A save reads them, `load` fills them.
-            position: returns the position of the training in JSON types, such as epoch and sums of losses. All ranks
-                call it just before a save.
-            identity: facts that must be equal in a checkpoint that is loaded: model, data, batch size, total steps.
+            state: what all ranks have in common, or what DTensors divide: objects with `state_dict` and
+                `load_state_dict` (model, optimizer, scheduler, GradScaler, averages, sampler), generators of random
+                numbers, tensors, and dicts of numbers, text and lists for all that the loop counts itself.
+            rank_state: what each rank has for itself, in the same types: its data loader. It is restored at the same
+                number of ranks only. Torch's, Python's and numpy's default generators need not be given.
+            identity: facts (JSON types) that must be equal in a checkpoint that is loaded: data, batch size. In a run,
                 train.invariant and its number of micro-batches are added.
+            folder: directory for the checkpoints outside of a run. None: there nothing is saved, and no signal caught.
+            every_steps: steps between two saves outside of a run; None: see docs/training.md.
+            seed: seed for the default generators if another number of ranks has saved the checkpoint.
+            env: this rank; None: the position in the process group that exists.
             unlike: facts that may change the last bits of a result, in addition to those of `conditions`.
-            seed: the run's seed, from which the generators of a rank without a saved state are seeded.
             run: settings of the run; None: those of the run that this process belongs to.
 
         Raises:
             CheckpointError: the checkpoint directory cannot be used.
+            ConfigError: there are several ranks, and no process group yet.
+            TypeError: an object of `rank_state` has no state.
         """
         self.run = settings() if run is None else run
+        if folder is not None and self.run.run_dir is None:
+            own = replace(self.run.checkpoint, dir=os.path.abspath(folder), every_steps=every_steps)
+            self.run = replace(self.run, checkpoint=own)
+        self._reports_steps = env is None  # workloads report their own
+        env = stopping.here() if env is None else env
         self.pace: Pace[Any] = Pace(env.device)  # measures step times, from which slow ranks are found
-        self._env, self._state, self._position, self._seed = env, state, position, seed
+        self._env, self._state, self._rank_state, self._seed = env, state, dict(rank_state or {}), seed
+        for name, item in self._rank_state.items():
+            if not isinstance(item, dict) and stateful(item) is None:
+                raise TypeError(
+                    f"rank_state: {name} is a {type(item).__name__}: give an object with state_dict and "
+                    "load_state_dict, a generator of random numbers, or a dict"
+                )
         self._conditions = {"world size": env.world_size, **conditions(env), **(unlike or {})}
         self._checkpointer: Checkpointer | None = None
         self._stop: Stop | None = None
@@ -209,12 +205,17 @@ class Resumable:
         self._saved_step = 0
         if self.run.checkpoint_dir is None:
             return
+        if env.world_size == 1 and env.rank > 0:
+            raise ConfigError(
+                f"this is rank {env.rank}, and there is no process group: call launcher.init() or "
+                "torch.distributed.init_process_group() before Resumable(), so that the ranks save together"
+            )
         invariant: dict[str, Any] = {"train.invariant": self.run.train.invariant}
         if self.run.train.invariant:
             invariant["train.micro_batches"] = self.run.train.micro_batches
         keys = self.run.checkpoint
         self._checkpointer = Checkpointer(
-            self.run.checkpoint_dir, env, identity={**identity, **invariant}, keep=keys.keep, best=keys.best,
+            self.run.checkpoint_dir, env, identity={**(identity or {}), **invariant}, keep=keys.keep, best=keys.best,
             best_is=keys.best_is, background=keys.background, verify=keys.verify,
             attempt=self.run.attempt, fence=lease.require, read_timeout=keys.read_timeout,
             start_over=keys.start_over, timeout=keys.timeout,
@@ -222,38 +223,58 @@ class Resumable:
         )  # fmt: skip
         self._stop = Stop(env, self.run)
 
-    def load(self, *optimizers: torch.optim.Optimizer) -> Loaded | None:
-        """Loads the newest valid checkpoint into `state`, and restores the generators. All ranks must call it.
+    def load(self, only: Sequence[str] = ()) -> int:
+        """Restores the newest valid checkpoint: `state`, `rank_state` and the generators. All ranks must call it.
+
+        Objects get all of their state; in dicts, tensors are filled and other values replaced.
 
         Args:
-            optimizers: the optimizers in `state`; their state gets its tensors here, before their first step.
+            only: names in `state` and `rank_state` of what is restored; empty: everything. What is left out is logged.
 
         Returns:
-            The checkpoint's step and other values: `extra["position"]` is what `position` returned at the save. None:
-            there is no checkpoint, and the training starts from the beginning.
+            The number of steps that are done; 0: there is no checkpoint, and the training starts from the beginning.
 
         Raises:
-            Misfit: the checkpoint is of another training; the text lists the differences.
-            WorkloadError: resume.strict is set, and the result could differ from that of an undisturbed run.
+            Misfit: the checkpoint is of another training, or not all of it can be restored; the text lists the
+                differences. Or resume.strict is set, and the result could differ from that of an undisturbed run.
         """
         if self._checkpointer is None:
-            return None
-        for optimizer in optimizers:
-            materialize(optimizer)
-        loaded = self._checkpointer.load(self._state())
+            return 0
+        of_rank = {name: item for name, item in self._rank_state.items() if not only or name in only}
+        loaded = self._checkpointer.load(self._state, only=[name for name in only if name not in of_rank])
         if loaded is None:
-            for optimizer in optimizers:
-                optimizer.state.clear()
-            return None
+            return 0
+        _update(self._state, merge(self._state, loaded.values))
         self._compare(loaded)
-        if loaded.rank_state is not None:
-            restore_generators(loaded.rank_state, self._env.device)
-        else:
-            seed_generators(self._seed, loaded.step, self._env.rank)
-        self._best = loaded.extra["best"]
+        self._restore_rank(loaded, of_rank, whole=not only)
+        self._best = loaded.extra.get("best")
         self._saved_step = loaded.step
         self._restart, self._last_save = time.monotonic() - self._began, time.monotonic()
-        return loaded
+        return loaded.step
+
+    def _restore_rank(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
+        """Restores what is this rank's own; `whole`: all of it, with the generators."""
+        if loaded.rank_state is None:
+            if wanted:
+                raise Misfit(
+                    f"{loaded.path}: {', '.join(wanted)} of each rank cannot be restored, since "
+                    f"{plural(loaded.world_size, 'rank')} saved it, and there are {self._env.world_size} now: continue "
+                    "at that size, give what fits any number of ranks to `state`, or leave it out: load(only=[...])"
+                )
+            seed_generators(self._seed, loaded.step, self._env.rank)
+            return
+        saved, objects = loaded.rank_state.get("state", {}), objects_in(wanted)
+        lacking = [dotted(path) for path in objects if found_in(saved, path) is None]
+        if lacking or (whole and saved.keys() - wanted.keys()):
+            raise Misfit(
+                f"{loaded.path} has {', '.join(saved) or 'nothing'} of each rank, and `rank_state` is "
+                f"{', '.join(wanted) or 'empty'} now: give the same, or name what is to be loaded: load(only=[...])"
+            )
+        for path, item in objects.items():
+            give(path, item, found_in(saved, path))
+        _update(self._rank_state, {name: saved[name] for name in wanted if name in saved})
+        if whole:
+            restore_generators(loaded.rank_state["generators"], self._env.device)
 
     def boundary(self, step: int) -> None:
         """Saves if a save is due or requested; saves and exits if a stop is requested. All ranks must call it.
@@ -265,6 +286,8 @@ class Resumable:
             SystemExit: with code 75: a stop was requested, and the state is saved.
             CheckpointError: another attempt owns the run now.
         """
+        if self._reports_steps and self._env.rank == 0:
+            process_group.report_step(step)
         self._boundary(step)
         self.pace.begin()
 
@@ -283,14 +306,14 @@ class Resumable:
         ever before, saves a checkpoint. All ranks must call it with equal metrics.
 
         Raises:
-            WorkloadError: checkpoint.best is not one of the metrics.
+            ConfigError: checkpoint.best is not one of the metrics.
         """
         name = self.run.checkpoint.best
         self._metrics = step, dict(metrics)
         if self._checkpointer is None or name is None:
             return
         if name not in metrics:
-            raise WorkloadError(f"checkpoint.best={name}: this training measures {', '.join(metrics)}")
+            raise ConfigError(f"checkpoint.best={name}: this training measures {', '.join(metrics)}")
         value = float(metrics[name])
         if better(value, self._best, self.run.checkpoint.best_is):
             self._best = value
@@ -327,9 +350,9 @@ class Resumable:
     def _save(self, step: int, wait: bool = False) -> None:
         assert self._checkpointer is not None
         known = self._metrics
-        extra = {"position": dict(self._position()), "conditions": self._conditions, "best": self._best}
+        own = {"state": expanded(self._rank_state)[0], "generators": generators(self._env.device)}
         seconds = self._checkpointer.save(
-            step, self._state(), rank_state=generators(self._env.device), extra=extra,
+            step, self._state, rank_state=own, extra={"conditions": self._conditions, "best": self._best},
             metrics=known[1] if known is not None and known[0] == step else {}, wait=wait,
         )  # fmt: skip
         self._blocked = max(self._blocked, seconds)
@@ -343,7 +366,7 @@ class Resumable:
         except SaveFailed:  # logged already; an earlier checkpoint is better than none
             how = "not saved"
         if self._env.rank == 0:
-            say(f"stopped after step {step}: {cause}; {how}")
+            _say(f"stopped after step {step}: {cause}; {how}")
         self.close()
         sys.exit(RESUME)
 
@@ -351,36 +374,48 @@ class Resumable:
         """Prints on rank 0 which checkpoint the training continues from, and which conditions have changed.
 
         Raises:
-            WorkloadError: resume.strict is set, and the result could differ from that of an undisturbed run.
+            Misfit: resume.strict is set, and the result could differ from that of an undisturbed run.
         """
-        saved = dict(loaded.extra["conditions"])
         now = dict(self._conditions)
+        saved = dict(loaded.extra.get("conditions", now))
         same_bits: list[str] = []
         if self.run.train.invariant:
             same_bits = changes({"world size": saved.pop("world size")}, {"world size": now.pop("world size")})
         changed = changes(saved, now)
         if changed and self.run.resume.strict:
-            raise WorkloadError(
+            raise Misfit(
                 f"resume.strict=true refuses {loaded.path}: the result could differ from that of an undisturbed run, "
                 f"because of {', '.join(changed)}. Continue as before, or set resume.strict=false"
             )
         if self._env.rank == 0:
-            say(f"continues after step {loaded.step} ({loaded.path.name}, saved by {ranks(loaded.world_size)})")
+            _say(
+                f"continues after step {loaded.step} ({loaded.path.name}, saved by {plural(loaded.world_size, 'rank')})"
+            )
             for change in same_bits:
-                say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
+                _say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
             for change in changed:
-                say(f"{change}: {_consequence(change)}")
+                _say(f"{change}: {_consequence(change)}")
 
 
-def ranks(number: int) -> str:
-    """Returns `1 rank`, `3 ranks`."""
-    return f"{number} rank{'' if number == 1 else 's'}"
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
+    """Puts new values into a dict and the dicts in it, which stay the same objects, as do those with a state_dict."""
+    for key, value in new.items():
+        if stateful(into.get(key)) is not None:
+            continue
+        if isinstance(into.get(key), dict) and isinstance(value, Mapping):
+            _update(into[key], value)
+        else:
+            into[key] = value
 
 
 def _consequence(change: str) -> str:
     if not change.startswith("world size"):
         return "weights may differ in the last bits from those of an undisturbed run"
     return (
-        "same batches, order and learning rate; sums are taken in another order, so weights may differ in the last "
-        "bits, and ranks draw other random numbers; train.invariant=true keeps them equal"
+        "sums are taken in another order, so weights may differ in the last bits, and ranks draw other random numbers"
     )

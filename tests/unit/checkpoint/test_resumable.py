@@ -1,0 +1,369 @@
+"""A training that is stopped or killed goes on as if nothing had happened, or says what differs."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from launcher.checkpoint import resumable
+from launcher.checkpoint.format import Misfit
+from launcher.checkpoint.resumable import (
+    Resumable,
+    changes,
+    generators,
+    key,
+    restore_generators,
+    save_interval,
+    seed_generators,
+)
+from launcher.errors import ConfigError
+from tests.unit.plans import run_settings
+from tests.unit.workloads.test_training import env_of
+
+pytestmark = pytest.mark.usefixtures("handlers")
+
+
+# The parts
+
+
+@pytest.mark.parametrize(
+    ("blocked", "whole", "seconds"),
+    [
+        (0, 0, 30),  # not measured
+        (0.001, 0.001, 10),  # next to nothing
+        (0.5, 0.5, 60),
+        (0.02, 1.2, 31.5),  # most of it in the background
+        (2, 100, 590),  # 12 s of cost are 2 % of 590 s
+        (60, 60, 3000),
+        (0.0, 3000, 15000),
+    ],
+)
+def test_saves_are_as_frequent_as_they_may_be(blocked: float, whole: float, seconds: float) -> None:
+    assert save_interval(blocked, whole) == pytest.approx(seconds, rel=0.01)
+
+
+def test_a_save_never_costs_more_than_its_share_of_the_time() -> None:
+    for exponent in range(-6, 8):
+        whole = 4.0**exponent
+        for blocked in (0.0, whole / 10, whole):
+            interval = save_interval(blocked, whole)
+            assert blocked / interval <= resumable.SHARE
+            assert interval >= max(resumable.LEAST, 2 * whole)
+            assert interval <= resumable.MOST or whole / resumable.SHARE > resumable.MOST
+
+
+def test_changes_are_named() -> None:
+    saved = {"torch": "2.13.0", "threads": 1, "device": "CPU"}
+    assert changes(saved, saved) == []
+    assert changes(saved, {"torch": "2.13.1", "threads": 1, "sync": "ddp"}) == [
+        "torch 2.13.0 -> 2.13.1", "device CPU -> None", "sync None -> ddp",
+    ]  # fmt: skip
+
+
+def test_a_key_depends_on_its_parts_alone() -> None:
+    assert key(0, 1, 2) == 4908529878518941816  # in every process and version
+    assert len({key(seed, step, leaf) for seed in range(5) for step in range(5) for leaf in range(5)}) == 125
+    assert key(1, 11) != key(11, 1)
+
+
+def draw() -> list[float]:
+    return [random.random(), float(torch.rand(())), float(torch.randn(())), float(numpy.random.standard_normal())]
+
+
+def test_generators_are_put_back() -> None:
+    cpu = torch.device("cpu")
+    seed_generators(1, 2)
+    first = draw()
+    state = generators(cpu)
+    second, third = draw(), draw()
+    assert second != first
+    restore_generators(state, cpu)
+    assert [draw(), draw()] == [second, third]
+    seed_generators(1, 2)
+    assert draw() == first
+
+
+# A training of one number
+
+
+def counting(folder: Path | None, **run: Any) -> tuple[Resumable, torch.Tensor]:
+    number = torch.zeros(1)
+    it = Resumable(
+        {"number": number}, identity={"kind": "number"}, env=env_of(), run=run_settings(checkpoint_dir=folder, **run)
+    )
+    return it, number
+
+
+def saved(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+def test_outside_of_a_run_nothing_happens() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    it, _ = counting(None)
+    assert it.load() == 0
+    it.boundary(1)
+    it.evaluated(1, {"accuracy": 1.0})
+    it.finish(1)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_saves_come_at_just_the_steps_that_are_asked_for(tmp_path: Path) -> None:
+    it, number = counting(tmp_path, every_steps=3, keep=9, background=False)
+    assert it.load() == 0
+    for step in range(1, 8):
+        number += 1
+        it.boundary(step)
+        it.boundary(step)  # an evaluation
+    assert saved(tmp_path) == [3, 6]
+    it.finish(7)
+    assert saved(tmp_path) == [3, 6, 7]
+    it, number = counting(tmp_path)
+    assert (it.load(), number.item()) == (7, 7)
+    it.close()
+
+
+def test_saves_come_when_their_time_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(resumable.time, "monotonic", lambda: clock[0])
+    it, _ = counting(tmp_path, every=60.0, keep=9, background=False)
+    for step in range(1, 10):
+        clock[0] += 25
+        it.boundary(step)
+    assert saved(tmp_path) == [3, 6, 9]
+    it.close()
+
+
+def test_a_save_that_fails_at_a_stop_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, _ = counting(tmp_path)
+    monkeypatch.setattr("launcher.checkpoint.saving._free", lambda folder: 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit) as leave:
+        it.boundary(1)
+    assert leave.value.code == 75
+    assert saved(tmp_path) == []
+
+
+def test_the_best_is_saved_when_it_is_found_and_by_no_other_name(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1, background=False)
+    for step, loss in enumerate((0.5, 0.2, 0.3), 1):
+        it.evaluated(step, {"loss": loss})
+    assert max(saved(tmp_path)) == 2
+    it.finish(3)
+    assert saved(tmp_path) == [2, 3]
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1, background=False)
+    it.load()
+    it.evaluated(4, {"loss": 0.25})  # not better than the best of the attempt before
+    assert saved(tmp_path) == [2, 3]
+    with pytest.raises(ConfigError, match=r"checkpoint\.best=loss: this training measures accuracy, f1"):
+        it.evaluated(4, {"accuracy": 0.25, "f1": 0.1})
+    it.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "best", "best_is", "yes"),
+    [
+        (0.5, None, "max", True),
+        (0.5, 0.4, "max", True),
+        (0.5, 0.5, "max", False),
+        (0.5, 0.4, "min", False),
+        (0.3, 0.4, "min", True),
+        (math.nan, None, "max", False),
+        (math.inf, None, "min", False),
+        (0.1, math.nan, "max", True),  # saved by an older launcher
+        (math.nan, 0.1, "min", False),
+    ],
+)
+def test_which_metric_is_better(value: float, best: float | None, best_is: str, yes: bool) -> None:
+    assert resumable.better(value, best, best_is) is yes
+
+
+def test_a_first_metric_that_is_no_number_does_not_stay_the_best(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1, background=False)
+    it.evaluated(1, {"loss": math.nan})
+    assert saved(tmp_path) == []
+    it.evaluated(2, {"loss": 0.5})
+    it.evaluated(3, {"loss": 0.7})
+    assert saved(tmp_path) == [2]
+    it.close()
+
+
+# What users give
+
+
+class Words:
+    """A data loader with a state of its own."""
+
+    def __init__(self) -> None:
+        self.next, self.order = 0, torch.arange(9)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next, "order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next, self.order = state["next"], state["order"]
+
+
+class Parts:
+    """All that may belong to a training."""
+
+    def __init__(self, seed: int) -> None:
+        seed_generators(seed)
+        self.model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Linear(3, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.words, self.counts = Words(), {"epoch": 0, "best": {"loss": math.inf}, "seen": [], "sum": torch.zeros(2)}
+        self.generators = (torch.Generator().manual_seed(seed), random.Random(seed), numpy.random.default_rng(seed))
+        torchs, pythons, numpys = self.generators
+        self.state: dict[str, Any] = {
+            "model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "counts": self.counts,
+            "torch": torchs, "epoch": 0,
+        }  # fmt: skip
+        self.rank_state: dict[str, Any] = {
+            "words": self.words, "mine": {"python": pythons, "numpy": numpys, "x": torch.zeros(1)}
+        }  # fmt: skip
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(torch.randn(4, 3)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.state["epoch"] += 1
+        self.words.next += 1
+        self.words.order = self.words.order[1:]
+        self.counts["best"]["loss"] = min(self.counts["best"]["loss"], loss.item())
+        self.counts["seen"].append(random.random() + self.generators[1].random() + float(self.generators[2].random()))
+        self.counts["sum"] += torch.rand(2, generator=self.generators[0])
+        self.rank_state["mine"]["x"] += numpy.random.random()
+
+    def all(self) -> str:
+        torch.set_printoptions(precision=17)
+        shown = {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "counts": self.counts,
+            "scheduler": self.scheduler.state_dict(), "words": self.words.state_dict(), "epoch": self.state["epoch"],
+            "x": self.rank_state["mine"]["x"], "next": [draw(), [float(torch.rand(1, generator=self.generators[0])),
+            self.generators[1].random(), self.generators[2].random()]],
+        }  # fmt: skip
+        torch.set_printoptions(profile="default")
+        return repr(shown)
+
+
+def training(parts: Parts, folder: Any, **options: Any) -> Resumable:
+    return Resumable(parts.state, parts.rank_state, folder=folder, **options)
+
+
+def test_a_training_goes_on_as_if_it_had_not_been_stopped_outside_of_a_run(tmp_path: Path) -> None:
+    undisturbed = Parts(1)
+    for _ in range(6):
+        undisturbed.step()
+    expected = undisturbed.all()
+    first = Parts(1)
+    it = training(first, str(tmp_path / "checkpoints"))
+    assert it.load() == 0
+    with pytest.raises(SystemExit) as leave:
+        for step in range(6):
+            first.step()
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            it.boundary(step + 1)
+    assert leave.value.code == 75
+    second = Parts(2)
+    counts = second.counts["best"]
+    it = training(second, tmp_path / "checkpoints")
+    assert it.load() == 4 and second.counts["best"] is counts
+    for step in range(4, 6):
+        second.step()
+        it.boundary(step + 1)
+    it.finish(6)
+    assert second.all() == expected
+
+
+def test_steps_between_saves_may_be_given(tmp_path: Path) -> None:
+    parts = Parts(1)
+    it = training(parts, tmp_path / "checkpoints", every_steps=2)
+    for step in range(5):
+        parts.step()
+        it.boundary(step + 1)
+    it.close()
+    assert saved(tmp_path / "checkpoints") == [2, 4]
+
+
+def test_without_a_folder_nothing_happens_outside_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts, before = Parts(1), signal.getsignal(signal.SIGTERM)
+    it = training(parts, None)
+    assert it.load() == 0
+    it.boundary(1)
+    it.finish(2)
+    assert list(tmp_path.iterdir()) == [] and signal.getsignal(signal.SIGTERM) is before
+
+
+def finished(folder: Path) -> Parts:
+    parts = Parts(1)
+    parts.step()
+    it = training(parts, folder)
+    it.finish(1)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda parts: parts.state.pop("scheduler"), "scheduler: in the checkpoint, not in the state"),
+        (lambda parts: parts.state.update(more=Words()), "more: not in the checkpoint"),
+        (lambda parts: parts.state.pop("torch"), "torch: in the checkpoint, not in the state"),
+        (lambda parts: parts.rank_state.pop("words"), "has words, mine of each rank, and `rank_state` is mine now"),
+        (lambda parts: parts.rank_state.update(more=Words()), "and `rank_state` is words, mine, more now"),
+        (lambda parts: parts.rank_state["mine"].update(more=Words()), r"give the same, or .*load\(only=\[...\]\)"),
+    ],
+)
+def test_what_cannot_be_restored_is_refused_by_name(tmp_path: Path, change: Any, words: str) -> None:
+    finished(tmp_path / "checkpoints")
+    parts = Parts(2)
+    change(parts)
+    it = training(parts, tmp_path / "checkpoints")
+    with pytest.raises(Misfit, match=words):
+        it.load()
+    it.close()
+
+
+def test_a_part_of_a_training_can_be_restored(tmp_path: Path) -> None:
+    done, parts = finished(tmp_path / "checkpoints"), Parts(2)
+    before = draw()
+    seed_generators(2)
+    it = training(parts, tmp_path / "checkpoints")
+    Parts(2)
+    assert it.load(only=["model", "words"]) == 1
+    assert draw() == before and parts.words.next == 1 and parts.state["epoch"] == 0
+    assert (
+        repr(parts.model.state_dict()) == repr(done.model.state_dict()) and parts.optimizer.state_dict()["state"] == {}
+    )
+    it.close()
+
+
+def test_what_has_no_state_is_refused_before_a_step_is_done(tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader(torch.arange(3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="rank_state: loader is a DataLoader: give an object with state_dict"):
+        Resumable({}, {"loader": loader}, folder=tmp_path / "checkpoints")
+    it = Resumable({"loader": loader}, folder=tmp_path / "checkpoints")
+    with pytest.raises(TypeError, match=r"loader is a torch\..*DataLoader.*or objects with state_dict and load_state"):
+        it.load()
+    it.close()
+
+
+def test_ranks_without_a_process_group_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    with pytest.raises(ConfigError, match=r"this is rank 1, and there is no process group: call launcher\.init\(\)"):
+        Resumable({}, folder=tmp_path / "checkpoints")
