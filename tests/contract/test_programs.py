@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import stat
 from pathlib import Path
 
 import pytest
 
+from launcher.runs.lookup import all_runs
 from tests.launch import ROOT, Launcher
 
 local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # what is nothing of a backend's
@@ -43,6 +45,31 @@ def test_any_program_finds_torchruns_variables(launcher: Launcher, tmp_path: Pat
             "--lr", "0.1", str(rank), "4", str(local_rank), "2", str(node), str(node), "2", str(rank), "4", "0", "3",
             run.id, "True", "0", "0", f"{run.path}/checkpoints",
         ]  # fmt: skip
+
+
+LARGE = """import json, os, sys
+print(len(sys.argv[1]), len(sys.argv[-1]), sum(len(os.environ[f"LARGE_{n}"]) for n in range(16)))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge"], indirect=True)
+def test_an_environment_of_a_megabyte_and_100_kilobytes_of_arguments_arrive(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(LARGE)
+    words = ",".join(["a" * 50_000, "b" * 50_000])
+    environment = {f"LARGE_{number}": secrets.token_hex(1 << 15) for number in range(16)}  # nothing compresses it
+    options = ["workload=program", f"workload.script={tmp_path}/large.py", f"workload.args=[{words}]", "nodes=2"]
+    result = launcher.run(*options, **environment)
+    assert result.code == 0, result.output[-2000:]
+    for rank in range(2):
+        assert (result.run.attempts()[0].logs / f"rank-{rank}.out").read_text() == f"50000 50000 {1 << 20}\n"
+
+
+@pytest.mark.parametrize("launcher", ["sge"], indirect=True)
+def test_secrets_that_are_too_large_for_qrsh_are_refused_at_the_submission(launcher: Launcher) -> None:
+    done = launcher.submit(*example("counts"), "nodes=2", LARGE_TOKEN=secrets.token_hex(40_000), OTHER_TOKEN="x")
+    assert done.returncode != 0
+    assert "the largest are LARGE_TOKEN" in done.stderr
+    assert not all_runs(launcher.runs_dir)
 
 
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)

@@ -15,7 +15,7 @@ def test_a_start_is_only_missed_where_its_file_could_be_read(
     readable: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = tmp_path / "0.started"
-    tasks = NodeTasks("node2", ["sh", "-c", "exit 3"], {}, started)
+    tasks = NodeTasks("node2", ["sh", "-c", "exit 3"], b"\n", started)
     if not readable:
         started.unlink()
     until(lambda: tasks.poll() == 3, "the process has ended")

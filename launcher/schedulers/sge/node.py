@@ -1,6 +1,14 @@
 """The program that qrsh starts on each node of a job. It starts the tasks of its node, and waits for them.
 
-    python node.py        reads a request (a line of base64 of zlib of JSON, see `encode`), then lines TERM and KILL
+    python node.py        reads a line of base64 of zlib of JSON (see `encode`), then lines TERM and KILL
+
+| of the first line | |
+|---|---|
+| `request` | path of a file with a line of the same kind: `environment` of the job script without its secrets, `cwd`, |
+| | `command` (argv of each task), `grace` in seconds, `keep_going` (whether others continue when a task fails) |
+| `secrets` | the secret variables of the environment |
+| `tasks` | additional variables of each task |
+| `started` | path of a file to which this program writes when it has read the request |
 
 It exits with the status of the first failed task. If a signal N killed that task, the status is 128 + N, because Grid
 Engine deletes the whole job when a process that qrsh started is killed by a signal. When its standard input is closed,
@@ -27,6 +35,7 @@ from collections.abc import Mapping
 from typing import Any
 
 POLL = 0.05  # seconds between two polls of the tasks
+APPEARS = 60.0  # seconds in which the file of the request must become readable
 # Variables of the node, which take precedence over those of the job's shell.
 OF_NODE = re.compile(
     r"HOSTNAME|TMPDIR|TMP|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES|JOB_ID|SGE_(TASK|HGR|JOB_SPOOL)\w*"
@@ -35,19 +44,26 @@ RESUME, NO_RETRY, NO_REQUEST = 75, 93, 1
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
-    """Encodes a request as one line. Pure.
-
-    Args:
-        values: `environment` of the job script, `cwd`, `command` (argv of each task), `tasks` (additional variables of
-            each task), `grace` in seconds, `keep_going` (whether other tasks continue when one fails), and `started`
-            (path of a file to which this program writes when it has read the request).
-    """
+    """Encodes values as one line. Pure."""
     return base64.b64encode(zlib.compress(json.dumps(values).encode(errors="surrogateescape"), 9)) + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Decodes a request of `encode`. Pure."""
+    """Decodes a line of `encode`. Pure."""
     return dict(json.loads(zlib.decompress(base64.b64decode(line)).decode(errors="surrogateescape")))
+
+
+def read(path: str) -> dict[str, Any]:
+    """Reads the file of a request, which a file server may show late."""
+    give_up = time.monotonic() + APPEARS
+    while True:
+        try:
+            with open(path, "rb") as file:
+                return decode(file.read())
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+        time.sleep(0.5)
 
 
 def environment(shell: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
@@ -97,11 +113,12 @@ def main() -> int:
     requests = Input()
     if not (line := requests.first()):
         return NO_REQUEST
-    todo = decode(line)
+    given = decode(line)
+    todo = read(given["request"])
     os.umask(0o077)
-    with open(todo["started"], "ab") as file:
+    with open(given["started"], "ab") as file:
         file.write(b"started\n")
-    environ = environment(todo["environment"], os.environ)
+    environ = environment({**todo["environment"], **given["secrets"]}, os.environ)
     try:
         os.chdir(todo["cwd"])
     except OSError:
@@ -117,7 +134,7 @@ def main() -> int:
             todo["command"], env={**environ, **place}, stdin=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_default_signals,
         )
-        for place in todo["tasks"]
+        for place in given["tasks"]
     ]  # fmt: skip
     return watch(tasks, requests, float(todo["grace"]), keep_going=bool(todo["keep_going"]))
 

@@ -1,7 +1,8 @@
 """Starts the tasks of a Grid Engine job: as processes on the first node, with `qrsh -inherit` on the others.
 
-qrsh forwards output, exit status and standard input. The environment and stop signals are sent through standard input
-to the program `node`. Each node gets one qrsh, because a node with one slot accepts no second one.
+qrsh forwards output, exit status and standard input. Stop signals and secrets are sent through standard input to the
+program `node`; the rest of the environment, of any size, is in a file of the tasks' folder. Each node gets one qrsh,
+because a node with one slot accepts no second one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher import errors
+from launcher import errors, redaction
+from launcher.environment import secrets
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.runs import event_file
@@ -26,9 +28,26 @@ from launcher.schedulers.sge import node
 from launcher.schedulers.sge.find_command import find
 from launcher.schedulers.sge.hosts import hosts_of
 
-# Maximum bytes of a request. More would not fit into the pipe while Python starts on the node; they would be lost, and
+# Maximum bytes of a line. More would not fit into the pipe while Python starts on the node; they would be lost, and
 # qrsh would hang.
-MAX_REQUEST = 60_000
+MAX_LINE = 60_000
+
+
+def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
+    """Returns the first line for the program `node`, which describes its arguments. Pure.
+
+    Raises:
+        ConfigError: the secrets are too large.
+    """
+    line = node.encode({"request": request, "secrets": hidden, "tasks": tasks, "started": started})
+    if len(line) > MAX_LINE:
+        largest = sorted(hidden, key=lambda name: len(hidden[name]), reverse=True)[:3]
+        raise errors.ConfigError(
+            f"the secret variables of the job are too large for qrsh ({len(line)} bytes when compressed, and at most "
+            f"{MAX_LINE}): unset those that are not needed, or exclude them from env.secrets; the largest are "
+            f"{', '.join(largest)}"
+        )
+    return line
 
 
 class NodeTasks:
@@ -37,20 +56,14 @@ class NodeTasks:
     Args:
         host: name of the node.
         command: argv that starts the program `node` there.
-        request: values of `node.encode`, without `started`.
+        line: the line of `line_of`.
         started: path of the file to which the program writes when it has read the request.
     """
 
-    def __init__(self, host: str, command: Sequence[str], request: Mapping[str, object], started: Path) -> None:
+    def __init__(self, host: str, command: Sequence[str], line: bytes, started: Path) -> None:
         self._host, self._started = host, started
         self._code: int | None = None
         started.touch()
-        line = node.encode({**request, "started": str(started)})
-        if len(line) > MAX_REQUEST:
-            raise errors.ConfigError(
-                f"the environment of the job is too large for qrsh ({len(line)} bytes when compressed): unset what is "
-                "not needed"
-            )
         # In its own session: it does not get the job's signals, and `terminate` and `kill` forward them.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self._write(line)
@@ -117,14 +130,23 @@ def run(request: spawn.TaskRequest) -> int:
     os.umask(0o077)
     request.folder.mkdir()
     places = spawn.environments(hosts, request.tasks_per_node)
+    shared = dict(places[0].items() & places[-1].items())
+    patterns = os.environ.get(secrets.PATTERNS, ",".join(redaction.SECRETS)).split(",")
+    common = request.folder / "request"
+    common.write_bytes(node.encode({
+        "environment": {**secrets.without(os.environ, patterns), **shared}, "cwd": os.getcwd(),
+        "command": list(request.command), "grace": request.grace, "keep_going": request.keep_going,
+    }))  # fmt: skip
     starts = [sys.executable, node.__file__]
     tasks: list[NodeTasks] = []
     for number, host in enumerate(hosts):
         mine = places[number * request.tasks_per_node : (number + 1) * request.tasks_per_node]
         command = starts if number == 0 else [str(qrsh), "-inherit", host, shlex.join(starts)]
-        todo = {
-            "environment": dict(os.environ), "cwd": os.getcwd(), "command": list(request.command), "tasks": mine,
-            "grace": request.grace, "keep_going": request.keep_going,
-        }  # fmt: skip
-        tasks.append(NodeTasks(host, command, todo, request.folder / f"{number}.started"))
-    return spawn.watch(tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going)
+        own = [{name: value for name, value in each.items() if name not in shared} for each in mine]
+        started = request.folder / f"{number}.started"
+        line = line_of(str(common), redaction.secrets_in(os.environ, patterns), own, str(started))
+        tasks.append(NodeTasks(host, command, line, started))
+    try:
+        return spawn.watch(tasks, request.signals, request.grace, pause=0.1, keep_going=request.keep_going)
+    finally:
+        common.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.schedulers.sge import directives, node
+from launcher.schedulers.sge import directives, node, qrsh
 from launcher.schedulers.sge.environment import sge_environment
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.sections import Cluster
@@ -107,6 +107,18 @@ def test_an_order_is_one_short_line_that_says_all() -> None:
     assert line.count(b"\n") == 1
     assert len(line) < len(json.dumps(values)) / 10
     assert node.decode(line) == values
+
+
+def test_a_line_fits_into_the_pipe_or_the_largest_secrets_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = {"A_TOKEN": "a", "B_TOKEN": "b" * 500, "C_TOKEN": "c" * 90}
+    size = len(qrsh.line_of("/request", hidden, [{}], "/started"))
+    for most in (size + 1, size):
+        monkeypatch.setattr(qrsh, "MAX_LINE", most)
+        line = qrsh.line_of("/request", hidden, [{}], "/started")
+        assert node.decode(line) == {"request": "/request", "secrets": hidden, "tasks": [{}], "started": "/started"}
+    monkeypatch.setattr(qrsh, "MAX_LINE", size - 1)
+    with pytest.raises(ConfigError, match="the largest are B_TOKEN, C_TOKEN, A_TOKEN"):
+        qrsh.line_of("/request", hidden, [{}], "/started")
 
 
 def test_a_node_tells_its_tasks_what_is_its_own() -> None:
