@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import io
 import pathlib
 import pickle
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-# save() and load() of 2.4 to 2.8 always communicate if there is a process group. The deprecated functions that they
-# replace have always had `no_dist`.
-# The filters stay, since saves run in threads, and catch_warnings() changes the filters of all threads.
-warnings.filterwarnings("ignore", message="`(save|load)_state_dict` is deprecated", category=FutureWarning)
+# The filter stays, since saves run in threads, and catch_warnings() changes the filters of all threads.
 warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r"torch\.distributed\.checkpoint")
-_NO_DIST = "no_dist" in inspect.signature(dcp.save).parameters
-
-
-def save(state: Mapping[str, Any], writer: StorageWriter, group: dist.ProcessGroup | None, *, no_dist: bool) -> None:
-    """Calls torch.distributed.checkpoint.save with these arguments (`group`: process_group; `no_dist`: saves alone)."""
-    if _NO_DIST:
-        dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=no_dist)
-        return
-    dcp.save_state_dict(dict(state), writer, group, no_dist=no_dist)
-
-
-def load(
-    state: Mapping[str, Any], reader: StorageReader, planner: LoadPlanner, group: dist.ProcessGroup | None,
-    *, no_dist: bool,
-) -> None:  # fmt: skip
-    """Calls torch.distributed.checkpoint.load with these arguments (`group`: process_group; `no_dist`: loads alone)."""
-    if _NO_DIST:
-        dcp.load(dict(state), storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
-        return
-    dcp.load_state_dict(dict(state), reader, group, no_dist=no_dist, planner=planner)
 
 
 @functools.cache

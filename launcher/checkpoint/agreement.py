@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -145,6 +145,13 @@ class Peers:
             return [mine]
         return rank_objects.gather(mine, self.group)
 
+    def on_each(self, function: Callable[[], T]) -> list[T]:
+        """Calls the function on each rank; returns the results of all ranks on rank 0, or raises their errors as one on
+        all. On other ranks the list is empty."""
+        outcomes: list[Any] = self.gather(_attempt(function))
+        self.on_first(lambda: _require_no_error(outcomes))
+        return [value for value, _ in outcomes]
+
     def on_first(self, function: Callable[[], T]) -> T:
         """Calls the function on rank 0; returns its result, or raises its error as a CheckpointError, on all ranks."""
         outcome = _attempt(function) if self.rank == 0 else (None, None)
@@ -154,9 +161,7 @@ class Peers:
         """Calls the function on each rank; returns the results of all ranks on all, or raises their errors as one."""
         mine = _attempt(function)
         outcomes: list[Any] = rank_objects.all_gather(mine, self.group) if self.many else [mine]
-        errors = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
-        if errors:
-            raise combined_error(errors, self.world_size)
+        _require_no_error(outcomes)
         return [value for value, _ in outcomes]
 
 
@@ -168,6 +173,13 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str
         return None, error
     except Exception as error:  # any error, or the other ranks would wait for this one
         return None, one_line(error)
+
+
+def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None]]) -> None:
+    """Raises the errors in the outcomes of all ranks as one."""
+    errors = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
+    if errors:
+        raise combined_error(errors, len(outcomes))
 
 
 def _result(outcome: tuple[T, CheckpointError | str | None]) -> T:

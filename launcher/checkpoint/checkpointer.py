@@ -368,9 +368,11 @@ class Checkpointer:
     def _names(self, own: Collection[str]) -> set[str]:
         """Returns the names in `own` of all ranks; with pipeline parallelism each rank has different ones."""
         digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()
-        if len(set(self._peers.on_all(lambda: digest))) == 1:
+        digests = self._peers.on_all(lambda: digest)
+        if len(set(digests)) == 1:
             return set(own)
-        return set().union(*self._peers.on_all(lambda: list(own)))
+        first = digests.index(digest) == self._peers.rank  # of the ranks with the same names one sends them
+        return set().union(*self._peers.on_all(lambda: list(own) if first else []))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
         """On rank 0: quarantines a damaged checkpoint, and logs it; returns its name and problems as a line.

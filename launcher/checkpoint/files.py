@@ -1,7 +1,7 @@
 """Writes the files of a checkpoint with checksums; reads them without executing anything; refuses what does not fit.
 
 Functions that write add size and checksums of each new file, by its name, to their argument `files`. Functions that
-read retry a failing read for `timeout` seconds. `group` and `many` are the attributes of `agreement.Peers`.
+read retry a failing read for `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -9,26 +9,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import math
 import os
 import pickle
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
     Metadata,
+    MetadataIndex,
     StorageMeta,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData
+from torch.distributed.checkpoint.storage import WriteResult
 
 from launcher import torch_compat, torch_compat_dcp
 from launcher.checkpoint.format import (
@@ -74,21 +77,33 @@ _ALLOWED = {
 
 
 class NewFile:
-    """A new file of mode 0600, written sequentially and without a buffer, on disk when it is closed."""
+    """A new file of mode 0600, written sequentially, on disk when it is closed. Small writes are collected: torch.save
+    makes some forty for a tensor."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._error: OSError | None = None
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._size = 0
+        self._collected = bytearray()
 
     def write(self, data: Any) -> int:
-        """Writes all of the data, and returns its size in bytes."""
+        """Writes all of the data, perhaps only when the file is drained or closed; returns its size in bytes."""
         view = memoryview(data).cast("B")
         total = len(view)
+        if len(self._collected) + total < _PIECE:
+            self._collected += view
+            return total
+        self.drain()
         while view:
             view = view[self._write(view) :]
         return total
+
+    def drain(self) -> None:
+        """Writes what was collected."""
+        collected, self._collected = memoryview(self._collected), bytearray()
+        while collected:
+            collected = collected[self._write(collected) :]
 
     def _write(self, part: memoryview) -> int:
         try:
@@ -110,15 +125,16 @@ class NewFile:
             raise
 
     def tell(self) -> int:
-        return self._size
+        return self._size + len(self._collected)
 
     def flush(self) -> None:
-        """Does nothing, since nothing is buffered."""
+        """Does nothing: torch.save calls it, and torch.distributed.checkpoint calls torch.save for each tensor."""
 
     def close(self) -> None:
         """Waits until the file is on disk, and closes it."""
         try:
             if self._descriptor >= 0:
+                self.drain()
                 os.fsync(self._descriptor)
         finally:
             self.abandon()
@@ -224,6 +240,7 @@ class SmallFile:
         try:
             with stream.plain_errors(), torch_compat.without_crc32() if self._alone else contextlib.nullcontext():
                 torch.save(value, cast(IO[bytes], stream))
+                stream.drain()
         except BaseException:
             stream.abandon()
             raise
@@ -276,6 +293,9 @@ def _first_line(error: Exception) -> str:
 
 # -- torch.distributed.checkpoint
 
+# A part of a tensor, as written by one rank: where it is, and the type and shape of the part and of the whole.
+Part: TypeAlias = tuple[WriteResult, TensorWriteData]
+
 
 class HashedFiles(FileSystem):
     """A file system for torch.distributed.checkpoint that writes each file as a `HashedFile`."""
@@ -293,23 +313,49 @@ class HashedFiles(FileSystem):
         self._files[Path(new_path).name] = self._files.pop(Path(path).name)
 
 
-def save_sharded(
-    folder: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None, many: bool, files: dict[str, File]
-) -> None:
-    """Writes this rank's tensors, and its shards, by torch.distributed.checkpoint. All ranks must call this function.
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], rank: int, files: dict[str, File]) -> list[Part]:
+    """Writes tensors, and parts of DTensors, into a file of torch.distributed.checkpoint; returns what it contains.
 
-    Args:
-        folder: the checkpoint's folder.
-        state: the tensors and DTensors, by name.
-        group, many, files: see the module.
+    dcp.save is not used: it sends the description of each part to rank 0 twice and back, as pickles without a MAC,
+    sends all of them to all ranks, and in torch 2.4 compares each part of a tensor with each other one.
+    """
+    if not tensors:
+        return []
+    writer = _writer(folder, files)
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors), is_coordinator=False)
+    plan = planner.create_local_plan()
+    kinds = {item.index: item.tensor_data for item in plan.items}
+    plan = writer.prepare_global_plan([*[SavePlan([])] * rank, plan])[rank]  # the place in the list names the file
+    return [(result, cast(TensorWriteData, kinds[result.index])) for result in writer.write_data(plan, planner).wait()]
+
+
+def write_metadata(folder: Path, parts: Iterable[Part], files: dict[str, File]) -> None:
+    """Writes the `.metadata` of torch.distributed.checkpoint for what all ranks have written.
 
     Raises:
-        CheckpointError: some ranks have failed; see `combined_error`.
+        CheckpointError: the parts of a tensor are not the whole.
     """
+    found: dict[str, TensorStorageMetadata] = {}
+    results: dict[MetadataIndex, WriteResult] = {}
+    for result, data in parts:
+        if results.setdefault(result.index, result) is result:  # of two ranks with the same part the lower one counts
+            known = found.setdefault(result.index.fqn, TensorStorageMetadata(data.properties, data.size, []))
+            known.chunks.append(data.chunk)
+    for name, entry in found.items():
+        there = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+        if there != math.prod(entry.size):
+            raise CheckpointError(
+                f"{name}: the ranks have written {there} of its {math.prod(entry.size)} elements. All ranks of a "
+                "DTensor's mesh must save it, and a name must have the same mesh and placements on all of them"
+            )
+    _writer(folder, files).finish(Metadata({**found}, {name: (name,) for name in found}), [list(results.values())])
+
+
+def _writer(folder: Path, files: dict[str, File]) -> FileSystemWriter:
     writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # hashed files sync when they are closed
     writer.fs = HashedFiles(files)
-    with _combined_errors():
-        torch_compat_dcp.save(state, writer, group, no_dist=not many)
+    return writer
 
 
 def _encoding(kind: object, name: object) -> _MEM_FORMAT_ENCODING:
@@ -380,31 +426,26 @@ class _Planner(dcp.DefaultLoadPlanner):
         raise Damaged(f"{read_item.dest_index.fqn} is not a tensor in this checkpoint")
 
 
-def load_sharded(
-    path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool, timeout: float = 0.0
-) -> None:
-    """Fills each rank's part of tensors from a checkpoint of torch.distributed.checkpoint. All ranks must call it.
+def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], timeout: float = 0.0) -> None:
+    """Fills tensors, and this rank's parts of DTensors, from a checkpoint of torch.distributed.checkpoint.
+
+    Each rank reads what it needs, whatever the others do: dcp.load would gather all names and plans on rank 0.
 
     Args:
         path: the checkpoint's folder.
+        metadata: its metadata, from `read_metadata`.
         tensors: the tensors to fill, by name.
-        group, many, timeout: see the module.
+        timeout: see the module.
 
     Raises:
-        CheckpointError: some ranks have failed; see `combined_error`.
+        Damaged: the files do not match the metadata.
+        Unavailable: a file cannot be read now.
     """
-    with _combined_errors():
-        reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
-        torch_compat_dcp.load(tensors, reader, planner, group, no_dist=not many)
-
-
-@contextlib.contextmanager
-def _combined_errors() -> Iterator[None]:
-    """Context manager: raises the errors of all ranks as one. torch's own error would contain all of their stacks."""
-    try:
-        yield
-    except dcp.CheckpointException as failure:  # a BaseException
-        raise combined_error({rank: cause for rank, (cause, _) in failure.failures.items()}, 0) from None
+    reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
+    planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+    reader.read_data(plan, planner).wait()
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:

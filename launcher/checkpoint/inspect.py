@@ -118,12 +118,13 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
         tensors = {name: tensor.clone() for name, tensor in state["tensors"].items() if is_named(name, keys)}
     else:
         state = _rest(path, manifest)
-        saved = files.saved_tensors(files.read_metadata(path))
+        metadata = files.read_metadata(path)
+        saved = files.saved_tensors(metadata)
         tensors = {
             name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in saved.items() if is_named(name, keys)
         }
         if tensors:
-            files.load_sharded(path, tensors, None, many=False)
+            files.load_tensors(path, metadata, tensors)
     rest = named_part(state["values"], keys)
     for key in keys:
         if not any(is_named(name, [key]) for name in tensors) and not named_part(state["values"], [key]):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
 
 from launcher.checkpoint import files
 from launcher.checkpoint.agreement import Peers
@@ -57,6 +58,7 @@ class Opened:
         self._everyone = everyone  # names of the tensors of all ranks' states
         self._timeout = timeout
         self._whole: Mapping[str, torch.Tensor] | None = None
+        self._metadata: Metadata | None = None
         self._saved: dict[str, Kind] = {}
         self._paths: dict[str, Keys] = {}
         self._lists: dict[Keys, str] = {}
@@ -82,7 +84,7 @@ class Opened:
             if same and RANKS_FILE in self._manifest.files:
                 self.rank_state = files.load_file(path / RANKS_FILE, self._timeout)[rank]
         else:
-            metadata = files.read_metadata(path, self._timeout)
+            self._metadata = metadata = files.read_metadata(path, self._timeout)
             saved = files.saved_tensors(metadata)
             if self._manifest.kind == DCP:
                 known = metadata.planner_data or {}
@@ -131,7 +133,7 @@ class Opened:
         return []
 
     def read(self) -> list[str]:
-        """Fills the tensors. All ranks must call it, after `require_fit`.
+        """Fills the tensors, after `require_fit`.
 
         Returns:
             An empty list: the problems are raised.
@@ -141,7 +143,8 @@ class Opened:
             Unavailable: the checkpoint cannot be read now.
         """
         if self._whole is None:
-            files.load_sharded(self._path, self.tensors, self._peers.group, self._peers.many, self._timeout)
+            assert self._metadata is not None
+            files.load_tensors(self._path, self._metadata, self.tensors, self._timeout)
             return []
         with torch.no_grad():
             for name, tensor in self.tensors.items():

@@ -146,11 +146,12 @@ def conflict_error(lines: Sequence[str]) -> str:
     )
 
 
-def merged_values(values: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], list[str]]:
+def merged_values(values: Mapping[int, Mapping[Any, Any]], groups: Sequence[int]) -> tuple[dict[Any, Any], list[str]]:
     """Merges the values of all ranks that are not tensors. Pure.
 
     Args:
-        values: the values of each rank, in order.
+        values: the values of each group of ranks, in the order of their numbers.
+        groups: the group of each rank.
 
     Returns:
         The merged values, and a line for each name with different values, of which the lowest rank's is taken.
@@ -158,21 +159,22 @@ def merged_values(values: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], 
     whole: dict[Any, Any] = {}
     lines: dict[str, list[int]] = {}
 
-    def add(into: dict[Any, Any], new: Mapping[Any, Any], rank: int, path: str) -> None:
+    def add(into: dict[Any, Any], new: Mapping[Any, Any], group: int, path: str) -> None:
         for key, value in new.items():
             name = f"{path}{key}"
             if key not in into:
                 into[key] = value
             elif isinstance(into[key], dict) and isinstance(value, Mapping):
                 into[key] = dict(into[key])
-                add(into[key], value, rank, f"{name}.")
+                add(into[key], value, group, f"{name}.")
             elif repr(into[key]) != repr(value):  # NaN is equal to itself here
-                lines.setdefault(name, []).append(rank)
+                lines.setdefault(name, []).append(group)
 
-    for rank, each in enumerate(values):
-        add(whole, each, rank, "")
-    differences = [f"{name}: another value on {name_ranks(who)} than on lower ones" for name, who in lines.items()]
-    return whole, differences
+    for group, each in values.items():
+        add(whole, each, group, "")
+    members = _grouped(dict(enumerate(groups)))
+    ranks = {name: sorted(rank for group in who for rank in members[group]) for name, who in lines.items()}
+    return whole, [f"{name}: another value on {name_ranks(who)} than on lower ones" for name, who in ranks.items()]
 
 
 def _grouped(of_ranks: Mapping[int, Any]) -> dict[Any, list[int]]:

@@ -9,9 +9,11 @@ collective step. So no rank waits in a collective for a rank that has failed.
 | agree | rank 0 | compares the offers, chooses the kind of checkpoint, checks space, makes a temporary folder |
 | compare | rank 0 | at the first save of a process: refuses different tensors of ranks under one name |
 | prepare | each rank | copies what the rank writes (then training may change the state) |
-| write own | each rank | writes its rank_state, rank 0 also the values that are not tensors |
-| write | all ranks together | write the tensors |
-| publish | rank 0 | writes the manifest, calls the fence, renames the folder |
+| write | each rank | writes its tensors, its rank_state, and rank 0 the values that are not tensors |
+| publish | rank 0 | writes metadata and manifest, calls the fence, renames the folder |
+
+With pipeline parallelism ranks have different tensors. Ranks that would save the same are a group, which has the number
+of its lowest rank; that rank tells rank 0 what the group has, so that what is sent grows with the groups.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ from launcher.checkpoint.format import (
     SaveFailed,
 )
 from launcher.checkpoint.staging import Copying
-from launcher.checkpoint.state import Content, owners, size_of
+from launcher.checkpoint.state import Content, owned
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor
@@ -76,7 +78,6 @@ class Save:
         blocked: seconds for which training was blocked so far.
         staged: set as soon as the state may change.
         thread: the thread that the save runs in; None: the training's own.
-        part: the copies of tensors that this rank writes.
         published: whether the checkpoint was published; known on rank 0 only.
         failure: the error, if the save has failed.
     """
@@ -95,7 +96,6 @@ class Save:
     blocked: float = 0.0
     staged: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
-    part: dict[str, torch.Tensor] = field(default_factory=dict)
     published: bool = False
     failure: SaveFailed | None = None
 
@@ -154,14 +154,14 @@ class _Agreement:
         temporary: name of the temporary folder.
         same: whether the tensors of all ranks have the same names, types and shapes.
         compare: whether ranks send rank 0 the hashes of their tensors, since some differ.
-        union: whether ranks send rank 0 their values that are not tensors, since names or values differ.
+        groups: the group of each rank, if there is more than one: names or values differ.
     """
 
     kind: str
     temporary: str
     same: bool
     compare: bool
-    union: bool
+    groups: tuple[int, ...] = ()
 
 
 class Writer:
@@ -202,17 +202,18 @@ class Writer:
             content = save.content
             assert content is not None
             rest = {"paths": content.paths, "values": content.values, "lists": content.lists}
-            if agreement.union:
-                contents = self._peers.gather(rest)
-                self._peers.on_first(lambda: rest.update(_united(contents, save.check_values)))
+            elsewhere: dict[str, int] = {}
+            if groups := agreement.groups:
+                contents = self._peers.gather(rest if groups[self._peers.rank] == self._peers.rank else None)
+                firsts = {rank: each for rank, each in enumerate(contents) if each is not None}
+                elsewhere = self._peers.on_first(lambda: _common(firsts))
+                self._peers.on_first(lambda: rest.update(_united(firsts, groups, save.check_values)))
             if agreement.kind == SINGLE:
                 if not self._first:
                     save.staged.set()
                 return self._peers.on_first(lambda: self._publish_single(save, temporary, offers, early))
-            self._peers.on_all(lambda: self._prepare(save, content, agreement.same))
-            own = self._peers.on_all(lambda: self._write_own(save, rest, temporary))
-            written = self._peers.on_all(lambda: self._write_tensors(save, temporary))
-            return self._peers.on_first(lambda: self._publish(save, temporary, SHARDED, _joined([*own, *written])))
+            written = self._peers.on_each(lambda: self._write(save, content, groups, elsewhere, rest, temporary))
+            return self._peers.on_first(lambda: self._publish_sharded(save, temporary, written))
         except CheckpointError as error:
             return Outcome(failure=str(error), exception=type(error).__name__, final=isinstance(error, Final))
         finally:
@@ -291,17 +292,17 @@ class Writer:
         same = len({offer.names for offer in offers}) == 1
         values = len({offer.values for offer in offers}) == 1
         equal = len({offer.hashes for offer in offers}) == 1
-        union = not (same and values)
+        groups = () if same and values else _groups([(offer.names, offer.values) for offer in offers])
         compare = any(offer.hashes for offer in offers) and not equal
-        if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers) and not union:
-            return _Agreement(SINGLE, temporary.name, same, compare, union)
+        if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers) and not groups:
+            return _Agreement(SINGLE, temporary.name, same, compare)
         self._require_space((offers[0].size if same else sum(offer.size for offer in offers)) + SLACK)
         if early is not None:  # not needed, since the checkpoint is not a single file
             with contextlib.suppress(Exception):
                 early.close()
         temporary.mkdir(mode=0o700, exist_ok=True)
         (temporary / STATE_FILE).unlink(missing_ok=True)
-        return _Agreement(SHARDED, temporary.name, same, compare, union)
+        return _Agreement(SHARDED, temporary.name, same, compare, groups)
 
     def _require_space(self, needed: int) -> None:
         free = _free(self._folder.path)
@@ -310,35 +311,40 @@ class Writer:
 
     # -- large or sharded state: all ranks
 
-    def _prepare(self, save: Save, content: Content, same: bool) -> None:
-        """Local: copies the tensors that this rank writes into `save.part`.
+    def _write(
+        self,
+        save: Save,
+        content: Content,
+        groups: tuple[int, ...],
+        elsewhere: Mapping[str, int],
+        rest: dict[str, Any],
+        temporary: Path,
+    ) -> tuple[dict[str, File], list[files.Part]]:
+        """Local: copies and writes this rank's tensors and its rank_state; rank 0 also `rest`, all that is no tensor.
 
-        It writes its sharded tensors and, if all ranks have the same tensors (`same`), its share of the others.
+        Args:
+            groups: as in _Agreement.
+            elsewhere: for each name that several groups have the group that writes it, if it is no DTensor.
+
+        Returns:
+            Size and checksums of the files, and the parts of tensors that they contain.
         """
         assert save.copying is not None
-        peers, mine = self._peers, list(content.tensors)
-        if same and peers.many:
-            whole = {name: tensor for name, tensor in content.tensors.items() if not isinstance(tensor, DTensor)}
-            owner = owners({name: size_of(tensor) for name, tensor in whole.items()}, peers.world_size)
-            mine = [name for name in content.tensors if owner.get(name, peers.rank) == peers.rank]
-        save.part = save.copying.finish(mine)
+        rank, written = self._peers.rank, dict[str, File]()
+        group = groups[rank] if groups else 0
+        like = [other for other, known in enumerate(groups) if known == group] or range(self._peers.world_size)
+        mine = {
+            name: tensor
+            for name, tensor in content.tensors.items()
+            if isinstance(tensor, DTensor) or elsewhere.get(name, group) == group
+        }
+        copies = save.copying.finish(owned(mine, like.index(rank), len(like)))
         save.staged.set()
-
-    def _write_own(self, save: Save, rest: dict[str, Any], temporary: Path) -> dict[str, File]:
-        """Local: writes this rank's rank_state, on rank 0 also the values that are not tensors; returns the files."""
-        written: dict[str, File] = {}
         if save.rank_state is not None:
-            files.save_file(temporary / f"rank-{self._peers.rank}.pt", save.rank_state, written)
+            files.save_file(temporary / f"rank-{rank}.pt", save.rank_state, written)
         if self._first:
             files.save_file(temporary / VALUES_FILE, rest, written)
-        return written
-
-    def _write_tensors(self, save: Save, temporary: Path) -> dict[str, File]:
-        """Collective: writes the tensors; returns this rank's files. An error of one rank is raised on all."""
-        written: dict[str, File] = {}
-        files.save_sharded(temporary, save.part, self._peers.group, self._peers.many, written)
-        save.part = {}
-        return written
+        return written, files.write_tensors(temporary, copies, rank, written)
 
     # -- rank 0
 
@@ -351,6 +357,14 @@ class Writer:
         if any(offer.rank_state is not None for offer in offers):
             files.save_file(temporary / RANKS_FILE, [offer.rank_state for offer in offers], written)
         return self._publish(save, temporary, SINGLE, written, early)
+
+    def _publish_sharded(
+        self, save: Save, temporary: Path, written: list[tuple[dict[str, File], list[files.Part]]]
+    ) -> Outcome:
+        """Completes a checkpoint of large or sharded state: describes what each rank has written."""
+        joined = {name: file for each, _ in written for name, file in each.items()}
+        files.write_metadata(temporary, (part for _, parts in written for part in parts), joined)
+        return self._publish(save, temporary, SHARDED, joined)
 
     def _publish(
         self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
@@ -397,16 +411,44 @@ class Writer:
         return Outcome(seconds, manifest.size)
 
 
-def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
-    """Returns the merged `values` (not tensors), `paths` and `lists` of all ranks.
+def _groups(digests: Sequence[Any]) -> tuple[int, ...]:
+    """Returns for each rank the lowest rank with the same digests. Pure."""
+    lowest: dict[Any, int] = {}
+    return tuple(lowest.setdefault(digest, rank) for rank, digest in enumerate(digests))
+
+
+def _common(contents: Mapping[int, dict[str, Any]]) -> dict[str, int]:
+    """Returns the names of the tensors that several groups have, each with the group that writes it, in turns. Pure.
+
+    Args:
+        contents: the `paths` of each group's tensors, among others.
+    """
+    holders: dict[str, list[int]] = {}
+    for group, each in contents.items():
+        for name in each["paths"]:
+            holders.setdefault(name, []).append(group)
+    several = [(name, groups) for name, groups in holders.items() if len(groups) > 1]
+    return {name: groups[number % len(groups)] for number, (name, groups) in enumerate(several)}
+
+
+def _united(contents: Mapping[int, dict[str, Any]], groups: Sequence[int], check: bool) -> dict[str, Any]:
+    """Returns the merged `values` (not tensors), `paths` and `lists` of all groups.
+
+    Args:
+        contents: what each group has.
+        groups: the group of each rank.
+        check: whether to refuse different values under one name.
 
     Raises:
-        Final: ranks have different values under one name, and `check` is set.
+        Final: there are such values.
     """
-    values, lines = replicas.merged_values([each["values"] for each in contents])
+    values, lines = replicas.merged_values({group: each["values"] for group, each in contents.items()}, groups)
     if check:
         _refuse(lines)
-    joined = {what: {key: item for each in contents for key, item in each[what].items()} for what in ("paths", "lists")}
+    joined = {
+        what: {key: item for each in contents.values() for key, item in each[what].items()}
+        for what in ("paths", "lists")
+    }
     return {**joined, "values": values}
 
 
@@ -419,7 +461,3 @@ def _free(folder: Path) -> int:
     """Returns the free bytes on the folder's file system."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
-
-
-def _joined(written: list[dict[str, File]]) -> dict[str, File]:
-    return {name: file for each in written for name, file in each.items()}

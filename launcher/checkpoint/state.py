@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from launcher import torch_compat
 from launcher.checkpoint.format import spread
@@ -254,15 +255,53 @@ def size_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
-    """Returns the rank that writes each tensor, so that all ranks write about the same number of bytes. Pure.
+def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
+    """Returns the names of the tensors that this rank writes, wholly or its parts. Pure.
+
+    Of the ranks that have the same part one writes it, so that all write about the same number of bytes. Each rank
+    chooses by itself: the ranks with the same part of a DTensor are known from its mesh and placements.
+
+    Args:
+        tensors: the tensors by name.
+        index, count: index of this rank among those with the same tensors, and their number.
+    """
+    sizes: dict[Any, dict[str, int]] = {}
+    for name, tensor in tensors.items():
+        sharing: Any = None
+        if isinstance(tensor, DTensor):
+            sharing = tensor.device_mesh, tuple(not is_divided(each) for each in tensor.placements)
+        sizes.setdefault(sharing, {})[name] = size_of(tensor)
+    mine = set()
+    for sharing, some in sizes.items():
+        here, holders = (index, count) if sharing is None else _replica(*sharing)
+        mine |= {name for name, owner in owners(some, holders).items() if owner == here}
+    return [name for name in tensors if name in mine]
+
+
+def is_divided(placement: Any) -> bool:
+    """Returns whether ranks along a dimension of a mesh have different parts. (`_StridedShard.is_shard` is False.)"""
+    return not placement.is_replicate() and not placement.is_partial()
+
+
+def _replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
+    # This rank's index among those with the same part (-1: it is outside of the mesh), and their number.
+    here = mesh.get_coordinate()
+    index, count = 0, 1
+    for dim, copies in enumerate(copied):
+        if copies:
+            index, count = index * mesh.size(dim) + (here[dim] if here else 0), count * mesh.size(dim)
+    return index if here else -1, count
+
+
+def owners(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """Returns the index of the owner of each tensor, so that all have about the same number of bytes. Pure.
 
     Args:
         sizes: bytes of each tensor, by name.
-        world_size: number of ranks.
+        count: number of owners.
     """
     largest_first = sorted(sizes, key=lambda name: (-sizes[name], name))
-    return dict(zip(largest_first, spread((sizes[name] for name in largest_first), world_size), strict=True))
+    return dict(zip(largest_first, spread((sizes[name] for name in largest_first), count), strict=True))
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -365,7 +365,7 @@ def test_a_hash_tells_tensors_apart() -> None:
 def test_what_is_no_tensor_is_joined_over_ranks() -> None:
     nan = float("nan")
     values = [{"a": {"x": 1}, "n": nan, "l": [1]}, {"a": {"y": 2}, "n": nan, "l": [1]}, {"a": {"x": 3}, "l": [2]}]
-    whole, lines = merged_values(values)
+    whole, lines = merged_values(dict(enumerate(values)), range(3))
     assert whole["a"] == {"x": 1, "y": 2} and whole["l"] == [1]
     assert lines == ["a.x: another value on rank 2 than on lower ones", "l: another value on rank 2 than on lower ones"]
     assert values[0]["a"] == {"x": 1}

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from launcher import Env, torch_compat, torch_compat_dcp
 from launcher.config.schema import FSDPLm
@@ -133,20 +132,15 @@ def test_fsdp_on_cpus_is_refused_where_torch_has_it_on_gpus_alone(monkeypatch: p
 @pytest.fixture(params=[False, True], ids=["torch's way", "our way"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of two tensors, and either way to read it where torch's own is safe."""
-    torch_compat_dcp.save(
-        {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)},
-        FileSystemWriter(tmp_path / "saved"),
-        None,
-        no_dist=True,
-    )
+    dcp.save({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}, checkpoint_id=tmp_path / "saved")
     if request.param:
         monkeypatch.setattr(torch_compat_dcp, "_torch_load_runs_pickles", lambda: True)
     return tmp_path / "saved"
 
 
 def read(path: Path, into: dict[str, Tensor]) -> None:
-    reader = torch_compat_dcp.PlainReader(path)
-    torch_compat_dcp.load(into, reader, dcp.DefaultLoadPlanner(flatten_state_dict=False), None, no_dist=True)
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
+    dcp.load(into, storage_reader=torch_compat_dcp.PlainReader(path), planner=planner)
 
 
 def test_tensors_come_back(saved: Path) -> None:
