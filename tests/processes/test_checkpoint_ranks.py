@@ -24,7 +24,7 @@ from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_value
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import local_part, plain
 from launcher.paths import PACKAGE
-from launcher.torch_compat import DTensor, fsdp_computes_on, fully_shard
+from launcher.torch_compat import DTensor, Replicate, Shard, distribute_tensor, fsdp_computes_on, fully_shard
 from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -268,6 +268,43 @@ def test_an_optimizer_made_anew_gets_its_part_of_a_divided_state_at_any_number_o
     saved = run_ranks(divided, {"folder": folder, "save": True}, 2)[0].metrics
     for result in run_ranks(divided, {"folder": folder, "save": False}, 3):
         assert result.metrics == saved
+
+
+def copied_parts(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """Each tensor is divided by two, and each part is on two ranks; or two ranks have it all, and two another one."""
+    half = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
+    saving.SMALL = 0
+
+    def state(value: float) -> dict[str, Any]:
+        if config["kind"] == "parts":
+            whole = torch.full((6, 4), value) + torch.arange(6.0)[:, None]
+            return {f"w{n}": distribute_tensor(whole + n, half, [Replicate(), Shard(0)]) for n in range(8)}
+        stage = env.rank // 2
+        own = {f"stage{stage}.w{n}": torch.full((24,), value + n) for n in range(8)}
+        return {**own, "tied": torch.full((24,), value)}
+
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={})
+    checkpointer.save(1, state(5.0), wait=True)
+    into = state(-1.0)
+    loaded = checkpointer.load(into)
+    checkpointer.close()
+    assert loaded is not None
+    expected = state(5.0)
+    return {"right": all(torch.equal(local_part(into[name]), local_part(expected[name])) for name in expected)}
+
+
+@pytest.mark.parametrize(("kind", "tensors"), [("parts", 8), ("stages", 17)])
+def test_what_several_ranks_have_is_written_once_and_by_all_of_them(tmp_path: Path, kind: str, tensors: int) -> None:
+    results = run_ranks(copied_parts, {"folder": str(tmp_path / "checkpoints"), "kind": kind}, 4)
+    assert [result.metrics for result in results] == [{"right": True}] * 4
+    path = tmp_path / "checkpoints" / "step-000000001"
+    entries = inspection.entries(path, checkpoints.read(path))
+    shards = [shard for entry in entries for shard in entry.shards]
+    parts = 2 if kind == "parts" else 1
+    assert len(entries) == tensors and len(shards) == tensors * parts
+    found = [len(inspection.shard(path, checkpoints.read(path), rank)["parts"]) for rank in range(4)]
+    assert sum(found) == len(shards) and min(found) >= 4
+    assert checkpoints.verify(path) == []
 
 
 def differing(config: dict[str, Any], env: Env) -> dict[str, Any]:
