@@ -24,7 +24,15 @@ from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_value
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import local_part, plain
 from launcher.paths import PACKAGE
-from launcher.torch_compat import DTensor, Replicate, Shard, distribute_tensor, fsdp_computes_on, fully_shard
+from launcher.torch_compat import (
+    DTensor,
+    Replicate,
+    Shard,
+    destroy_without_gil,
+    distribute_tensor,
+    fsdp_computes_on,
+    fully_shard,
+)
 from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -273,6 +281,8 @@ def test_an_optimizer_made_anew_gets_its_part_of_a_divided_state_at_any_number_o
 def copied_parts(config: dict[str, Any], env: Env) -> dict[str, Any]:
     """Each tensor is divided by two, and each part is on two ranks; or two ranks have it all, and two another one."""
     half = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
+    for group in half.get_all_groups():
+        destroy_without_gil(group)
     saving.SMALL = 0
 
     def state(value: float) -> dict[str, Any]:
