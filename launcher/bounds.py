@@ -6,7 +6,9 @@ stands where it is shown.
 """
 
 RECORD_BYTES = 1 << 24  # of a record, a result or a manifest
-EVENTS_BYTES = 1 << 25  # that are read of an event file: half at its beginning and half at its end
+EVENT_BYTES = 1 << 20  # of an event, which is a line of its file
+EVENTS_BYTES = 1 << 25  # that are read of an event file: of a larger one, pieces that are evenly apart
+EVENTS_LINES = 1 << 18  # that are parsed of an event file: of more, some that are evenly apart
 OUTPUT_LINE_BYTES = 1 << 20  # of a line of output with its prefix: of longer lines, parts become lines
 JSON_LEVELS = 64  # of lists and objects in JSON
 JSON_INTEGERS = 1 << 63  # integers in JSON are between -JSON_INTEGERS and JSON_INTEGERS

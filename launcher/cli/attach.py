@@ -36,7 +36,7 @@ def run(arguments: Namespace) -> int:
     require_own(found.path, "attach to it")
     seen = status_of(found, JobMonitor())
     attempt = _running(seen)
-    members = _members(attempt.events())
+    members = _members(attempt.latest_events())
     _require_rank(seen, members, arguments.rank)
     what = arguments.what or ("shell" if sys.stdin.isatty() else "stack")
     if what == "stack":
@@ -149,7 +149,7 @@ def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
 
 
 def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
-    at = _choose(seen, waiting(attempt.events()), rank)
+    at = _choose(seen, waiting(attempt.latest_events()), rank)
     rank, host, job = at.rank, at.host, at.job
     way = connect.way(seen.plan, host, job, socket.gethostname())
     if isinstance(way, connect.JobStep):

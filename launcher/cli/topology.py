@@ -31,7 +31,7 @@ def run(arguments: Namespace) -> int:
         return 0
     found = find(arguments.name, arguments.runs_dir)
     for attempt in reversed(found.attempts()):
-        if bindings := latest(attempt.events()):
+        if bindings := latest(attempt.latest_events()):
             print("\n".join(pictures(bindings)))
             print_unreadable(found)
             return 0

@@ -215,5 +215,5 @@ def _over(run_dir: Path, written: float) -> bool:
         return unwrap(exists(runs_dir))
     if run.has("cancelled"):  # resume removes it before the file is written
         return True
-    ends = [event for each in run.attempts()[-1:] for event in every(each.events(), Ended)]
+    ends = [event for each in run.attempts()[-1:] for event in every(each.latest_events(), Ended)]
     return bool(ends) and ends[-1].code != RESUME and ends[-1].time > written

@@ -196,7 +196,7 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decisio
     """
     run = attempt.run
     plan = run.own_plan()
-    stopped = [event for each in run.attempts() for event in every(each.events(), Stopped)]
+    stopped = [event for each in run.attempts() for event in every(each.latest_events(), Stopped)]
     saved = _saved(plan, attempt, stopped) if plan.own_code else -1
     step = None if saved is None else _reached(plan, attempt)
     stopped.append(Stopped(step=step, saved=-1 if saved is None else saved, preempted=_preempted(plan, attempt)))
@@ -220,7 +220,7 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
     scheduler = registry.scheduler(plan.cluster.scheduler)
     if not isinstance(scheduler, ShowsPreemption):
         return False
-    begun = min((float(event["time"]) for event in attempt.events()), default=0.0)
+    begun = min((float(event["time"]) for event in attempt.latest_events()), default=0.0)
     try:
         return (scheduler.preempted(os.environ["LAUNCHER_JOB_ID"]) or 0.0) >= int(begun)
     except QueryError:
@@ -235,7 +235,7 @@ def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | 
         attempt: the attempt that stopped.
         before: the ends of earlier attempts.
     """
-    began = first(attempt.events(), Started)
+    began = first(attempt.latest_events(), Started)
     enough = math.inf if began is None else max([int(began.time * 1e9), *(each.saved for each in before)])
     left = time_left(os.environ)
     seconds = saves.SCAN_TIMEOUT if left is None else min(saves.SCAN_TIMEOUT, max(left.seconds / 2, 3.0))
@@ -249,7 +249,7 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     Reported steps count as well for a user's program, and in a run without checkpoints that got no stop request:
     it may save in a format of its own.
     """
-    if any(event.reason is StopReason.UNREADABLE for event in every(attempt.events(), Stop)):
+    if any(event.reason is StopReason.UNREADABLE for event in every(attempt.latest_events(), Stop)):
         return None
     try:
         step = checkpoints.newest_step(Path(plan.checkpoint.dir))
@@ -259,7 +259,7 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
         reported = [int(event.step) for event in every(attempt.events(), Progress)]
         return max([-1 if step is None else int(step), *reported])
     if step is None:
-        events = attempt.events()
+        events = attempt.latest_events()
         progress = None if last(events, Stop) else last(events, Progress)
         return -1 if progress is None else int(progress.step)
     return int(step)

@@ -128,7 +128,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
         checkpoints=saved,
         offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))),
         log=_log(run),
-        notes=tuple(dict.fromkeys((*notes, *damaged, *unreadable.problems(run)))),
+        notes=tuple(dict.fromkeys((*notes, *damaged, *unreadable.problems(run, whole=True)))),
         seen=now,
     )
 

@@ -69,6 +69,7 @@ _RECORD = {
     "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,
     "hydra": str, "submitit": str, "host": str, "commit": str | None,
 }  # fmt: skip
+GROWING = ("rank-0", "checkpoint")  # writers of events whose number grows with the run
 _PACE_TAIL = 1 << 18  # bytes that are read at the end of a file of step times: at least half a day's
 _PACE_TAILS = 1 << 24  # of all such files of an attempt: an hour's of 4,096 nodes
 SECRET = "secret"  # noqa: S105  name of the secret's file; see `shared_secret`
@@ -433,11 +434,14 @@ class Attempt:
         return self.path / "events" / f"{writer}.jsonl"
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns the events of all writers as dicts, sorted by time; each has the key `writer`."""
+        """Returns the events of all writers as dicts, sorted by time; each has the key `writer`.
+
+        Few callers need this: `latest_events` has the same events, but for the middle of what grows with the run.
+        """
         return self._events(whole=True)
 
     def latest_events(self) -> list[dict[str, Any]]:
-        """Returns the same as `events`, but reads only both ends of rank 0's file (`event_file.read_ends`)."""
+        """Returns the same as `events`, but of what grows with the run only the ends (`event_file.read_ends`)."""
         return self._events(whole=False)
 
     def _events(self, *, whole: bool) -> list[dict[str, Any]]:
@@ -446,7 +450,7 @@ class Attempt:
         events: list[dict[str, Any]] = []
         for name in sorted(name for name in found if name.endswith(".jsonl")):
             writer = name.removesuffix(".jsonl")
-            read = event_file.read_ends if writer == "rank-0" and not whole else event_file.read
+            read = event_file.read_ends if writer in GROWING and not whole else event_file.read
             for event in read(f"{folder}/{name}"):
                 event["writer"] = writer
                 events.append(event)

@@ -19,16 +19,18 @@ from launcher.formatting import long_size
 from launcher.runs import event_json, events
 from launcher.runs.event_json import Event
 
-_END_BYTES = 1 << 12  # bytes that `read_ends` reads at the beginning and at the end of a file
-LONGEST_LINE = 1 << 20  # bytes; a longer line is invalid
-MOST_LINES = 1 << 18  # lines that are parsed of a piece that was read: half at its beginning and half at its end
+_END_BYTES = 1 << 12  # bytes that `read_ends` reads at first at the beginning and at the end of a file
+_CHECKED_BYTES = 1 << 14  # bytes that `problems` checks at the beginning and at the end of a file
+_PIECES = 64  # pieces that are read of a file that is too large to be read whole
+# Kinds of events that are written again and again, as they are in a line.
+_SERIES = tuple(f'"{kind.event}"'.encode() for kind in (events.Progress, events.Saved))
 _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JSON list
 
 
 def append(path: Path, event: Event, *, sync: bool = False) -> None:
     """Appends one event to an event file, in a single write, so that readers see the whole line or nothing.
 
-    If the disk is full, the incomplete line is removed again.
+    If the disk is full, the incomplete line is removed again. What `read` would not take is refused.
 
     Args:
         path: the file.
@@ -36,9 +38,13 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
         sync: whether to wait until the line is on disk.
 
     Raises:
+        ValueError: the event exceeds a bound of events or of JSON.
         OSError: the line could not be written completely.
     """
-    line = json.dumps(entry(event)) + "\n"
+    run_files.require_json_bounds(values := entry(event))
+    line = json.dumps(values) + "\n"
+    if len(line) > bounds.EVENT_BYTES:  # it is ASCII
+        raise ValueError(f"it has {long_size(len(line))}, of at most {long_size(bounds.EVENT_BYTES)}")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size if sync else 0
@@ -73,7 +79,8 @@ def entry(event: Event) -> dict[str, Any]:
 def read(path: Path | str, end: int | None = None, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
     """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
-    Of a file with more than `bounds.EVENTS_BYTES` bytes or MOST_LINES lines, only the beginning and end are read.
+    Of a file with more than bounds.EVENTS_BYTES bytes or bounds.EVENTS_LINES lines, it reads a part: events that are
+    evenly apart, the first and the last ones among them.
 
     Args:
         path: the file, which need not exist.
@@ -84,7 +91,8 @@ def read(path: Path | str, end: int | None = None, *, retry_seconds: float | Non
         UnavailableError: the file cannot be read now.
         RunError: the path is not a regular file.
     """
-    lines = [line for line in _lines(path, end, retry_seconds) if 0 < len(line) <= LONGEST_LINE]
+    pieces = unwrap(retry_read(lambda: _pieces(path, end), path, retry_seconds=retry_seconds))
+    lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= bounds.EVENT_BYTES]
     entries: Iterable[Any] = map(_parsed, lines)  # one at a time, so that a large file takes little memory
     if sum(map(len, lines)) <= _JOINT_PARSE_LIMIT:
         with contextlib.suppress(ValueError, RecursionError):
@@ -95,7 +103,7 @@ def read(path: Path | str, end: int | None = None, *, retry_seconds: float | Non
 def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None) -> tuple[list[dict[str, Any]], int]:
     """Returns the valid events of a file from an offset on, as dicts, and the offset for the next call.
 
-    A last line that is still being written is left for the next call.
+    A last line that is still being written is left for the next call, and so is what exceeds bounds.EVENTS_BYTES.
 
     Args:
         path: the file, which need not exist.
@@ -106,53 +114,59 @@ def read_on(path: Path | str, offset: int, *, retry_seconds: float | None = None
         UnavailableError: the file cannot be read now.
         RunError: the path is not a regular file.
     """
+    most = bounds.EVENTS_BYTES
     found = unwrap(retry_read(
-        lambda: run_files.read_range(path, offset, None, bounds.EVENTS_BYTES), path, retry_seconds=retry_seconds
+        lambda: run_files.read_range(path, offset, offset + most, most), path, retry_seconds=retry_seconds
     ))  # fmt: skip
     if found is None:
         return [], offset
     data, start = found
-    end = data.rfind(b"\n") + 1
-    lines = [line for line in data[:end].split(b"\n") if 0 < len(line) <= LONGEST_LINE]
+    end = data.rfind(b"\n") + 1 or len(data) // most * most  # that is no event
+    lines = [line for line in data[:end].split(b"\n") if 0 < len(line) <= bounds.EVENT_BYTES]
     return [entry for entry in map(_parsed, lines) if _misfit(entry) is None], start + end
 
 
-def problems(path: Path | str) -> list[str]:
+def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     """Returns a message for each invalid line of a file. The last line is skipped, because it may still grow.
+
+    Args:
+        path: the file, which need not exist.
+        ends: whether only the beginning and the end of a long file are checked; False: what `read` reads of it.
 
     Raises:
         UnavailableError, RunError: as for `read`.
     """
+    for checked in (_CHECKED_BYTES, 2 * bounds.EVENT_BYTES):  # more if a line is longer
+        pieces = unwrap(retry_read(
+            lambda: run_files.read_ends(path, checked, checked) if ends else _pieces(path, None), path  # noqa: B023
+        ))  # fmt: skip
+        if all(b"\n" in piece for piece in pieces or ()):
+            break
     found = []
-    size = unwrap(retry_read(lambda: os.lstat(path).st_size, path)) or 0
-    if size > bounds.EVENTS_BYTES:  # the middle is not read, so line numbers are not known
-        return [f"{path} has {long_size(size)}: only its beginning and its end are read"]
-    for number, line in enumerate(_lines(path, None, None)[:-1], 1):
-        why = None
-        if len(line) > LONGEST_LINE:
-            why = f"it has more than {long_size(LONGEST_LINE)}"
-        elif line:
-            why = _misfit(_parsed(line))
-        if why is not None:
-            found.append(f"{path}, line {number}: {why}")
+    for part, piece in enumerate(pieces or ()):
+        lines = piece.split(b"\n")
+        lines = lines[part and ends : -1] if len(lines) > 1 or len(piece) <= bounds.EVENT_BYTES else lines
+        for number, line in enumerate(lines, 1):
+            why = None
+            if len(line) > bounds.EVENT_BYTES:
+                why = f"it has more than {long_size(bounds.EVENT_BYTES)}"
+            elif line:
+                why = _misfit(_parsed(line))
+            if why is not None:
+                found.append(f"{path}, {'a line' if part else f'line {number}'}: {why}")
     return found
 
 
 def read_ends(path: str) -> list[dict[str, Any]]:
-    """Returns the first and last event and the first and last `progress` event of a file: enough to compute a rate.
+    """Returns the first and last event of a file, and the first and last one of a series: enough to compute a rate.
 
-    Only _END_BYTES bytes at each end of the file are searched.
+    Series are the kinds that grow with the run: `progress`, `saved`. They are searched for in a bounded number of bytes
+    at each end of the file.
 
     Raises:
         UnavailableError, RunError: as for `read`.
     """
-    parts = unwrap(retry_read(lambda: run_files.read_ends(path, _END_BYTES, _END_BYTES), path))
-    if parts is None:
-        return []
-    lines = b"\n".join(parts).split(b"\n")
-    first, place = _until_progress(lines)
-    last, _ = _until_progress(lines[:place:-1])
-    return first + last[::-1]
+    return _ends(path, _SERIES)
 
 
 def first_and_last(path: Path | str) -> list[dict[str, Any]]:
@@ -161,38 +175,92 @@ def first_and_last(path: Path | str) -> list[dict[str, Any]]:
     Raises:
         UnavailableError, RunError: as for `read`.
     """
-    parts = unwrap(retry_read(lambda: run_files.read_ends(path, _END_BYTES, _END_BYTES), path)) or []
-    lines = [line for part in parts for line in part.split(b"\n")]
-
-    def valid(lines: Iterable[bytes]) -> dict[str, Any] | None:
-        return next((event for event in map(_parsed, lines) if _misfit(event) is None), None)
-
-    return [event for event in (valid(lines), valid(reversed(lines))) if event is not None]
+    found = _ends(path, ())
+    return [found[0], found[-1]] if found else []
 
 
-def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> list[bytes]:
-    """Returns the lines of a file, or of its last `end` bytes; in the latter case the first line may be incomplete."""
-    first, last = (bounds.EVENTS_BYTES // 2,) * 2 if end is None else (0, end)
-    parts = unwrap(retry_read(lambda: run_files.read_ends(path, first, last), path, retry_seconds=retry_seconds))
+def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
+    def found() -> list[dict[str, Any]]:
+        with run_files.open_regular(path) as file:
+            size, most = os.fstat(file.fileno()).st_size, 2 * (bounds.EVENT_BYTES + 1)
+            length = _END_BYTES
+            while True:  # until the lines are read, however long they are
+                file.seek(0)
+                lines = file.read(min(length, size)).split(b"\n")
+                whole = lines[:-1] if length < size else lines
+                first, place = _until_series(whole, series)
+                if place < len(whole) or length >= min(size, most):
+                    break
+                length = min(8 * length, most)
+            after = sum(len(line) + 1 for line in whole[: place + 1])
+            length = _END_BYTES
+            while True:
+                begin = max(after, size - length)
+                file.seek(begin)
+                lines = file.read(size - begin).split(b"\n")
+                whole = lines[1:] if begin > after else lines
+                last, place = _until_series(whole[::-1], series)
+                if place < len(whole) or begin <= after or length >= most:
+                    return first + last[::-1]
+                length = min(8 * length, most)
+
+    return unwrap(retry_read(found, path)) or []
+
+
+def _pieces(path: Path | str, end: int | None) -> list[bytes]:
+    """Returns the whole lines of a file, or of its last `end` bytes; of a file that is too large those in _PIECES.
+
+    Raises:
+        OSError: as for `run_files.open_regular`.
+    """
+    with run_files.open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if end is not None or size <= bounds.EVENTS_BYTES:
+            begin = 0 if end is None else max(0, size - end)
+            file.seek(begin)
+            return [file.read(min(size - begin, bounds.EVENTS_BYTES))]
+        pieces: list[bytes] = []
+        after, length = 0, bounds.EVENTS_BYTES // _PIECES
+        for number in range(_PIECES):
+            last = number == _PIECES - 1
+            begin = max(after, size - max(length, 2 * bounds.EVENT_BYTES) if last else number * size // _PIECES)
+            file.seek(begin)
+            data = file.read(size - begin if last else length)
+            if data.count(b"\n") < 2:  # it may have no whole line
+                data += file.read(2 * bounds.EVENT_BYTES)
+            first = data.find(b"\n") + 1 if begin > after else 0
+            after = begin + (stop := data.rfind(b"\n") + 1)
+            pieces.append(data[first:stop] if stop or pieces else data[: bounds.EVENT_BYTES + 1])
+        return pieces
+
+
+def _lines(pieces: Sequence[bytes]) -> list[bytes]:
+    """Returns the lines of pieces of a file; of too many lines, some that are evenly apart."""
     lines: list[bytes] = []
-    for part in parts or ():
-        if part.count(b"\n") > MOST_LINES:
-            lines += [*part.split(b"\n", MOST_LINES // 2)[:-1], *part.rsplit(b"\n", MOST_LINES // 2)[1:]]
-        else:
-            lines += part.split(b"\n")
+    for piece in pieces:
+        most = bounds.EVENTS_LINES // len(pieces)
+        if piece.count(b"\n") <= most:
+            lines += piece.split(b"\n")
+            continue
+        step, most = len(piece) // _PIECES + 1, most // _PIECES
+        for begin in range(0, len(piece), step):
+            first = piece.find(b"\n", begin) + 1 if begin else 0
+            lines += piece[first : begin + step].split(b"\n", most)[:most]
+        lines.append(piece.rstrip(b"\n").rpartition(b"\n")[2])
     return lines
 
 
-def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Returns the first valid event and the first `progress` event, which may be the same one, and the latter's index.
+def _until_series(lines: Sequence[bytes], series: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """Returns the first valid event and the first one of a series, which may be the same, and the latter's index.
 
-    Without a `progress` event, the index is the number of lines.
+    Without one of a series, the index is the number of lines. If there are no series, the first event is sought.
     """
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
-        if line and (not found or b'"progress"' in line) and _misfit(event := _parsed(line)) is None:
+        belongs = not series or any(kind in line for kind in series)
+        if line and (not found or belongs) and _misfit(event := _parsed(line)) is None:
             found.append(event)
-            if event["event"] == events.Progress.event:
+            if not series or f'"{event["event"]}"'.encode() in series:
                 return found, number
     return found, len(lines)
 

@@ -35,7 +35,8 @@ def current_attempt() -> directory.Attempt | None:
 class Events:
     """Writes the events of one writer of an attempt.
 
-    An event that cannot be written (full disk, no file descriptor left) is written together with the next one.
+    An event that cannot be written (full disk, no file descriptor left) is written together with the next one. One that
+    exceeds a bound is left out, and named in the log.
 
     Args:
         attempt: the attempt; None: events are dropped.
@@ -46,21 +47,30 @@ class Events:
         self._path = attempt.events_file(writer) if attempt else None
         self._unwritten: deque[Event] = deque(maxlen=UNWRITTEN)
         self._failing = False
+        self._refused: set[str] = set()  # kinds of events that were left out
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event) -> bool:
+        """Writes an event; returns False if it exceeds a bound, so that it will never be written."""
         if self._path is None:
-            return
+            return True
         self._unwritten.append(replace(event, time=time.time()))
         try:
             while self._unwritten:
                 event_file.append(self._path, self._unwritten[0])
                 self._unwritten.popleft()
+        except ValueError as error:
+            self._unwritten.popleft()
+            if event.event not in self._refused:
+                log_line(f"an event {event.event} is not written to {self._path}: {error}", sys.stdout)
+            self._refused.add(event.event)
+            return False
         except OSError as error:
             if not self._failing:
                 log_line(f"cannot write to {self._path} now: {error}", sys.stdout)
             self._failing = True
         else:
             self._failing = False
+        return True
 
 
 def report_start_failure(

@@ -6,13 +6,15 @@ from launcher.errors import RunError, UnavailableError
 from launcher.files.run_files import open_regular
 from launcher.files.shared_files import Outcome, Unavailable, Wrong, list_names, read_json, retry_read, unwrap
 from launcher.runs import event_file
-from launcher.runs.directory import Attempt, Run
+from launcher.runs.directory import GROWING, Attempt, Run
 
 MAX_LINES = 20  # messages that are returned; further ones are only counted
 
 
-def problems(run: Run) -> list[str]:
+def problems(run: Run, *, whole: bool = False) -> list[str]:
     """Returns a message for each damaged file of a run, and for each invalid line of its event files.
+
+    Of those files that grow with the run only the beginning and the end are checked, unless `whole`.
 
     After MAX_LINES messages, one message tells how many more there are.
 
@@ -26,22 +28,23 @@ def problems(run: Run) -> list[str]:
         found += _wrong(retry_read(lambda output=output: open_regular(output).close(), output))  # type: ignore[misc]
     found += _of_events(f"{run.path}/journal.jsonl")
     for attempt in run.attempts():
-        found += _of_attempt(attempt)
+        found += _of_attempt(attempt, whole)
     return found if len(found) <= MAX_LINES else [*found[:MAX_LINES], f"... and {len(found) - MAX_LINES} more"]
 
 
-def _of_attempt(attempt: Attempt) -> list[str]:
+def _of_attempt(attempt: Attempt, whole: bool) -> list[str]:
     found: list[str] = []
     for folder in (attempt.path / "events", attempt.path / "pace"):
         for name in sorted(unwrap(list_names(folder)) or ()):
+            grows = folder.name == "pace" or name.removesuffix(".jsonl") in GROWING
             if name.endswith(".jsonl"):
-                found += _of_events(f"{folder}/{name}")
+                found += _of_events(f"{folder}/{name}", ends=grows and not whole)
     return found
 
 
-def _of_events(path: str) -> list[str]:
+def _of_events(path: str, *, ends: bool = False) -> list[str]:
     try:
-        return event_file.problems(path)
+        return event_file.problems(path, ends=ends)
     except UnavailableError:
         raise
     except RunError as error:

@@ -195,7 +195,7 @@ def begun_job(run: Run) -> str | None:
     journal = journal_events(run)
     known = {job for each in every(journal, Submitted) for job in (each.job, *each.chain)}
     for attempt in reversed(run.attempts()):
-        started = first(attempt.events(), Started)
+        started = first(attempt.latest_events(), Started)
         if started and started.job not in known:
             return started.job
     return None

@@ -107,11 +107,15 @@ class PointReports:
             return []
         if attempts[-1].number != self._attempt:
             self._attempt, self._offset = attempts[-1].number, 0
-        events, self._offset = event_file.read_on(attempts[-1].events_file("rank-0"), self._offset)
-        found = reports_in(events, self.objective, self._total)
-        if found:
-            self._total, self.steps = found[-1].total, found[-1].step
-        valued = [(each.step, each.value, each.total) for each in found if each.value is not None]
+        valued: list[tuple[int, float, int]] = []
+        before = -1
+        while before != self._offset:  # it reads a bounded number of bytes each time
+            before = self._offset
+            events, self._offset = event_file.read_on(attempts[-1].events_file("rank-0"), before)
+            found = reports_in(events, self.objective, self._total)
+            if found:
+                self._total, self.steps = found[-1].total, found[-1].step
+            valued += [(each.step, each.value, each.total) for each in found if each.value is not None]
         self.last = valued[-1][1] if valued else self.last
         return valued
 
@@ -136,7 +140,11 @@ def seconds_of(run: Run, now: float) -> float:
             began = event.time if isinstance(event, Started) else began
             ended = event.time if isinstance(event, Ended) else ended
         if ended is None:  # the attempt runs, or was killed with its node
-            ended = now if attempt is attempts[-1] else max(event["time"] for event in (*attempt.events(), {"time": 0}))
+            ended = (
+                now
+                if attempt is attempts[-1]
+                else max(event["time"] for event in (*attempt.latest_events(), {"time": 0}))
+            )
         total += max(0.0, ended - began) if began else 0.0
     return total
 

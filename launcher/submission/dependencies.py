@@ -299,7 +299,7 @@ def blocking_jobs(plan: JobPlan) -> list[str]:
 
 def conditions_met(run: Run) -> bool:
     """Returns whether an attempt of a run has recorded that the conditions of all its dependencies are met."""
-    return any(every(attempt.events(), ConditionsMet) for attempt in run.attempts())
+    return any(every(attempt.latest_events(), ConditionsMet) for attempt in run.attempts())
 
 
 # -- when a run continues in another job

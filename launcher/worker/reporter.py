@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
@@ -15,19 +16,37 @@ from launcher.worker.tracking import Tracking
 
 INTERVAL = 0.5  # least seconds between two events of one kind, such as progress, after the first ones
 FIRST = 50  # so many events of each kind are all written, so that a short run has a curve, too
+POINTS = 500  # of what is reported all the time, an event is written when a run is 1/POINTS longer
+STEP = 60.0  # seconds after which the step is written even if no values are
+
+
+def most_events(age: float) -> float:
+    """Returns how many events of one kind may have been written `age` seconds after the first. Pure.
+
+    | age | 1 minute | 1 hour | 1 day | 60 days | 100 days |
+    |---|---|---|---|---|---|
+    | events | 157 | 1,417 | 2,975 | 5,020 | 5,275 |
+
+    So the interval grows to 0.2 % of the age, and what is reported rarely is written whenever it is reported.
+    """
+    return FIRST + POINTS * math.log1p(age / (POINTS * INTERVAL))
 
 
 class _Due:
-    """Decides whether to write the next event of one kind: the first FIRST events, later at most one per INTERVAL."""
+    """Decides whether to write the next event of one kind; `thins`: whether at most `most_events`, else all."""
 
-    def __init__(self) -> None:
-        self._left, self._last = FIRST, 0.0
+    def __init__(self, *, thins: bool) -> None:
+        self._count, self._last, self._thins = 0, 0.0, thins
+        self._began = time.monotonic()
 
     def __call__(self, *, always: bool = False) -> bool:
         now = time.monotonic()
-        if not (self._left or always or now - self._last >= INTERVAL):
-            return False
-        self._left, self._last = max(0, self._left - 1), now
+        if not always:
+            if self._count >= FIRST and now - self._last < INTERVAL:
+                return False
+            if self._thins and self._count >= most_events(now - self._began):
+                return False
+        self._count, self._last = self._count + 1, now
         return True
 
 
@@ -39,21 +58,34 @@ class Reporter:
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
         # Steps with values may be rare: frequent steps without values must not use up their share of events.
-        self._due = {"steps": _Due(), "progress": _Due(), "evaluated": _Due()}
+        self._due = {kind: _Due(thins=True) for kind in ("steps", "progress", "evaluated")}
+        self._due_to_trackers = {kind: _Due(thins=False) for kind in self._due}
+        self._done = False  # whether the last step was the last one of all
+        self._stepped = 0.0  # monotonic time of the last event with a step
         self._tracking: Tracking | None = None
         self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
 
     def progress(self, step: int, total: int, **values: Any) -> None:
         """Reports progress (see `process_group.progress`); the numbers among `values` also go to the trackers."""
-        done = 0 < total <= step
-        if self._attempt and self._due["progress" if values else "steps"](always=done):
-            self._events(Progress(step=step, total=total, values=values or None))
+        if self._attempt is None:
+            return
+        kind, now = "progress" if values else "steps", time.monotonic()
+        before, self._done = self._done, 0 < total <= step
+        done = self._done and not before  # more steps than `total` are not written one by one
+        written = self._due[kind](always=done) and self._events(Progress(step=step, total=total, values=values or None))
+        if not written and now - self._stepped >= STEP:
+            written = self._events(Progress(step=step, total=total))
+        self._stepped = now if written else self._stepped
+        if self._due_to_trackers[kind](always=done):
             self._track("train", values, step, done=done)
 
     def evaluated(self, step: int, **values: Any) -> None:
         """Reports the result of an evaluation after `step` steps of the run."""
-        if self._attempt and self._due["evaluated"]():
+        if self._attempt is None:
+            return
+        if self._due["evaluated"]():
             self._events(Evaluated(step=step, values=values or None))
+        if self._due_to_trackers["evaluated"]():
             self._track("eval", values, step)
 
     def report(self, **metrics: Any) -> None:

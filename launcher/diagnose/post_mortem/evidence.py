@@ -72,7 +72,7 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
         if not evidence.unexplained:
             evidence = _with_texts(seen, attempt, None, evidence)
     else:
-        events = attempt.events()
+        events = attempt.latest_events()
         code = _code(attempt, events)
         evidence = replace(_from_events(seen.plan, events, Evidence(_earlier(code, events))), ended=code)
         evidence = _with_texts(seen, attempt, following, evidence)

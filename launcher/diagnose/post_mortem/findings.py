@@ -135,7 +135,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
         case = Case(name, program, seen.plan, verdict, signal=evidence.job.signal, rerun=rerun(seen.run))
         by = _user([past.by for past in known.job_executions(seen, seen.history.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
-    events = attempt.events()
+    events = attempt.latest_events()
     started = first(events, Started)
     pasts = known.job_executions(seen, started.job if started else None)
     past = known.execution_of(pasts, attempt, last=following is None and seen.state.over)
@@ -150,7 +150,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
-        saved=has_saved(seen.plan, first(seen.run.attempts()[0].events(), Started)),
+        saved=has_saved(seen.plan, first(seen.run.attempts()[0].latest_events(), Started)),
         fault=fault, log=files.get("its errors", ""), signal=evidence.job.signal, rerun=rerun(seen.run),
     )  # fmt: skip
     return Findings(

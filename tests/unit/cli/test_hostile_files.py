@@ -382,8 +382,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that are soon reached."""
     monkeypatch.setattr(bounds, "EVENTS_BYTES", 1 << 20)
     monkeypatch.setattr(bounds, "RECORD_BYTES", 1 << 20)
-    monkeypatch.setattr(event_file, "MOST_LINES", 1 << 12)
-    monkeypatch.setattr(event_file, "LONGEST_LINE", 1 << 18)
+    monkeypatch.setattr(bounds, "EVENTS_LINES", 1 << 12)
+    monkeypatch.setattr(bounds, "EVENT_BYTES", 1 << 18)
 
 
 @pytest.mark.parametrize("make", [eight_gigabytes, many_small, one_line, brackets])
