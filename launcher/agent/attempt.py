@@ -339,11 +339,11 @@ class _Agent:
         """On the leader: starts the ranks' store, and returns it.
 
         Raises:
-            AttemptFailed: no threads or file descriptors are left for it.
+            AttemptFailed: no process or memory is left for it.
         """
         try:
             return store.RanksStore(listener, rendezvous.addresses)
-        except (RuntimeError, OSError) as error:
+        except OSError as error:
             fault = Fault(code=FaultCode.AGENT, error=f"the ranks' store cannot be served: {error}")
             raise self._cannot_start(rendezvous, fault) from None
 

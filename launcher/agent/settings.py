@@ -42,14 +42,14 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
 
 
 def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
-    """Returns the number of open files that an agent needs. Pure.
+    """Returns the number of open files that an agent, or the process of its ranks' store, needs. Pure.
 
     Args:
         ranks: number of ranks of this agent.
         agents: number of agents that connect to this one, if it may lead the others; else 0.
         world_size: number of ranks that connect to its store, if it may lead the others; else 0.
     """
-    return BASE_FILES + FILES_PER_RANK * ranks + agents + store.FILES_PER_RANK * world_size
+    return BASE_FILES + max(FILES_PER_RANK * ranks + agents, store.FILES_PER_RANK * world_size)
 
 
 def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:

@@ -136,8 +136,7 @@ class Preflight:
     # -- processes
 
     def _fork(self) -> None:
-        """Forks one process per future rank. The leader then serves their common store (see `rendezvous.store` for why
-        it forks first)."""
+        """Forks one process per future rank. The leader then forks that of their store, which has threads."""
         key = f"preflight/{self._round}/port"
         listener = None
         if self._place == 0:

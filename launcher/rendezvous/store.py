@@ -13,37 +13,50 @@ other users of the leader's host can reach the store; a warning in the run's out
 | an address of another host of the job | yes: the user is not known here |
 | any other address | no |
 
-The leader makes the proxy after it has forked its own ranks: the store has threads, and a fork could inherit a lock
-that one of them holds. Ranks that connect earlier wait in the backlog of the listening socket. The proxy makes the
+Both are in a process of their own, forked by the leader after its own ranks, so that neither their threads nor their
+open files are the leader's. Ranks that connect earlier wait in the backlog of the listening socket. The proxy makes the
 store when the first rank connects; if the ranks make no process group, it is never made.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import errno
+import gc
 import os
+import resource
 import secrets
+import select
+import signal
 import socket
 import struct
-import threading
+import sys
+import time
+import traceback
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from ipaddress import IPv6Address, ip_address
+from typing import NoReturn
 
 from torch.distributed import Store
 
+from launcher.files.os_errors import explain
 from launcher.log_line import log_line
+from launcher.processes import orphans
 from launcher.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
 TRIES = 5  # tries to make a store to which no other user connected before its signatures were enabled
 PAUSE = 0.1  # seconds until the next try when this process has no thread or file descriptor left
+READ = 1 << 18  # bytes that are forwarded at once
+SPARE = 32  # open files that are kept for other things than ranks' connections
 REFUSALS = 10  # most refused hosts that are logged
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
-FILES_PER_RANK = 3  # open files of this process for each rank: its connection, and both ends of the store's
+FILES_PER_RANK = 3  # open files of the store's process for each rank: its connection, and both ends of the store's
+_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1  # linux/netlink.h, linux/sock_diag.h
+_UID_AT = 80  # offset of the user id in the answer: struct nlmsghdr, struct inet_diag_msg
 _TCP_MD5SIG_EXT, _WITH_PREFIX = 32, 1  # linux/tcp.h
 _KEY_SIZE = 40  # bytes, of 80 at most
 
@@ -51,7 +64,11 @@ Address = tuple[str, int]  # an IP address and a port
 
 
 class RanksStore:
-    """The ranks' store and its proxy. Both serve connections until `close`."""
+    """The process of the ranks' store and its proxy. It serves connections until `close`, or until this process ends.
+
+    Attributes:
+        pid: its process id.
+    """
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
         """
@@ -60,71 +77,159 @@ class RanksStore:
             hosts: IP addresses of the job's hosts.
 
         Raises:
-            OSError, RuntimeError: no thread or file descriptor is left.
+            OSError: no process or memory is left.
         """
-        self._listener, self._hosts = listener, {_plain(host) for host in hosts if not _is_here(host)}
-        self._refused: set[str] = set()
-        self._ends: set[_End] = set()
-        listener.setblocking(False)
-        self._inner: _InnerStore | None = None
-        self._loop = asyncio.new_event_loop()
-        self._accepting = self._loop.create_task(self._accept())
-        self._thread = threading.Thread(target=self._run, name="store-proxy", daemon=True)
-        self._thread.start()
+        agent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with warnings.catch_warnings():
+                # Python warns if there are threads; the fork runs this file alone, which waits for no lock of theirs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
+            if self.pid == 0:
+                _run(listener, hosts, agent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        listener.close()
 
     def close(self) -> None:
-        """Closes the store and all connections."""
-        with contextlib.suppress(RuntimeError):  # its thread has ended
-            self._loop.call_soon_threadsafe(self._accepting.cancel)
-        self._thread.join()
-        self._listener.close()
-        if self._inner is not None:
-            self._inner.listener.close()
-            self._inner = None
-
-    def _run(self) -> None:
-        with contextlib.closing(self._loop), contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._accepting)
-
-    async def _accept(self) -> None:
-        try:
-            while True:
-                try:
-                    connection, _ = await self._loop.sock_accept(self._listener)
-                except OSError:  # out of file descriptors, or the client has closed the connection already
-                    await asyncio.sleep(PAUSE)
-                    continue
-                try:
-                    await self._serve(connection)
-                except OSError:
-                    connection.close()
-        finally:
-            for end in list(self._ends):
-                end.transport.abort()
-            await asyncio.sleep(0)  # for the transports to close their sockets
-
-    async def _serve(self, connection: socket.socket) -> None:
-        peer, own = _address(connection.getpeername()), _address(connection.getsockname())
-        if peer[0] not in self._hosts and sockets_connected_to(own).get(peer) != os.geteuid():
-            connection.close()
-            self._log_refusal(peer[0])
+        """Ends the store and all connections."""
+        ended, status = os.waitpid(self.pid, os.WNOHANG)
+        if ended:
+            log_line(f"the process of the ranks' store had ended with {os.waitstatus_to_exitcode(status)}")
             return
-        store = self._inner = self._inner or await _made()
-        inner = socket.socket()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def _run(listener: socket.socket, hosts: Collection[str], agent: int) -> NoReturn:
+    """Serves in the forked process. All signals stay blocked: ranks that save after a stop request need the store."""
+    try:
+        gc.disable()  # the agent's objects are not to be destroyed here
+        orphans.die_with_parent(agent)
+        kept, most = listener.fileno(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        os.closerange(3, kept)
+        os.closerange(kept + 1, most)
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        _Proxy(listener, hosts).serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+    raise AssertionError("it has ended")
+
+
+class _End:
+    """One side of a proxied connection, and the bytes that it has yet to send."""
+
+    other: _End
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket, self.unsent = sock, b""
+
+
+class _Proxy:
+    """Accepts the connections that the table above admits, and forwards their bytes to the store and back."""
+
+    def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
+        self._listener, self._hosts = listener, {_plain(host) for host in hosts if not _is_here(host)}
+        self._looks_up = _diag_works()
+        self._most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE) // FILES_PER_RANK
+        self._refused: set[str] = set()
+        self._short = False
+        self._store: _InnerStore | None = None
+        self._ends: dict[int, _End] = {}
+        self._buffer = memoryview(bytearray(READ))
+        listener.setblocking(False)
+        self._poll = select.epoll()
+
+    def serve(self) -> NoReturn:
+        while True:
+            self._poll.register(self._listener, select.EPOLLIN)
+            pause: float | None = None
+            while pause is None or time.monotonic() < pause:
+                for descriptor, mask in self._poll.poll(None if pause is None else PAUSE):
+                    if descriptor != self._listener.fileno():
+                        self._forward(self._ends.get(descriptor), mask)
+                    elif shortage := self.accept():
+                        if not self._short:
+                            log_line(f"the ranks' store accepts no connection now: {explain(shortage) or shortage}")
+                        self._short = True
+                        self._poll.unregister(self._listener)
+                        pause = time.monotonic() + PAUSE
+
+    def accept(self) -> OSError | None:
+        """Accepts or refuses a connection. Returns the error if that has to wait, because something is used up."""
+        if len(self._ends) >= 2 * self._most:  # the store itself would drop connections
+            return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        with contextlib.ExitStack() as opened:
+            try:
+                inner = opened.enter_context(socket.socket())  # first: without it the rank waits in the backlog
+                connection = opened.enter_context(self._listener.accept()[0])
+            except (BlockingIOError, ConnectionError):  # the client is gone already
+                return None
+            except OSError as error:
+                return error
+            with contextlib.suppress(OSError):  # the client is gone already
+                host = _address(connection.getpeername())[0]
+                if host not in self._hosts and self._owner(connection) != os.geteuid():
+                    self._log_refusal(host)
+                    return None
+                store = self._store = self._store or _made()
+                ends = _End(connection), _End(inner)
+                if store.key is not None:
+                    sign(inner, store.key)
+                for end, other in zip(ends, reversed(ends), strict=True):
+                    end.other = other
+                    end.socket.setblocking(False)
+                    # Without it a request in two parts takes 40 ms.
+                    end.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                inner.connect_ex(store.listener.getsockname())
+                for end in ends:
+                    self._ends[end.socket.fileno()] = end
+                    self._poll.register(end.socket, select.EPOLLIN)
+                opened.pop_all()
+        return None
+
+    def _owner(self, connection: socket.socket) -> int | None:
+        if self._looks_up:
+            return owner_of_peer(connection)
+        own, peer = _address(connection.getsockname()), _address(connection.getpeername())
+        return sockets_connected_to(own).get(peer)
+
+    def _forward(self, end: _End | None, mask: int) -> None:
+        """Handles what `poll` has returned for one end of a connection; None: it was closed in the meantime."""
+        if end is None:
+            return
         try:
-            inner.setblocking(False)
-            if store.key is not None:
-                sign(inner, store.key)
-            await self._loop.sock_connect(inner, store.listener.getsockname())
+            if end.unsent and mask & select.EPOLLOUT:
+                self._send(end, end.unsent)
+            elif end.other.unsent:
+                if mask & (select.EPOLLHUP | select.EPOLLERR):
+                    self._close(end)
+            elif size := end.socket.recv_into(self._buffer):
+                self._send(end.other, self._buffer[:size])
+            else:
+                self._close(end)
+        except BlockingIOError:
+            pass
         except OSError:
-            inner.close()
-            raise
-        ends = _End(self._ends), _End(self._ends)
-        ends[0].other, ends[1].other = ends[1], ends[0]
-        for end, sock in zip(ends, (inner, connection), strict=True):  # the rank speaks first, so its end comes last
-            # Without it a request in two parts takes 40 ms. asyncio sets it only on sockets made with a protocol.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(partial(_same, end), sock)
+            self._close(end)
+
+    def _send(self, end: _End, data: bytes | memoryview) -> None:
+        """Sends data, and keeps the rest for later. While there is a rest, the other end is not read."""
+        before, sent = bool(end.unsent), 0
+        with contextlib.suppress(BlockingIOError):
+            sent = end.socket.send(data)
+        end.unsent = bytes(data[sent:]) if sent < len(data) else b""
+        if before or end.unsent:
+            for each in (end, end.other):
+                wanted = (0 if each.other.unsent else select.EPOLLIN) | (select.EPOLLOUT if each.unsent else 0)
+                self._poll.modify(each.socket, wanted)
+
+    def _close(self, end: _End) -> None:
+        for each in (end, end.other):
+            del self._ends[each.socket.fileno()]
+            each.socket.close()
 
     def _log_refusal(self, host: str) -> None:
         if host not in self._refused and len(self._refused) < REFUSALS:
@@ -132,43 +237,7 @@ class RanksStore:
             log_line(f"refused a connection to the ranks' store from {host}: not a process of this job")
 
 
-class _End(asyncio.Protocol):
-    """One side of a proxied connection: forwards what it receives to the other side."""
-
-    other: _End
-
-    def __init__(self, ends: set[_End]) -> None:
-        self._ends = ends
-        self._closed = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._ends.add(self)
-        if self.other._closed:
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        self.other.transport.write(data)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._closed = True
-        self._ends.discard(self)
-        if self.other in self._ends:
-            self.other.transport.close()
-
-    def pause_writing(self) -> None:
-        self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self.other.transport.resume_reading()
-
-
-def _same(end: _End) -> _End:
-    return end
-
-
-async def _made() -> _InnerStore:
+def _made() -> _InnerStore:
     """Makes a store, and retries without limit while no thread or file descriptor is left.
 
     Meanwhile the ranks wait, as long as they wait for each other.
@@ -181,7 +250,7 @@ async def _made() -> _InnerStore:
             if not reported:
                 log_line(f"the ranks' store cannot be made now: {error}")
             reported = True
-        await asyncio.sleep(PAUSE)
+        time.sleep(PAUSE)
 
 
 @dataclass(frozen=True)
@@ -237,6 +306,37 @@ def sign(sock: socket.socket, key: bytes) -> None:
     anybody = struct.pack("=HHI120x", socket.AF_INET, 0, 0)  # struct sockaddr_storage, with a prefix of no bits
     option = struct.pack("=128sBBHi80s", anybody, _WITH_PREFIX, 0, len(key), 0, key)  # struct tcp_md5sig
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, option)
+
+
+def owner_of_peer(connection: socket.socket) -> int | None:
+    """Returns the user id of the process at the other end of a TCP connection; None: it is not a socket of this host.
+
+    Asks the kernel for this one socket (man 7 sock_diag), so that the time does not depend on the number of sockets. A
+    socket that its process has closed belongs to root.
+    """
+    peer, own = connection.getpeername(), connection.getsockname()
+    ends = [ip_address(_address(end)[0]) for end in (peer, own)]
+    family = socket.AF_INET if ends[0].version == 4 else socket.AF_INET6
+    request = struct.pack(
+        "=BBBBI", family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF
+    ) + struct.pack(">HH16s16s", peer[1], own[1], *(end.packed for end in ends)) + struct.pack(
+        "=III", peer[3] if len(peer) > 2 else 0, 0xFFFFFFFF, 0xFFFFFFFF  # the interface; any cookie
+    )  # fmt: skip
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0) + request)
+        answer = kernel.recv(4096)
+    if struct.unpack_from("=H", answer, 4)[0] != _SOCK_DIAG_BY_FAMILY:  # an error: there is no such socket
+        return None
+    return int(struct.unpack_from("=I", answer, _UID_AT)[0])
+
+
+def _diag_works() -> bool:
+    """Returns whether `owner_of_peer` works on this kernel (CONFIG_INET_DIAG)."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        opened.enter_context(socket.create_connection(listener.getsockname()))
+        return owner_of_peer(opened.enter_context(listener.accept()[0])) == os.geteuid()
+    return False
 
 
 def sockets_connected_to(address: Address) -> dict[Address, int]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import TCPStore
 
 from launcher.rendezvous import store
-from launcher.rendezvous.store import RanksStore, sockets_connected_to
+from launcher.rendezvous.store import RanksStore, owner_of_peer, sockets_connected_to
 from tests.two_users import as_somebody_else
 
 ENOUGH = timedelta(seconds=60)  # on any machine; nobody waits for it
@@ -69,22 +70,35 @@ def test_ranks_of_this_host_use_it(serve: Callable[..., tuple[str, int]], addres
     assert [text for text, _ in found[:7]] == [f"{number}".encode() for number in range(1, 8)]
 
 
-def test_requests_in_two_parts_do_not_wait_for_an_acknowledgement(
-    serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_in_two_parts_do_not_wait_for_an_acknowledgement() -> None:
     """Which takes 40 ms (Nagle's algorithm with delayed acknowledgements), at each of the ranks' requests."""
-    options = []
-    made = store._End.connection_made
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = store._Proxy(listener, [])
+        with socket.create_connection(listener.getsockname()):
+            assert proxy.accept() is None
+        options = [end.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for end in proxy._ends.values()]
+        assert len(options) == 2 and all(options)
+        proxy._close(next(iter(proxy._ends.values())))
+    assert proxy._ends == {}
 
-    def noted(end: store._End, transport: asyncio.BaseTransport) -> None:
-        options.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        made(end, transport)
 
-    monkeypatch.setattr(store._End, "connection_made", noted)
-    rank = client(serve())
-    rank.set("key", "value")
-    assert rank.get("key") == b"value"  # for `set` does not wait for the store in every torch
-    assert len(options) == 2 and all(options)
+def test_a_slow_reader_gets_everything_and_holds_up_nobody(serve: Callable[..., tuple[str, int]]) -> None:
+    place = serve()
+    large, times = "x" * (1 << 22), 8
+    rank = client(place)
+    rank.set("large", large)
+    assert rank.get("large") == large.encode()  # for `set` does not wait for the store in every torch
+    with socket.create_connection(place) as slow:
+        slow.settimeout(ENOUGH.total_seconds())
+        # VALIDATE with its number, GET with the length and the text of the key; it does not read the answers yet
+        get = b"\x03" + (6).to_bytes(8, "little") + b"/large"
+        slow.sendall(b"\0" + (0x3C85F7CE).to_bytes(4, "little") + times * get)
+        assert rank.get("large") == large.encode()
+        answers = (len(large).to_bytes(8, "little") + large.encode()) * times
+        received = bytearray()
+        while len(received) < len(answers):
+            received += slow.recv(1 << 20)
+    assert received == answers
 
 
 def test_a_rank_that_ends_does_not_end_the_others(serve: Callable[..., tuple[str, int]]) -> None:
@@ -99,10 +113,11 @@ def test_a_rank_that_ends_does_not_end_the_others(serve: Callable[..., tuple[str
 def test_a_host_outside_of_the_job_is_refused(
     serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its sockets are in no table of ours."""
+    """Its sockets are not this host's."""
     monkeypatch.setattr(store, "_is_here", lambda host: False)
+    monkeypatch.setattr(store, "owner_of_peer", lambda connection: None)
+    monkeypatch.setattr(store, "_diag_works", lambda: True)
     inside, outside = serve("127.0.0.1"), serve("10.9.9.9")
-    monkeypatch.setattr(store, "sockets_connected_to", lambda address: {})
     assert answer(inside)
     assert not answer(outside)
     assert not answer(outside)
@@ -130,9 +145,42 @@ def test_nobody_gets_past_the_gate() -> None:
 
 
 def test_a_store_that_no_rank_uses_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_inner_store", lambda: pytest.fail("it was made"))
+    monkeypatch.setattr(store, "owner_of_peer", lambda connection: os.geteuid() + 1)
+    monkeypatch.setattr(store, "_diag_works", lambda: True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        RanksStore(listener, []).close()
+        proxy = store._Proxy(listener, [])
+        with socket.create_connection(listener.getsockname()) as stranger:
+            assert proxy.accept() is None
+            assert stranger.recv(1) == b""
+    assert proxy._store is None and proxy._ends == {}
+
+
+def test_where_no_more_files_may_be_open_ranks_wait_and_are_told(
+    serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limit = (store.SPARE + store.FILES_PER_RANK, -1)  # of one rank
+    monkeypatch.setattr(store.resource, "getrlimit", lambda _: limit)
+    monkeypatch.setattr(store, "PAUSE", 0.001)
+    place = serve()
+    with ThreadPoolExecutor(1) as pool, socket.create_connection(place):
+        waits = pool.submit(answer, place)
+        said = ""
+        while "accepts no connection now" not in said:
+            said += capfd.readouterr().err
+        assert "raise `ulimit -n`" in said and not waits.done()
+    assert waits.result()
+    assert "accepts no connection" not in capfd.readouterr().err  # which is said once
+
+
+def test_a_store_whose_process_was_killed_is_told(
+    serve: Callable[..., tuple[str, int]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        killed = RanksStore(listener, [])
+    os.kill(killed.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    killed.close()
+    assert "launcher: the process of the ranks' store had ended with -9" in capfd.readouterr().err
 
 
 def test_a_store_that_cannot_be_made_now_is_waited_for(
@@ -193,13 +241,33 @@ def test_a_store_to_which_somebody_came_too_early_is_not_used(monkeypatch: pytes
         store._inner_store()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_whose_a_connection_is(address: str) -> None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family) as listener:
-        place = listener.getsockname()[:2]
-        with socket.create_connection(place) as connection:
+@pytest.mark.parametrize(
+    ("listens", "connects"), [("127.0.0.1",) * 2, ("::1",) * 2, ("::", "127.0.0.1"), ("::", "::1")]
+)
+def test_whose_a_connection_is(listens: str, connects: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    six = ":" in listens
+    family = socket.AF_INET6 if six else socket.AF_INET
+    with socket.create_server((listens, 0), family=family, dualstack_ipv6=six) as listener:
+        place = (connects, listener.getsockname()[1])
+        with socket.create_connection(place) as connection, listener.accept()[0] as accepted:
             assert sockets_connected_to(place) == {connection.getsockname()[:2]: os.geteuid()}
+            monkeypatch.setattr(store, "TABLES", ())  # with all sockets of this host
+            assert owner_of_peer(accepted) == os.geteuid()
+
+
+def test_a_peer_that_is_no_socket_of_this_host_has_no_owner() -> None:
+    accepted = SimpleNamespace(getpeername=lambda: ("192.0.2.1", 1), getsockname=lambda: ("127.0.0.1", 2))
+    assert owner_of_peer(accepted) is None  # type: ignore[arg-type]
+
+
+def test_without_that_interface_of_the_kernel_its_tables_are_read(
+    serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_SOCK_DIAG", 31)  # no such protocol of netlink
+    assert not store._diag_works()
+    place = serve()
+    assert as_somebody_else(lambda: answer(place)) == b""
+    assert answer(place)
 
 
 @pytest.mark.parametrize("text, address", [
