@@ -30,10 +30,10 @@ def main(path: str) -> int:
 
     While the sweep cannot be read, waits up to READ_TIMEOUT seconds, because no other process would start the points.
     """
-    sweep, failed, since = Sweep(Path(path)), set[int](), time.monotonic()
+    points, failed, since = _Points(Sweep(Path(path))), set[int](), time.monotonic()
     while True:
         try:
-            return _run(sweep, failed)
+            return _run(points, failed)
         except UnavailableError as error:
             print(f"launcher: {error}", file=sys.stderr, flush=True)
             if time.monotonic() - since > READ_TIMEOUT:
@@ -41,33 +41,33 @@ def main(path: str) -> int:
             time.sleep(LONGEST)
 
 
-def _run(sweep: Sweep, failed: set[int]) -> int:
-    while set(_waiting_and_running(sweep)[0]) - failed:
-        with locks.try_acquire(sweep.path / LOCK) as locked:
+def _run(points: _Points, failed: set[int]) -> int:
+    while set(points.look()[0]) - failed:
+        with locks.try_acquire(points.sweep.path / LOCK) as locked:
             if not locked:
                 return DONE  # another process works, and reads new requests too
-            _start_points(sweep, failed)
+            _start_points(points, failed)
     return DONE
 
 
-def _start_points(sweep: Sweep, failed: set[int]) -> None:
+def _start_points(points: _Points, failed: set[int]) -> None:
     """Starts requested points, as many at once as sweep.parallelism allows (default 1), until none is waiting.
 
     Args:
-        sweep: the sweep.
+        points: the requested points.
         failed: numbers of the points that could not be started, which are not tried again; new ones are added.
     """
     while True:
         began = time.monotonic()
-        requested, running = _waiting_and_running(sweep)
+        parallelism = points.sweep.manifest().parallelism or 1
+        requested, running = points.look(parallelism + len(failed))
         took = time.monotonic() - began
         waiting = [index for index in requested if index not in failed]
         if not waiting:
             return
-        room = (sweep.manifest().parallelism or 1) - running
-        for index in waiting[: max(room, 0)]:
+        for index in waiting[: max(parallelism - running, 0)]:
             try:
-                _start(sweep, index)
+                _start(points.sweep, index)
             except UnavailableError:
                 raise  # `main` tries it later
             except (LauncherError, OSError) as error:
@@ -83,17 +83,37 @@ def _start(sweep: Sweep, index: int) -> None:
     run.journal(Submitted(job=job.job_id))
 
 
-def _waiting_and_running(sweep: Sweep) -> tuple[list[int], int]:
-    """Returns the points that have not started since their last request, and how many requested points run now."""
-    waiting, running, cancelled = [], 0, sweep.cancelled()
-    for index, since in sweep.local_requests().items():
-        run = sweep.run(index)
-        process, started = process_of(run), last(journal_events(run), ProcessStarted)
-        running += process is not None and process.alive()
-        begun = started is not None and started.time >= since
-        if not (begun or cancelled or run.has("cancelled")):
-            waiting.append(index)
-    return waiting, running
+class _Points:
+    """The requested points of a sweep. Points that are over, or that have to wait, are not read at each look."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self._known: dict[int, tuple[bool, float]] = {}  # by point: whether it waits, else it is over; its request
+
+    def look(self, most: int | None = None) -> tuple[list[int], int]:
+        """Returns the points that have not started since their last request, and how many requested points run now.
+
+        Args:
+            most: how many of the waiting points may be started next, and are read again; None: all.
+        """
+        waiting: list[int] = []
+        running, cancelled = 0, self.sweep.cancelled()
+        for index, since in self.sweep.local_requests().items():
+            waits, known = self._known.get(index, (False, None))
+            if known == since and not cancelled and (not waits or (most is not None and len(waiting) >= most)):
+                waiting += [index] if waits else []
+                continue
+            run = self.sweep.run(index)
+            process, started = process_of(run), last(journal_events(run), ProcessStarted)
+            alive = process is not None and process.alive()
+            begun = started is not None and started.time >= since
+            waits = not (begun or cancelled or run.has("cancelled"))
+            self._known.pop(index, None)
+            if waits or (begun and not alive):
+                self._known[index] = waits, since
+            running += alive
+            waiting += [index] if waits else []
+        return waiting, running
 
 
 if __name__ == "__main__":

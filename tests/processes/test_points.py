@@ -15,6 +15,7 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
+from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import local_points
 from tests.unit.plans import plan_of
@@ -89,6 +90,25 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
     assert local_points.main(str(sweep.path)) == 0
     assert starts.started == [0, 2]
     assert capsys.readouterr().err == "point 1: no record\n"
+
+
+def test_the_work_grows_as_the_points_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(sweep: Sweep, index: int) -> None:
+        sweep.run(index).journal(kinds.ProcessStarted(pid=1, start=0, host="elsewhere"))  # it ends at once
+
+    monkeypatch.setattr(local_points, "_start", start)
+    monkeypatch.setattr(local_points.time, "sleep", lambda _: None)
+    work = []
+    for count in (10, 100):
+        sweep = a_sweep(tmp_path / str(count), count, parallelism=2)
+        sweep.request_local(range(count), restart=False)
+        reads: list[Path] = []
+        monkeypatch.setattr(
+            local_points, "journal_events", lambda run, reads=reads: reads.append(run.path) or journal_events(run)
+        )
+        assert local_points.main(str(sweep.path)) == 0
+        work.append(len(reads))
+    assert work[1] <= 15 * work[0]
 
 
 def test_points_are_started_again_if_that_is_wanted(tmp_path: Path, starts: Starts) -> None:

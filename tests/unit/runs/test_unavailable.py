@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.agent.program_stop import StopChecker
+from launcher.agent import program_stop
 from launcher.cli import follow
 from launcher.cli.status_rows import Rows
 from launcher.config.schema import Program
@@ -203,12 +203,12 @@ def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
     (folder / "a.pt").touch()
     plan = with_fields(plan, checkpoint={"dir": str(folder)}, workdir=str(tmp_path))
     assert saves.newest(plan) > 0
-    stop_checker = StopChecker(plan, {}, first=True, now=time.monotonic())
-    server.fail("a.pt")
+    assert program_stop.saved(plan, 5) is True
+    assert program_stop.saved(plan, 1 << 62) is False
+    server.fail("checkpoints")
     with pytest.raises(OSError, match="Input/output error"):
         saves.newest(plan)
-    assert not stop_checker.saved()
-    assert not StopChecker(plan, {}, first=True, now=time.monotonic()).saved()
+    assert program_stop.saved(plan, 5) is None
 
 
 # -- runs that wait for others
