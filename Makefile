@@ -30,11 +30,12 @@ RUN := $(VENV)/bin/python
 # Tests of milliseconds each, which wait for nothing.
 UNIT_TESTS := tests/unit tests/golden
 
-.PHONY: help demo test test-slow test-torch test-python twins golden gpu-check lint chaos bench docs clean
+.PHONY: help demo test test-user test-slow test-torch test-python twins golden gpu-check lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm and Grid Engine too, as root on Debian), run all tests, print what ran against what"
+	@echo "make test-user  the unit tests as an ordinary user, for root"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
 	@echo "make test-python unit tests, checkpoints, and a run stopped and resumed, with each Python on this machine"
@@ -69,6 +70,9 @@ test: lint
 	$(RUN) -m pytest --numprocesses=3 --durations=15 $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
 	if [ $$unit != 0 ]; then echo "The unit tests failed, too: their failures are above."; fi; \
 	exit $$((unit ? unit : rest))
+
+test-user: $(READY)
+	tests/as_ordinary_user.sh $(VENV) --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_TESTS)
 
 test-slow: $(READY)
 	@bash tests/setup_debian.sh

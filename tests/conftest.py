@@ -20,8 +20,10 @@ For authors of tests:
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -109,10 +111,13 @@ def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the markers, and enables SIGINT.
+    """Registers the markers, enables SIGINT, and chooses a folder for temporary files that daemons can use.
 
     A shell starts background processes (`make test &`) with SIGINT ignored, and their children inherit this.
+    Configuration files of schedulers have no quoting, and the path of a Unix socket has at most 107 characters.
     """
+    if not re.fullmatch(r"[\w./-]{1,20}", tempfile.gettempdir(), re.ASCII):
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> int:
     name, *words = arguments
     if name not in COMMANDS:
         if os.path.isfile(name):
-            raise ConfigError(f"{name} is a file, and no command: `{program()} run {name}` runs it")
+            raise ConfigError(f"{name} is a file, and no command: `{program()} run {shlex.quote(name)}` runs it")
         raise ConfigError(
             f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}; "
             "anything else is KEY=VALUE and submits a run"

@@ -44,7 +44,7 @@ ELSEWHERE = {
     FaultCode.NODE_SILENT, FaultCode.LEADER_LOST, FaultCode.RENDEZVOUS_TIMEOUT, FaultCode.NOT_REACHED,
     FaultCode.TOO_FEW, FaultCode.LATE, FaultCode.NOT_A_MEMBER, FaultCode.REFUSED, FaultCode.PREFLIGHT,
     FaultCode.CONTAINER, FaultCode.ARCHIVE, FaultCode.UNREADABLE, FaultCode.CONDITION_FAILED, FaultCode.AGENT,
-    FaultCode.TASK_NOT_STARTED, FaultCode.TASK_UNKNOWN, FaultCode.UNKNOWN,
+    FaultCode.TASK_NOT_STARTED, FaultCode.TASK_UNKNOWN, FaultCode.UNKNOWN, FaultCode.OPEN_FILES,
 }  # fmt: skip
 
 

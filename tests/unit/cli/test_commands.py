@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -146,7 +147,10 @@ def test_a_command_loads_only_what_it_needs() -> None:
             "run train.py --lr 0.1",
             "Arguments of your own program follow `--`: python -m launcher run [-m] SCRIPT",
         ),
-        (__file__, f"{__file__} is a file, and no command: `python -m launcher run {__file__}` runs it"),
+        (
+            shlex.quote(__file__),
+            f"{__file__} is a file, and no command: `python -m launcher run {shlex.quote(__file__)}` runs it",
+        ),
         ("cancel", "required: RUN"),
         ("wait", "required: RUN"),
         ("wait a b", "unexpected argument 'b'"),
@@ -159,7 +163,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
     ],
 )
 def test_bad_input_is_told_with_what_was_meant(call: Call, line: str, words: str) -> None:
-    answer = call(*line.split())
+    answer = call(*shlex.split(line))
     assert (answer.code, answer.out) == (2, "")
     assert words in answer.error
     assert "usage:" not in answer.error

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -122,6 +123,8 @@ def test_hydra_is_not_loaded() -> None:
 
 # -- shells
 
+LOAD_BASH = f". {quote(str(resource('templates') / 'complete.bash'))}"
+
 
 @pytest.mark.parametrize(
     ("line", "offered"),
@@ -141,7 +144,7 @@ def test_hydra_is_not_loaded() -> None:
 )
 def test_bash(line: str, offered: list[str]) -> None:
     script = (
-        f". {resource('templates') / 'complete.bash'}\n"
+        f"{LOAD_BASH}\n"
         "COMP_LINE=$1 COMP_POINT=${#1} COMPREPLY=(); _launcher_python python\n"
         '[[ ${#COMPREPLY[@]} -eq 0 ]] || printf "%s\\n" "${COMPREPLY[@]}"'
     )
@@ -157,7 +160,7 @@ def test_bash_puts_a_name_on_the_line_as_one_word(runs: Path) -> None:
         (runs / name).mkdir()
         (runs / name / "record.json").touch()
     script = (
-        f". {resource('templates') / 'complete.bash'}\n"
+        f"{LOAD_BASH}\n"
         f'launcher() {{ {sys.executable} -m launcher "$@"; }}\n'
         'COMP_WORDBREAKS=" =:" COMP_LINE="launcher logs x-" COMP_POINT=16; _launcher_fill 1\n'
         'for each in "${COMPREPLY[@]}"; do eval "set -- $each"; printf "%s %s\\n" $# "$1"; done\n'
@@ -174,7 +177,7 @@ def test_bash_puts_a_name_on_the_line_as_one_word(runs: Path) -> None:
 def test_bash_leaves_python_to_what_was_there_before() -> None:
     script = (
         "mine() { COMPREPLY=(mine); }; complete -F mine python\n"
-        f". {resource('templates') / 'complete.bash'}; . {resource('templates') / 'complete.bash'}\n"
+        f"{LOAD_BASH}; {LOAD_BASH}\n"
         'COMP_LINE="python scr" COMP_POINT=10; _launcher_python python; echo "${COMPREPLY[@]}"'
     )
     done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=60)
@@ -197,7 +200,7 @@ def test_a_real_terminal(shell: str, tmp_path: Path) -> None:
         os.chdir(PACKAGE.parent)
         os.execvpe(SHELLS[shell][0], SHELLS[shell], env)
     try:
-        load = f". {resource('templates') / f'complete.{shell}'}; echo rea''dy\n"
+        load = f". {quote(str(resource('templates') / f'complete.{shell}'))}; echo rea''dy\n"
         _type(terminal, load, until=b"ready")
         _type(terminal, "python -m launcher workload=ddp\t", until=b"ddp_mnist")
         _type(terminal, " nodes=2 prefl\t", until=b"preflight=")
