@@ -5,13 +5,18 @@ accepted once can be read for ever. How much a command shows (rows of a table, c
 stands where it is shown.
 """
 
-RECORD_BYTES = 1 << 24  # of a record, a result or a manifest
+RECORD_BYTES = 1 << 24  # of a run's record
 EVENT_BYTES = 1 << 20  # of an event, which is a line of its file
 EVENTS_BYTES = 1 << 25  # that are read of an event file: of a larger one, pieces that are evenly apart
 EVENTS_LINES = 1 << 18  # that are parsed of an event file: of more, some that are evenly apart
 OUTPUT_LINE_BYTES = 1 << 20  # of a line of output with its prefix: of longer lines, parts become lines
 JSON_LEVELS = 64  # of lists and objects in JSON
-JSON_INTEGERS = 1 << 63  # integers in JSON are between -JSON_INTEGERS and JSON_INTEGERS
+JSON_INTEGERS = 10**300  # integers in JSON, and in the state of a checkpoint, are below it: a float has as many digits
+FIELD_INTEGERS = 1 << 64  # integers of our own fields are below it: a seed of torch has so many bits
+FACTS_BYTES = 1 << 24  # of `extra`, `identity` and `metrics` of a checkpoint, each as JSON
+MANIFEST_BYTES = 1 << 26  # of a checkpoint's manifest: thrice FACTS_BYTES, and 8 MB for 10 TB of 32,768 ranks
+RESULT_BYTES = 1 << 24  # of the metrics that a run returns, as JSON
+REPORT_BYTES = RESULT_BYTES + (1 << 10)  # of a rank's report to its agent: these metrics, or an error
 SWEEP_BYTES = 1 << 27  # of a sweep's manifest
 SWEEP_POINTS = 100_000  # of a sweep
 SEARCH_BYTES = 1 << 28  # of the journal of a search: enough for 100,000 trials

@@ -46,9 +46,7 @@ def adopt(path: Path, step: int) -> Path:
     target = path.parent / checkpoints.name_of(step)
     if target != path and target.name in reading.entries(path.parent):
         raise CheckpointError(f"{target} is there already: give another STEP")
-    needed: dict[str, int] = {}
-    for info in files.read_metadata(path).storage_data.values():
-        needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
+    needed = files.needed_bytes(files.read_metadata(path))
     for name, least in needed.items():
         if "/" in name or reading.size_of_file(path / name) < least:
             raise CheckpointError(f"{path / name} does not match {METADATA_FILE}: it is cut short, or elsewhere")

@@ -16,7 +16,6 @@ on all ranks is written by one of them. Small state without sharded tensors is o
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 import threading
@@ -38,7 +37,7 @@ from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfi
 from launcher.checkpoint.loading import Loaded, Opened
 from launcher.checkpoint.saving import Outcome, Save, Writer
 from launcher.checkpoint.staging import Staging
-from launcher.checkpoint.state import Content, merge, named_part, plain, python_number
+from launcher.checkpoint.state import Content, facts, merge, named_part, plain, step_number
 from launcher.checkpoint.stateful import Wanted, expanded
 from launcher.log_line import log_line
 from launcher.runs import events
@@ -106,7 +105,7 @@ class Checkpointer:
             raise ValueError(f"keep={keep}, best_is={best_is!r}: keep at least 1; best_is is max or min")
         self.folder = Path(folder)
         self.cost = 0.0  # longest time from the call of a save until it was published, in seconds
-        self._identity = _json(identity, "identity")
+        self._identity = facts(identity, "identity")
         self._folder = Folder(self.folder, attempt, Retention(keep, best, best_is), read_timeout)
         self._read_timeout, self._start_over = read_timeout, start_over
         # With MPI there is no store through which to make another group, and two threads must not share one group.
@@ -166,18 +165,21 @@ class Checkpointer:
                 saved.
         """
         began = time.perf_counter()
+        step = step_number(step)
         self.wait()
         self._settle()
         still = wait or not self._background
         save = Save(step, {}, {}, check_values=self._check_replicas, started=began)
         try:
-            save.extra, save.metrics = _json(extra or {}, "extra"), _json(metrics or {}, "metrics")
+            save.extra, save.metrics = facts(extra or {}, "extra"), facts(metrics or {}, "metrics")
             save.content = Content.of(expanded(state)[0])
             save.rank_state = None if rank_state is None else plain(dict(rank_state), "rank_state")
             save.compare = self._check_replicas and not self._compared
             save.copying = self._staging.start(save.content.tensors, still=still)
         except (TypeError, ValueError) as error:
             save.fault, save.final = str(error), True
+        except RecursionError:
+            save.fault, save.final = "the state is nested too deeply to be saved", True
         except Exception as error:  # out of memory, for example: the other ranks must not wait for this one
             save.fault = files.one_line(error)
         self._save = save
@@ -444,15 +446,3 @@ def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
             alive.staged()
 
     return hook
-
-
-def _json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Returns the values as JSON would restore them, to be compared with saved ones; `what`: name for the error's text.
-
-    Raises:
-        TypeError: the values contain other types than JSON's.
-    """
-    try:
-        return dict(json.loads(json.dumps(dict(values), default=python_number)))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{what} must be made of JSON types: {error}") from None

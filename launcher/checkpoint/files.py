@@ -393,6 +393,14 @@ def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
     return metadata
 
 
+def needed_bytes(metadata: Metadata) -> dict[str, int]:
+    """Returns the size that each file must have for the shards that the metadata places in it, by file name."""
+    needed: dict[str, int] = {}
+    for info in metadata.storage_data.values():
+        needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
+    return needed
+
+
 class _RetryingFiles(FileSystem):
     """A file system for torch's reader: retries failing reads; raises Damaged for a bad file, and else Unavailable."""
 

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import __version__
+from launcher import __version__, bounds
 from launcher.checkpoint import reading
 from launcher.checkpoint.reading import CheckpointError, Damaged, RetryingFile, Unavailable
 from launcher.files import run_files
@@ -109,9 +109,15 @@ class Manifest:
         return sum(file.size for file in self.files.values())
 
     def text(self) -> str:
-        """Returns the manifest as JSON, with a checksum of itself."""
+        """Returns the manifest as JSON, with a checksum of itself; raises CheckpointError if it could not be read."""
         values = asdict(self)
-        return json.dumps({**values, "crc32": _own_checksum(values)}, indent=1)
+        try:
+            text = run_files.json_text({**values, "crc32": _own_checksum(values)}, bounds.MANIFEST_BYTES)
+        except ValueError as error:
+            raise CheckpointError(f"the manifest of {len(self.files)} files could not be read again: {error}") from None
+        if wrong := _misfit(json.loads(text)):
+            raise CheckpointError(f"the manifest could not be read again: {wrong}")
+        return text
 
 
 # -- names
@@ -241,12 +247,16 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
 
 def _misfit(values: dict[str, Any]) -> str | None:
     """Returns what is wrong with the values in a manifest; None if they are valid. A metric may be NaN."""
-    metrics = values.get("metrics")
-    if not isinstance(metrics, dict) or not all(type(each) in (int, float) for each in metrics.values()):
+    if not are_metrics(values.get("metrics")):
         return "metrics are no numbers by name"
-    if wrong := misfit({**values, "metrics": {}}, Manifest, ""):
+    if wrong := misfit({**{key: each for key, each in values.items() if key != "crc32"}, "metrics": {}}, Manifest, ""):
         return wrong
     return None if 0 <= values.get("time", 0) < LATEST else "time is no time"
+
+
+def are_metrics(metrics: object) -> bool:
+    """Returns whether a value is metrics, as a manifest has them: numbers by name."""
+    return isinstance(metrics, dict) and all(type(each) in (int, float) for each in metrics.values())
 
 
 def _own_checksum(values: Mapping[str, Any]) -> int:
@@ -274,9 +284,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
             lines.append(f"{name}: not in the checkpoint, {_short(new[key])} now")
         elif isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
             lines += differences(old[key], new[key], f"{name}.")
-        elif old[key] != new[key]:
+        elif old[key] != new[key] and _text(old[key]) != _text(new[key]):  # NaN is not equal to itself
             lines.append(f"{name}: {_short(old[key])} in the checkpoint, {_short(new[key])} now")
     return lines
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _short(value: Any) -> str:

@@ -21,6 +21,7 @@ from launcher.checkpoint import files
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.format import (
     DCP,
+    METADATA_FILE,
     RANKS_FILE,
     SINGLE,
     STATE_FILE,
@@ -86,6 +87,30 @@ def entries(path: Path, manifest: Manifest) -> list[Entry]:
         for name, entry in sorted(metadata.state_dict_metadata.items())
         if isinstance(entry, TensorStorageMetadata)
     ]
+
+
+def verify(path: Path) -> list[str]:
+    """Like `format.verify`; also reads all but the shards of tensors, as a load does, and checks the shards' places."""
+    if problems := checkpoints.verify(path):
+        return problems
+    manifest = checkpoints.read(path)
+    try:
+        if manifest.kind == SINGLE:
+            _single(path)
+        else:
+            _rest(path, manifest)
+            sizes = {name: file.size for name, file in manifest.files.items()}
+            problems = [
+                f"{METADATA_FILE} asks for {least} bytes of {name}, which has {sizes.get(name, 0)}"
+                for name, least in files.needed_bytes(files.read_metadata(path)).items()
+                if sizes.get(name, 0) < least
+            ]
+        for name in manifest.files:
+            if name == RANKS_FILE or name.startswith("rank-"):
+                files.load_file(path / name)
+    except Damaged as error:
+        return [str(error)]
+    return problems
 
 
 def values(path: Path, manifest: Manifest) -> dict[Any, Any]:

@@ -145,12 +145,12 @@ def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
     """Returns the whole content of a manifest. Files of tensors have no bound: files.py does not read them at once.
 
     Raises:
-        Damaged: the file is missing, not a regular file, or larger than bounds.RECORD_BYTES.
+        Damaged: the file is missing, not a regular file, or larger than bounds.MANIFEST_BYTES.
         Unavailable: the file cannot be read now.
     """
     size = size_of_file(path, timeout)
-    if size > bounds.RECORD_BYTES:
-        raise Damaged(f"{path} has {size} bytes, more than the {bounds.RECORD_BYTES} that are read of such a file")
+    if size > bounds.MANIFEST_BYTES:
+        raise Damaged(f"{path} has {size} bytes, more than the {bounds.MANIFEST_BYTES} that are read of such a file")
     buffer = bytearray(size)
     filled = 0
     with RetryingFile(path, timeout) as file:

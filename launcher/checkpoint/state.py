@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import operator
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from launcher import torch_compat
-from launcher.checkpoint.format import spread
+from launcher import bounds, torch_compat
+from launcher.checkpoint.format import are_metrics, spread
+from launcher.files import run_files
 from launcher.torch_compat import DTensor
 
 Path: TypeAlias = tuple[Any, ...]  # keys of nested dicts from the root to a value
@@ -93,6 +96,39 @@ def python_number(value: Any) -> Any:
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is not plain data")
 
 
+def step_number(step: Any) -> int:
+    """Returns a step as a manifest has it; raises TypeError or ValueError if it is no whole number from 0 on."""
+    number = int(operator.index(step))
+    if not 0 <= number < bounds.FIELD_INTEGERS:
+        raise ValueError(f"step {number}: steps are whole numbers from 0 to {bounds.FIELD_INTEGERS - 1}")
+    return number
+
+
+def facts(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Returns facts for a manifest as they will be read again; `what`: `extra`, `identity` or `metrics`.
+
+    Raises:
+        TypeError: they contain other types than JSON's, or metrics other types than numbers.
+        ValueError: they are too large, or nested too deeply.
+    """
+    try:
+        # nested as in the manifest, where they are one level deeper
+        found = json.loads(run_files.json_text({what: dict(values)}, bounds.FACTS_BYTES, python_number))[what]
+    except TypeError as error:
+        raise TypeError(f"{what} must be made of JSON types: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{what} could not be read again: {error}. Put what is large into the state") from None
+    if what == "metrics" and not are_metrics(found):
+        raise TypeError(f"metrics must be numbers by name: {_shown(found)}")
+    return dict(found)
+
+
+def _shown(found: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} is a {type(each).__name__}" for name, each in found.items() if not are_metrics({name: each})
+    )
+
+
 def plain(value: Any, what: str, path: str = "") -> Any:
     """Returns a copy of a value that torch.load(weights_only=True) can restore, with tensors in CPU memory.
 
@@ -103,6 +139,8 @@ def plain(value: Any, what: str, path: str = "") -> Any:
     Raises:
         TypeError: only pickle could restore a value; the text contains its type, `what` and `path`.
     """
+    if type(value) is int and not -bounds.JSON_INTEGERS < value < bounds.JSON_INTEGERS:
+        raise TypeError(f"{what} contains an integer of more than 300 digits: {path.lstrip('.')}")
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):

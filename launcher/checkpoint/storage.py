@@ -29,6 +29,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.files import HashedFiles, Reader
 from launcher.checkpoint.folder import Folder, Retention, fsync_folder
 from launcher.checkpoint.format import DCP, MANIFEST, SINGLE, CheckpointError, Damaged, File, Manifest
+from launcher.checkpoint.state import facts, step_number
 from launcher.runs import lease
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Saved
@@ -76,8 +77,8 @@ class LauncherWriter(FileSystemWriter):
         attempt = current_attempt()
         self._folder = Folder(Path(folder), attempt.number if attempt else 0, Retention(keep), 0.0)
         self._events = Events(attempt, "checkpoint")
-        self._step, self._fence = step, fence
-        self._extra, self._metrics = dict(extra or {}), dict(metrics or {})
+        self._step, self._fence = None if step is None else step_number(step), fence
+        self._extra, self._metrics = facts(extra or {}, "extra"), facts(metrics or {}, "metrics")
         self._temporary = ""
         self._ranks = 0
 

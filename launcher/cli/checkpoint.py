@@ -245,10 +245,13 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _verify(place: Place) -> int:
+    # Lazily: torch takes a second
+    from launcher.checkpoint import inspect as checkpoint_read
+
     code = 0
     for path in _chosen(place):
         try:
-            problems = checkpoints.verify(path)
+            problems = checkpoint_read.verify(path)
             verdict = "damaged" if problems else "sound"
         except checkpoints.Misfit as error:
             verdict, problems = "damaged", [str(error)]

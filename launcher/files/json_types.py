@@ -14,6 +14,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from launcher import bounds
+
 LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; an event with a later time is damaged
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list",
           dict: "an object", type(None): "null"}  # fmt: skip
@@ -31,6 +33,8 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
     """
     if kind is Any:
         return None
+    if type(value) is int and kind in (int, float) and not -bounds.FIELD_INTEGERS < value < bounds.FIELD_INTEGERS:
+        return f"{name} is an integer of more than 64 bits"
     if kind is float:
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         return None if fits else _wrong(name, kind)

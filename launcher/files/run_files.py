@@ -4,7 +4,7 @@ A run directory may belong to another user, and a file need not be what its name
 
 - opens regular files only: it follows no link, and refuses a FIFO, a socket or a device instead of blocking on it;
 - stops at a limit of bytes, whatever size the file reports;
-- accepts JSON up to bounds.JSON_LEVELS levels, and integers up to 64 bits.
+- accepts JSON within bounds.JSON_LEVELS and bounds.JSON_INTEGERS.
 
 Anything else raises an OSError with an errno in `shared_files.NO_FILE`, or a ValueError; `shared_files` turns these
 into Wrong, with the file's name. `ownership` decides to which user a folder belongs.
@@ -21,7 +21,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,11 +131,58 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
-def require_json_bounds(value: Any) -> None:
-    """Checks that a JSON value has at most bounds.JSON_LEVELS levels, and no integer of more than 64 bits.
+def json_text(
+    values: Mapping[str, Any], most: int, default: Callable[[Any], Any] | None = None, *, lines: bool = True
+) -> str:
+    """Returns an object as JSON that `parse_json` reads again; with `lines`, one for each key.
+
+    Args:
+        values: the object.
+        most: maximum number of bytes.
+        default: as for json.dumps.
+        lines: whether each key has a line of its own, for people who read the file.
 
     Raises:
-        ValueError: the value exceeds one of these limits; the text says which.
+        TypeError: it contains other types than JSON's.
+        ValueError: it could not be read again; the text says why, with `it` for the object.
+    """
+    try:
+        parts = [f"{json.dumps(str(key))}: {json.dumps(value, default=default)}" for key, value in values.items()]
+    except RecursionError:
+        raise ValueError(f"it is nested more than {bounds.JSON_LEVELS} levels deep") from None
+    text = "{\n " + ",\n ".join(parts) + "\n}" if lines and parts else "{" + ", ".join(parts) + "}"
+    if len(text) > most:
+        raise ValueError(f"it has {len(text):,} bytes as JSON, and {most:,} are read")
+    parse_json(text.encode())
+    return text
+
+
+def json_that_fits(values: Mapping[str, Any], most: int) -> tuple[str, list[str]]:
+    """Like `json_text`, but leaves out what could not be read again, the largest values first; other types become text.
+
+    Returns:
+        The JSON; and for each value that is left out its name, and why.
+    """
+    parts, left = {}, []
+    for key, value in values.items():
+        try:
+            parts[key] = json_text({key: value}, most, str, lines=False)[1:-1]
+        except (TypeError, ValueError) as error:
+            left.append(f"{key}: {error}")
+    size = len("{\n \n}")
+    for key in sorted(parts, key=lambda key: len(parts[key])):
+        size += len(parts[key]) + len(",\n ")
+        if size > most:
+            left.append(f"{key}: with it there are {size:,} bytes as JSON, and {most:,} are read")
+            size -= len(parts.pop(key)) + len(",\n ")
+    return "{\n " + ",\n ".join(parts.values()) + "\n}" if parts else "{}", left
+
+
+def require_json_bounds(value: Any) -> None:
+    """Checks that a JSON value is within bounds.JSON_LEVELS and bounds.JSON_INTEGERS.
+
+    Raises:
+        ValueError: the value exceeds one of these bounds; the text says which.
     """
     level: Iterable[Any] = [value]
     for _ in range(bounds.JSON_LEVELS):
@@ -147,7 +194,7 @@ def require_json_bounds(value: Any) -> None:
             elif kind is list:
                 inside += each
             elif kind is int and not -bounds.JSON_INTEGERS < each < bounds.JSON_INTEGERS:
-                raise ValueError("it has a number of more than 64 bits")
+                raise ValueError("it has an integer of more than 300 digits")
         if not inside:
             return
         level = inside

@@ -45,6 +45,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import bounds
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.files import ownership, run_files, shared_secret
 from launcher.files.json_types import misfit
@@ -197,8 +198,20 @@ class Run:
             config: resolved config.
             facts: facts about the submitting machine, with the run's token and overrides; see `record_of`.
             sync: whether to wait until the record is on disk; False (points of a sweep) is ten times as fast.
+
+        Raises:
+            ConfigError: the record could not be read again: it is too large, or an integer or its nesting is.
         """
-        text = json.dumps(record_of(plan, config, facts), indent=1 if sync else None)
+        # Lazily: the schema takes 8 ms, and `logs` reads no plan
+        from launcher.spec.plan import plan_misfit
+
+        try:
+            text = run_files.json_text(record_of(plan, config, facts), bounds.RECORD_BYTES, lines=sync)
+            wrong = plan_misfit(json.loads(text)["plan"])
+        except ValueError as error:
+            wrong = str(error)
+        if wrong:
+            raise ConfigError(f"the record of {self.id} could not be read again: {wrong}")
         run_files.write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
@@ -240,8 +253,11 @@ class Run:
         """Writes `environment.sh`: the submitter's environment that the job inherits, as shell text."""
         self._write("environment.sh", text)
 
-    def write_result(self, metrics: Mapping[str, Any]) -> None:
-        self._write("result.json", json.dumps(metrics, indent=1))
+    def write_result(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Writes the run's metrics. Returns the name of each that is left out since it could not be read, and why."""
+        text, left = run_files.json_that_fits(metrics, bounds.RESULT_BYTES)
+        self._write("result.json", text)
+        return left
 
     def journal(self, event: Event, *, sync: bool = True) -> None:
         """Appends an event to the submitter's journal; with `sync`, waits until it is on disk."""
@@ -331,7 +347,7 @@ class Run:
         Raises:
             UnavailableError: the file cannot be read now.
         """
-        found = read_json(self.path / "result.json")
+        found = read_json(self.path / "result.json", bounds.RESULT_BYTES)
         if isinstance(found, Wrong):
             return None
         metrics = unwrap(found)

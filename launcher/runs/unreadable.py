@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher import bounds
 from launcher.errors import RunError, UnavailableError
 from launcher.files.run_files import open_regular
 from launcher.files.shared_files import Outcome, Unavailable, Wrong, list_names, read_json, retry_read, unwrap
@@ -23,7 +24,7 @@ def problems(run: Run, *, whole: bool = False) -> list[str]:
     """
     found: list[str] = []
     for path in (f"{run.path}/result.json", f"{run.path}/results.json"):
-        found += _wrong(read_json(path))
+        found += _wrong(read_json(path, bounds.RESULT_BYTES))
     for output in run.outputs():
         found += _wrong(retry_read(lambda output=output: open_regular(output).close(), output))  # type: ignore[misc]
     found += _of_events(f"{run.path}/journal.jsonl")

@@ -13,11 +13,11 @@ next makes its record and runs it.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
+from launcher import bounds
 from launcher.files import run_files
 from launcher.runs.directory import Run, token_of
 from launcher.runs.events import Pruned
@@ -68,7 +68,8 @@ class SearchPoints:
             Run.create(run.path)
             record = record_of(self._template, f"{self._sweep.id}/{number}", overrides)
             record["token"] = token_of(record["plan"]["run_dir"])
-            run_files.write(run.path / "record.json", json.dumps(record), sync=False)
+            text = run_files.json_text(record, bounds.RECORD_BYTES, lines=False)
+            run_files.write(run.path / "record.json", text, sync=False)
         return run
 
     def to_prune(self, number: int) -> bool:

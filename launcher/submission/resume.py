@@ -76,7 +76,7 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
                 write_record(run, prepared, config, overrides)
                 job = start(run, plan, token, resumed=tried_before)
                 journal_jobs(run, plan, job.job_id, token)
-        except Refused:  # the run is unchanged
+        except (Refused, ConfigError):  # the run is unchanged
             run.restore_record()
             raise
     return Submitted(run, job.job_id)

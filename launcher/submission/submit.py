@@ -186,7 +186,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     """Creates the run directory, with the snapshot and the record.
 
     Raises:
-        ConfigError: the snapshot cannot be made, or a secret cannot be left out of the record.
+        ConfigError: the snapshot cannot be made, or a secret cannot be left out of the record, or that is too large.
         SubmissionError: this machine has no commands of the scheduler.
     """
     plan = prepared.plan
@@ -195,10 +195,10 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     Run.create(run.path)
     try:
         snapshot.take(plan)
+        write_record(run, prepared, *public)
     except ConfigError:
         _remove_unrecorded(run)
         raise
-    write_record(run, prepared, *public)
 
 
 def redacted_record(

@@ -30,13 +30,13 @@ from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
-from launcher import errors
+from launcher import bounds, errors
 from launcher.failures.symptoms import LOST_PEER
+from launcher.files import run_files
 from launcher.worker import script
 
 GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"
 SYMPTOM_DELAY = 2.0  # seconds by which a rank that lost a peer delays its own failure, so that the cause comes first
-LONGEST_REPORT = 1 << 20  # bytes
 _LAUNCHER = Path(__file__).parents[1]
 # Files and folders with the frames that call a workload or a function; they are cut from the traceback that users see.
 ABOVE = (
@@ -169,17 +169,10 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
 
 
 def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns metrics in JSON types; values of other types become text.
-
-    Raises:
-        ValueError: the metrics are too large for a report.
-    """
-    text = json.dumps(dict(returned), default=str)
-    if len(text) > LONGEST_REPORT - 64:
-        raise ValueError(
-            f"the workload returned metrics of {len(text)} bytes as JSON; at most {LONGEST_REPORT} are kept"
-        )
-    return dict(json.loads(text))
+    """Returns the metrics for the report of a node's first rank, as in result.json; other ranks report none."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return {}
+    return dict(json.loads(run_files.json_that_fits(returned, bounds.RESULT_BYTES)[0]))
 
 
 def begin_process() -> None:
@@ -210,7 +203,7 @@ def end_process(code: int) -> None:
 def read_report(descriptor: int) -> Report:
     """Reads the report of a rank that has ended; returns an empty Report if there is none, or it is not readable."""
     try:
-        report = json.loads(os.pread(descriptor, 2 * LONGEST_REPORT, 0))
+        report = json.loads(os.pread(descriptor, bounds.REPORT_BYTES, 0))
     except (OSError, ValueError):
         return Report()
     if not isinstance(report, dict):
@@ -233,7 +226,7 @@ def read_error_file(path: Path) -> WorkerError | None:
     try:
         with open(path, "rb") as file:
             os.fchmod(file.fileno(), 0o600)  # torch creates it with the umask of the user's code
-            message = json.loads(file.read(2 * LONGEST_REPORT))["message"]
+            message = json.loads(file.read(bounds.REPORT_BYTES))["message"]
         trace = str(message["extraInfo"]["py_callstack"])
         kind, _, text = str(message["message"]).partition(": ")
     except (OSError, ValueError, KeyError, TypeError):

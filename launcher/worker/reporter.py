@@ -57,6 +57,7 @@ class Reporter:
         self._attempt = attempt if rank == 0 else None
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
+        self._left_out: set[str] = set()  # lines about metrics that the result lacks
         # Steps with values may be rare: frequent steps without values must not use up their share of events.
         self._due = {kind: _Due(thins=True) for kind in ("steps", "progress", "evaluated")}
         self._due_to_trackers = {kind: _Due(thins=False) for kind in self._due}
@@ -92,7 +93,13 @@ class Reporter:
         """Adds metrics to the run's result, and writes the result."""
         self._metrics.update(metrics)
         if self._attempt:
-            self._attempt.run.write_result(self._metrics)
+            for each in self._attempt.run.write_result(self._metrics):
+                if each not in self._left_out:
+                    self._left_out.add(each)
+                    print(
+                        f"launcher: the run's result lacks {each}. Write it to a file, and report the file's path",
+                        file=sys.stderr, flush=True,
+                    )  # fmt: skip
             self._track("result", metrics, done=True)
 
     def _track(self, prefix: str, values: dict[str, Any], step: int | None = None, *, done: bool = False) -> None:

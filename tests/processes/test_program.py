@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import bounds
 from launcher.agent import program_stop
 from launcher.agent.program_stop import StopChecker
 from launcher.config.schema import Program
@@ -206,7 +207,7 @@ def test_one_that_lost_another_rank_shows_its_traceback_too(run: Callable[..., A
 
 def test_a_report_has_a_bound_and_is_json_whatever_the_error_says(run: Callable[..., Any], tmp_path: Path) -> None:
     run("raise ValueError('x' * (1 << 22) + chr(0xd800))")
-    assert (tmp_path / "report").stat().st_size < rank_report.LONGEST_REPORT
+    assert (tmp_path / "report").stat().st_size < bounds.REPORT_BYTES
     error = reported(tmp_path)
     assert error.message.startswith("xxxx")
     assert "characters left out" in error.message

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher import bounds
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, new_id
+from launcher.runs.event_writer import current_attempt
 from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
 from launcher.runs.submitter_lock import only_submitter
+from launcher.worker.reporter import Reporter
 from tests.unit.plans import plan_of
 
 
@@ -65,6 +71,91 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ("submitting", None),
         ("submitted", "7"),
     ]
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_results_and_configs_come_back_up_to_their_bounds(tmp_path: Path) -> None:
+    most = bounds.JSON_LEVELS - 2
+    values = {
+        "integers": [sign * value for sign in (1, -1) for value in (2**63 - 1, 2**63, 2**64, 2**128, 10**300 - 1)],
+        "levels": [nested(most - 2), nested(most - 1)],
+        "floats": [math.inf, -math.inf, 1e308],
+    }
+    run = make(tmp_path, "a")
+    assert run.write_result(values) == []
+    assert run.result() == values
+    run.write_record(plan_of(), {"config": values["integers"], "nan": math.nan}, {"token": "t"})
+    assert run.record()["config"]["config"] == values["integers"]
+    assert math.isnan(run.record()["config"]["nan"])
+
+
+def test_a_result_leaves_out_what_could_not_be_read_again_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make(tmp_path, "a")
+    values = {"big": 10**300, "deep": nested(bounds.JSON_LEVELS), "loss": 0.5, "key": {(1, 2): 3}, "other": run}
+    left = run.write_result(values)
+    assert run.result() == {"loss": 0.5, "other": str(run)}
+    assert [line.partition(":")[0] for line in left] == ["big", "deep", "key"]
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
+    monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
+    reporter = Reporter(current_attempt(), 0)
+    reporter.report(**values)
+    reporter.report(done=1)
+    assert capsys.readouterr().err.count("the run's result lacks big: it has an integer of more than 300 digits") == 1
+    assert run.result() == {"loss": 0.5, "other": str(run), "done": 1}
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_a_result_of_any_size_is_written_without_its_largest_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: int
+) -> None:
+    monkeypatch.setattr(bounds, "RESULT_BYTES", 1 << 10)
+    run = make(tmp_path, "a")
+    room = bounds.RESULT_BYTES - len(json.dumps({"weights": ""}, indent=1)) - len(",\n ")
+    assert len(run.write_result({"weights": "x" * (room + over)})) == (over > 0)
+    assert (run.result() == {}) == (over > 0)
+    (line,) = run.write_result({"curve": "x" * 600, "loss": 1, "weights": "x" * 700})
+    assert line.startswith("weights: ")
+    assert run.result() == {"curve": "x" * 600, "loss": 1}
+
+
+def test_a_record_that_could_not_be_read_again_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path, "a")
+    before = run.record()
+    for config, words in [
+        ({"seed": 10**300}, "an integer of more than 300 digits"),
+        ({"a": nested(bounds.JSON_LEVELS)}, "nested more than 64 levels"),
+        ({"a": "x" * 20_000}, "bytes as JSON, and 20,000 are read"),
+    ]:
+        monkeypatch.setattr(bounds, "RECORD_BYTES", 20_000)
+        with pytest.raises(ConfigError, match=words):
+            run.write_record(plan_of(), config, {})
+    with pytest.raises(ConfigError, match="procs_per_node is an integer of more than 64 bits"):
+        run.write_record(replace(plan_of(), procs_per_node=2**64), {}, {})
+    assert run.record() == before
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_a_record_is_read_up_to_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: int) -> None:
+    run = make(tmp_path, "a")
+    run.write_record(plan_of(), {"a": ""}, {})
+    size = (run.path / "record.json").stat().st_size
+    monkeypatch.setattr(bounds, "RECORD_BYTES", size + 100)
+    if over > 0:
+        with pytest.raises(ConfigError, match="could not be read again"):
+            run.write_record(plan_of(), {"a": "x" * (100 + over)}, {})
+    else:
+        run.write_record(plan_of(), {"a": "x" * (100 + over)}, {})
+        assert run.record()["config"] == {"a": "x" * (100 + over)}
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

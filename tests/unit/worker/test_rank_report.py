@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from launcher import bounds
 from launcher.worker import rank_report
-from launcher.worker.rank_report import LONGEST_REPORT, Report, WorkerError, read_report, run_and_report
+from launcher.worker.rank_report import Report, WorkerError, read_report, run_and_report
 
 
 @pytest.fixture
@@ -73,12 +74,24 @@ def test_metrics_are_told_in_jsons_types(report: int) -> None:
     assert returned == {"loss": 0.5, "at": str(os), "3": [1, [2]]}
 
 
-def test_metrics_that_are_too_large_are_refused(report: int, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics: dict[str, Any] = {"weights": "x" * LONGEST_REPORT}
-    assert run_and_report(lambda: metrics, report) == 1
-    error = read_report(report).error
-    assert error is not None
-    assert "the workload returned metrics of" in error.message
+def test_a_rank_that_returns_much_has_done_its_work(report: int) -> None:
+    numbers = [0.1 + index for index in range(100_000)]
+    assert run_and_report(lambda: {"numbers": numbers}, report) == 0
+    assert read_report(report) == Report(returned={"numbers": numbers})
+
+
+def test_a_rank_that_returns_more_than_a_result_holds_has_done_its_work(
+    report: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "RESULT_BYTES", 1 << 12)
+    assert run_and_report(lambda: {"weights": "x" * (1 << 12), "loss": 1}, report) == 0
+    assert read_report(report) == Report(returned={"loss": 1})
+
+
+def test_one_rank_of_a_node_reports_metrics(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert run_and_report(lambda: {"loss": 1}, report) == 0
+    assert read_report(report) == Report(returned={})
 
 
 def test_a_process_that_a_rank_forks_reports_nothing_for_it(report: int, capfd: pytest.CaptureFixture[str]) -> None:
