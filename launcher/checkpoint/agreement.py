@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from launcher.checkpoint.files import combined_error, one_line
@@ -144,6 +145,12 @@ class Peers:
         if not self.many:
             return [mine]
         return rank_objects.gather(mine, self.group)
+
+    def total(self, mine: Tensor) -> Tensor:
+        """Returns the sum of the tensors of all ranks, in `mine`."""
+        if self.many:
+            dist.all_reduce(mine, group=self.group)
+        return mine
 
     def on_each(self, function: Callable[[], T]) -> list[T]:
         """Calls the function on each rank; returns the results of all ranks on rank 0, or raises their errors as one on

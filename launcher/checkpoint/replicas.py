@@ -10,17 +10,19 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.state import local_part
+from launcher.checkpoint.state import copied_along, local_part, replica
 from launcher.formatting import name_ranks
 from launcher.torch_compat import DTensor, compute_local_shape_and_global_offset
 
+BUCKETS = 1 << 16  # of names; one sum for each is what ranks exchange to find out which tensors differ
+LOOKED_AT = 32  # of the buckets with differences: from these, ranks send hashes of their tensors
 _PIECE = 1 << 24  # 32-bit words that are hashed at once on a device; the working memory is a few times their size
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # factor that spreads the positions of words over 64 bits
 
@@ -39,39 +41,73 @@ class Table:
         kinds: type and shape of each tensor, by name.
         parts: for each name a hash of this rank's part of the tensor, by the part's offset in the whole tensor. Parts
             that no other rank can have are left out.
+        places: for each DTensor in `parts` this rank's index among those with the same part, and their number.
     """
 
     kinds: dict[str, str]
     parts: dict[str, dict[Offset, int]]
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], world_size: int) -> Table:
+    def of(cls, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Table:
         """Returns the table of this rank's tensors, with hashes of the parts that other ranks may have as well.
 
         Args:
             tensors: the tensors by name.
             copies: copies of some of the tensors, to hash in their place, since those tensors may have changed.
-            world_size: number of ranks.
         """
         kinds = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()}
-        parts = {}
+        parts, places = {}, {}
         for name, tensor in tensors.items():
-            if not _is_unique(tensor, world_size) and name.rpartition(".")[2] not in STATISTICS:
+            if isinstance(tensor, DTensor):
+                index, count = replica(tensor.device_mesh, copied_along(tensor))
+                if index < 0 or count == 1:
+                    continue
+                places[name] = index, count
+            if name.rpartition(".")[2] not in STATISTICS:
                 parts[name] = {_offset(tensor): hash_of(local_part(copies.get(name, tensor)))}
-        return cls(kinds, parts)
+        return cls(kinds, parts, places)
 
-    def digest(self) -> str:
-        """Returns a hash of the table, to find out cheaply whether all ranks have equal tables."""
-        return hashlib.sha256(repr((sorted(self.kinds.items()), sorted(self.parts.items()))).encode()).hexdigest()
+    def differences(self, index: int, count: int) -> dict[int, int]:
+        """Returns a number for each bucket of names. Over all ranks these add up to 0 (modulo 1 << 64) if all that have
+        a part have the same one, and else, but for chance, to something else. So ranks compare by one sum.
+
+        Each of the n ranks with a part adds a hash of it with the rank's index, and subtracts one with the next index.
+
+        Args:
+            index, count: index of this rank among those with the same whole tensors, and their number.
+        """
+        sums: dict[int, int] = {}
+        for name, parts in self.parts.items():
+            here, holders = self.places.get(name, (index, count))
+            for part in parts.items():
+                what = f"{name} {self.kinds[name]} {part}"
+                change = _number(f"{what} {here}") - _number(f"{what} {(here + 1) % holders}")
+                bucket = _number(name) % BUCKETS
+                sums[bucket] = (sums.get(bucket, 0) + change) % (1 << 64)
+        return sums
+
+    def only(self, buckets: Collection[int], names: Collection[str]) -> Table:
+        """Returns the part of the table with names that are in some buckets, or among `names`."""
+        kinds = {name: kind for name, kind in self.kinds.items() if name in names or _number(name) % BUCKETS in buckets}
+        return Table(kinds, {name: self.parts[name] for name in kinds if name in self.parts})
 
 
-def _is_unique(tensor: Tensor, world_size: int) -> bool:
-    """Returns whether no other rank can have the same part of a tensor: it is sharded over all ranks."""
-    return (
-        isinstance(tensor, DTensor)
-        and tensor.device_mesh.size() == world_size
-        and all(placement.is_shard() for placement in tensor.placements)
-    )
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def unequal(sums: Mapping[int, int], total: Callable[[Tensor], Tensor]) -> list[int]:
+    """Returns the first buckets of names in which ranks have different parts, from `Table.differences` of each rank.
+
+    Args:
+        sums: the differences on this rank.
+        total: adds up the tensors of all ranks.
+    """
+    mine = torch.zeros(BUCKETS, dtype=torch.int64)
+    for bucket, value in sums.items():
+        mine[bucket] = value - (value >> 63 << 64)  # as a signed number
+    return total(mine).nonzero().flatten().tolist()[:LOOKED_AT]
 
 
 def _offset(tensor: Tensor) -> Offset:

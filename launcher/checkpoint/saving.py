@@ -7,7 +7,7 @@ collective step. So no rank waits in a collective for a rank that has failed.
 |---|---|---|
 | offer | each rank | describes to rank 0 what the rank would save, and what is wrong with it |
 | agree | rank 0 | compares the offers, chooses the kind of checkpoint, checks space, makes a temporary folder |
-| compare | rank 0 | at the first save of a process: refuses different tensors of ranks under one name |
+| compare | all ranks together | at the first save of a process: refuse different tensors of ranks under one name |
 | prepare | each rank | copies what the rank writes (then training may change the state) |
 | write | each rank | writes its tensors, its rank_state, and rank 0 the values that are not tensors |
 | publish | rank 0 | writes metadata and manifest, calls the fence, renames the folder |
@@ -24,7 +24,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,8 @@ class _Offer:
         sharded: whether a tensor is sharded over ranks.
         names: digest of names, types and shapes of all tensors.
         values: digest of the values that are not tensors.
-        hashes: digest of the tensors' bytes that other ranks may have as well; empty if they are not compared.
+        difference: the sum over all ranks is 0 if none has other bytes than others under one name; see
+            `replicas.Table.differences`.
         rank_state: this rank's own state, if the rest is small.
         fault, final: as in `Save`.
     """
@@ -139,7 +140,7 @@ class _Offer:
     sharded: bool = False
     names: str = ""
     values: str = ""
-    hashes: str = ""
+    difference: int = 0
     rank_state: dict[str, Any] | None = None
     fault: str | None = None
     final: bool = False
@@ -153,7 +154,7 @@ class _Agreement:
         kind: kind of checkpoint: SINGLE or SHARDED.
         temporary: name of the temporary folder.
         same: whether the tensors of all ranks have the same names, types and shapes.
-        compare: whether ranks send rank 0 the hashes of their tensors, since some differ.
+        compare: whether ranks find out which of their tensors differ, since some do.
         groups: the group of each rank, if there is more than one: names or values differ.
     """
 
@@ -196,9 +197,6 @@ class Writer:
             offers = self._peers.gather(offer)
             agreement = self._peers.on_first(lambda: self._agree(offers, temporary, early))
             temporary = self._folder.path / agreement.temporary
-            if agreement.compare:
-                tables = self._peers.gather(table)
-                self._peers.on_first(lambda: _refuse(replicas.conflicts([each for each in tables if each])))
             content = save.content
             assert content is not None
             rest = {"paths": content.paths, "values": content.values, "lists": content.lists}
@@ -208,6 +206,8 @@ class Writer:
                 firsts = {rank: each for rank, each in enumerate(contents) if each is not None}
                 elsewhere = self._peers.on_first(lambda: _common(firsts))
                 self._peers.on_first(lambda: rest.update(_united(firsts, groups, save.check_values)))
+            if agreement.compare:
+                self._compare(table or replicas.Table({}, {}), groups, elsewhere)
             if agreement.kind == SINGLE:
                 if not self._first:
                     save.staged.set()
@@ -236,16 +236,17 @@ class Writer:
         if content is None or copying is None or save.fault is not None:
             return _Offer(save.step, fault=save.fault or "it has nothing to save", final=save.final), None, None
         try:
-            table = None
+            table, sums = None, dict[int, int]()
             if save.compare and self._peers.many:
-                table = replicas.Table.of(content.tensors, copying.copied, self._peers.world_size)
+                table = replicas.Table.of(content.tensors, copying.copied)
+                sums = table.differences(self._peers.rank, self._peers.world_size)
             small = not content.sharded and content.size <= SMALL
             if self._first and small:
                 early = self._begin(save, content, copying, temporary)
             return (
                 _Offer(
                     save.step, content.size, content.sharded, content.digest(),
-                    hashlib.sha256(repr(content.values).encode()).hexdigest(), table.digest() if table else "",
+                    hashlib.sha256(repr(content.values).encode()).hexdigest(), sum(sums.values()),
                     save.rank_state if small else None,
                 ),
                 table,
@@ -271,6 +272,22 @@ class Writer:
 
         return files.SmallFile(temporary / STATE_FILE, make, alone=save.thread is None)
 
+    def _like(self, groups: Sequence[int]) -> tuple[int, Sequence[int]]:
+        # This rank's group, and the ranks in it.
+        group = groups[self._peers.rank] if groups else 0
+        return group, [rank for rank, known in enumerate(groups) if known == group] or range(self._peers.world_size)
+
+    def _compare(self, table: replicas.Table, groups: Sequence[int], elsewhere: Collection[str]) -> None:
+        """Collective: refuses different tensors of ranks under one name.
+
+        The ranks of a group compare by sums, and for some of those that differ by hashes; the groups compare what
+        several of them have (`elsewhere`) by hashes.
+        """
+        rank, (group, like) = self._peers.rank, self._like(groups)
+        buckets = replicas.unequal(table.differences(like.index(rank), len(like)), self._peers.total)
+        tables = self._peers.gather(table.only(buckets, elsewhere if rank == group else ()))
+        self._peers.on_first(lambda: _refuse(replicas.conflicts(tables)))
+
     # -- agreement
 
     def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
@@ -291,9 +308,8 @@ class Writer:
             raise CheckpointError(f"ranks save different steps: {shown}")
         same = len({offer.names for offer in offers}) == 1
         values = len({offer.values for offer in offers}) == 1
-        equal = len({offer.hashes for offer in offers}) == 1
         groups = () if same and values else _groups([(offer.names, offer.values) for offer in offers])
-        compare = any(offer.hashes for offer in offers) and not equal
+        compare = sum(offer.difference for offer in offers) % (1 << 64) != 0
         if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers) and not groups:
             return _Agreement(SINGLE, temporary.name, same, compare)
         self._require_space((offers[0].size if same else sum(offer.size for offer in offers)) + SLACK)
@@ -331,8 +347,7 @@ class Writer:
         """
         assert save.copying is not None
         rank, written = self._peers.rank, dict[str, File]()
-        group = groups[rank] if groups else 0
-        like = [other for other, known in enumerate(groups) if known == group] or range(self._peers.world_size)
+        group, like = self._like(groups)
         mine = {
             name: tensor
             for name, tensor in content.tensors.items()

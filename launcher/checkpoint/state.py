@@ -307,22 +307,26 @@ def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
     for name, tensor in tensors.items():
         sharing: Any = None
         if isinstance(tensor, DTensor):
-            sharing = tensor.device_mesh, tuple(not is_divided(each) for each in tensor.placements)
+            sharing = tensor.device_mesh, copied_along(tensor)
         sizes.setdefault(sharing, {})[name] = size_of(tensor)
     mine = set()
     for sharing, some in sizes.items():
-        here, holders = (index, count) if sharing is None else _replica(*sharing)
+        here, holders = (index, count) if sharing is None else replica(*sharing)
         mine |= {name for name, owner in owners(some, holders).items() if owner == here}
     return [name for name in tensors if name in mine]
 
 
-def is_divided(placement: Any) -> bool:
-    """Returns whether ranks along a dimension of a mesh have different parts. (`_StridedShard.is_shard` is False.)"""
-    return not placement.is_replicate() and not placement.is_partial()
+def copied_along(tensor: DTensor) -> tuple[bool, ...]:
+    """Returns for each dimension of a DTensor's mesh whether ranks along it have the same part."""
+    return tuple(each.is_replicate() or each.is_partial() for each in tensor.placements)  # a strided shard is no shard
 
 
-def _replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
-    # This rank's index among those with the same part (-1: it is outside of the mesh), and their number.
+def replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
+    """Returns this rank's index among those with the same part of a DTensor (-1: outside of the mesh) and their number.
+
+    Args:
+        mesh, copied: the DTensor's mesh, and `copied_along` of it.
+    """
     here = mesh.get_coordinate()
     index, count = 0, 1
     for dim, copies in enumerate(copied):

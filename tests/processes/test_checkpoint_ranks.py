@@ -317,6 +317,28 @@ def test_what_several_ranks_have_is_written_once_and_by_all_of_them(tmp_path: Pa
     assert checkpoints.verify(path) == []
 
 
+def unequal_copies(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """Parts of a DTensor that should be copies of each other, and one of which one rank has changed."""
+    half = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
+    for group in half.get_all_groups():
+        destroy_without_gil(group)
+    mine = [torch.full((3,), float(n + 10 * (n == 5 and env.rank == 2))) for n in range(8)]
+    state = {
+        f"w{n}": DTensor.from_local(each, half, [Replicate(), Shard(0)], run_check=False) for n, each in enumerate(mine)
+    }
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={})
+    result = outcomes(checkpointer, range(1, 2), state)
+    checkpointer._final = None
+    checkpointer.close()
+    return {"outcomes": result}
+
+
+def test_copies_of_a_part_that_differ_are_refused(tmp_path: Path) -> None:
+    for result in run_ranks(unequal_copies, {"folder": str(tmp_path / "checkpoints")}, 4):
+        (said,) = result.metrics["outcomes"]
+        assert "w5: other values on each of rank 0 / rank 2" in said and "w4" not in said
+
+
 def differing(config: dict[str, Any], env: Env) -> dict[str, Any]:
     kind = config["kind"]
     saving.SMALL = config["small"]
@@ -394,7 +416,7 @@ def test_the_running_statistics_of_a_batch_norm_may_differ_between_ranks() -> No
         layer = torch.nn.BatchNorm1d(2)
         layer(torch.full((4, 2), float(rank)))
         tensors = {f"model.{name}": tensor for name, tensor in layer.state_dict().items()}
-        tables.append(Table.of(tensors, {}, 2))
+        tables.append(Table.of(tensors, {}))
     assert conflicts(tables) == []
 
 

@@ -1,0 +1,54 @@
+"""Ranks compare what they have under one name by sums: what they exchange does not grow with the tensors."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from launcher.checkpoint import replicas
+from launcher.checkpoint.replicas import Table, conflicts
+
+
+def tables(ranks: int, shards: int, changed: dict[tuple[int, int], int], names: int = 3) -> list[Table]:
+    """Returns tables of a tensor that all ranks have, and others that are divided by `shards` and copied else."""
+    copies = ranks // shards
+    found = []
+    for rank in range(ranks):
+        kinds = {f"w{name}": "float32 (4,)" for name in range(names)}
+        values = {name: changed.get((rank, number), 7) for number, name in enumerate(kinds)}
+        parts = {name: {(0 if name == "w0" else rank % shards,): value} for name, value in values.items()}
+        places = {name: (rank // shards, copies) for name in kinds if name != "w0"}
+        found.append(Table(kinds, parts, places))
+    return found
+
+
+def sums(found: list[Table]) -> list[dict[int, int]]:
+    return [table.differences(rank, len(found)) for rank, table in enumerate(found)]
+
+
+@given(st.sampled_from([1, 2, 4]), st.dictionaries(st.tuples(st.integers(0, 7), st.integers(0, 2)), st.integers(7, 8)))
+def test_the_sum_is_zero_where_no_rank_has_another_part_than_its_copies(
+    shards: int, changed: dict[tuple[int, int], int]
+) -> None:
+    found = tables(8, shards, changed)
+    total = sum(value for each in sums(found) for value in each.values()) % (1 << 64)
+    assert (total == 0) == (conflicts(found) == [])
+
+
+def test_only_what_differs_is_sent() -> None:
+    found = tables(4, 2, {(3, 900): 8}, names=1000)
+    each = sums(found)
+
+    def total(mine: Tensor) -> Tensor:
+        assert len(mine) == replicas.BUCKETS
+        for other in each[1:]:
+            for bucket, value in other.items():
+                mine[bucket] += value - (value >> 63 << 64)
+        return mine
+
+    buckets = replicas.unequal(each[0], total)
+    sent = [table.only(buckets, ()) for table in found]
+    assert conflicts(sent) == conflicts(found) == ["w900: other values on each of rank 1 / rank 3"]
+    assert all(1 <= len(table.kinds) < 10 for table in sent)
+    assert [*found[0].only([], ["w5"]).parts] == ["w5"]
