@@ -56,6 +56,10 @@ Claim = Callable[[int, Sequence[Member]], "Fault | None"]
 Listen = Callable[[Sequence[Member]], int]
 
 
+FEW = 64  # up to so many agents are looked at after each message
+LOOK = 1e-5  # seconds between two looks, for each agent above FEW: the leader spends a few percent of its time on them
+
+
 class Coordinator:
     """What the leader knows about all agents. Takes their messages, decides, and collects the messages to send.
 
@@ -98,6 +102,8 @@ class Coordinator:
 
     def _new_watch(self, members: Sequence[Member], now: float = 0.0) -> FailureDetector:
         agents = {member.index: AgentState(member, now) for member in members}
+        self._not_ended = list(agents.values())  # those at its end may have ended since
+        self._look_from = now
         return FailureDetector(self.limits, self._own, agents, self._blame, listened=self.history.listened)
 
     # -- the start of a round
@@ -217,10 +223,19 @@ class Coordinator:
             self._begin(self.arrivals, now)
         if not self._watching or self._over or self.verdict is not None:
             return
+        if not self._is_due(now):
+            return
         self._found(self._watch.look(now))
         self._ask_for_stacks()
         if self.verdict is None:
             self._look_at_waiting()
+
+    def _is_due(self, now: float) -> bool:
+        """Returns whether to look at all agents now, rather than after one of the next messages."""
+        if now < self._look_from:
+            return False
+        self._look_from = now + LOOK * max(0, len(self._watch.agents) - FEW)
+        return True
 
     def next_look(self, now: float) -> float:
         """Returns the longest time in seconds until the next call of `tick`."""
@@ -279,7 +294,7 @@ class Coordinator:
 
     def _on_leaving(self, agent: AgentState, message: Message, now: float) -> None:
         self._watch.leave(agent, int(message["signal"]), now)
-        if self.verdict is None:
+        if self.verdict is None and self._is_due(now):
             self._found(self._watch.left(now))
 
     def _on_silent(self, agent: AgentState, message: Message, now: float) -> None:
@@ -353,7 +368,11 @@ class Coordinator:
 
     def _look_at_ended(self) -> None:
         agents = self._watch.agents
-        if self._over or not self._watching or not all(agent.ended for agent in agents.values()):
+        if self._over or not self._watching:
+            return
+        while self._not_ended and self._not_ended[-1].ended:
+            self._not_ended.pop()
+        if self._not_ended:
             return
         self._over = True
         alive = [index for index, agent in agents.items() if not agent.gone]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from launcher import bounds
 from launcher.agent.restart_policy import Kind
 from launcher.agent.verdicts import RoundFailure
 from launcher.failures import text
@@ -219,7 +221,7 @@ class FailureDetector:
         where = blamed or self._own
         fault = Fault(
             **{"host": where.host, "node": where.node_rank, "step": self.step, **details}, code=code,
-            accused=tuple(accused),
+            accused=tuple(islice(accused, bounds.ACCUSED)),
         )  # fmt: skip
         resumable = self.any_resumable or self._listened if listens is None else listens
         return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code)

@@ -147,7 +147,7 @@ class RankStatus:
         return {"type": "silent", "ranks": [self._first_rank + place for place in silent]}
 
     def take_stacks(self, pids: Sequence[int]) -> Message:
-        """Takes the stacks of this agent's ranks and saves them among the logs. Returns the message `stacks` with them.
+        """Takes the stacks of this agent's ranks, and saves them among the logs. Returns the message `stacks`.
 
         Args:
             pids: process ids, by the index of the rank among those of this agent; GONE for a rank that has ended.
@@ -157,7 +157,8 @@ class RankStatus:
         reports = []
         for place, (state, stack) in enumerate(self._context.stacks.take(pids)):
             rank = ranks[place]
-            reports.append(hangs.Report(rank, self._host, self.signs[place].step, state, stack, recorded[place]))
+            frame = hangs.newest_frame(stack)
+            reports.append(hangs.Report(rank, self._host, self.signs[place].step, state, frame, recorded[place]))
             text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
             with contextlib.suppress(OSError):
                 path = self._context.attempt.logs / log_name(rank, self._round, "stacks")

@@ -20,7 +20,6 @@ import os
 import pty
 import queue
 import random
-import select
 import signal
 import socket
 import struct
@@ -28,6 +27,7 @@ import sys
 import termios
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,15 +112,17 @@ def _copy(reading: int, writing: int, other_reading: int, other_writing: int) ->
     """Copies bytes in both directions between two pairs of file descriptors until one end closes; returns 0."""
     targets = {reading: other_writing, other_reading: writing}
     while True:
-        ready, _, _ = select.select(list(targets), [], [])
-        for source in ready:
+        ready = wait(list(targets))
+        for source, target in targets.items():
+            if source not in ready:
+                continue
             try:
                 data = os.read(source, 1 << 16)
             except OSError:
                 data = b""
             if not data:
                 return 0
-            _write(targets[source], data)
+            _write(target, data)
 
 
 def _write(target: int, data: bytes) -> None:
@@ -214,7 +216,7 @@ def _terminal(client: socket.socket, location: dict[str, Any], terminal: str | N
     sources: list[Any] = [client, master]
     try:
         while True:
-            ready, _, _ = select.select(sources, [], [])
+            ready = wait(sources)
             if master in ready:
                 data = os.read(master, 1 << 16)  # EIO when the shell has ended
                 if not data:

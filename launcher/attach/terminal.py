@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import socket
@@ -12,6 +11,7 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 
 from launcher.attach.node_session import frame, window
 
@@ -22,7 +22,7 @@ def connect_terminal(connection: socket.socket) -> int:
     sources: list[int | socket.socket] = [connection, keyboard]
     with _raw(keyboard), _resizing(connection):
         while True:
-            ready, _, _ = select.select(sources, [], [])
+            ready = wait(sources)
             if connection in ready:
                 data = connection.recv(1 << 16)
                 if not data:

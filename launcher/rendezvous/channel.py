@@ -22,9 +22,12 @@ import json
 import secrets
 import socket
 import struct
+from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, TypeAlias
 
+from launcher import bounds
 from launcher.rendezvous.handshake import SIZE, proof
 
 Message: TypeAlias = Mapping[str, Any]
@@ -32,7 +35,7 @@ Message: TypeAlias = Mapping[str, Any]
 MAGIC = b"launcher/1\n"
 NONCE = PROOF = SIZE  # bytes
 MAC = 16  # bytes
-LARGEST = 1 << 26  # bytes of one message
+_PARTS = 64  # parts of messages that are sent at once
 _LENGTH = struct.Struct(">I")
 _READ = 1 << 18  # bytes read at once
 _READS = 16  # reads per call of `receive`: a fast sender must not starve the other connections
@@ -73,14 +76,14 @@ class Channel:
         self._socket, self._secret, self._server = connection, secret, server
         self.peer, self.local = connection.getpeername()[:1], connection.getsockname()[:1]
         self.open = False
-        self._in, self._out = bytearray(), bytearray()
+        self._in = bytearray()
+        self._out: deque[memoryview] = deque()  # a text that is sent to many is kept once
         self._nonce = secrets.token_bytes(NONCE)
         self._nonces = b""
         self._sent = self._received = 0
         self._keys = {"send": b"", "receive": b""}
         if server:
-            self._out += MAGIC + self._nonce
-            self.flush()
+            self._send(MAGIC + self._nonce)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -88,7 +91,7 @@ class Channel:
     @property
     def unsent(self) -> int:
         """Number of bytes that are still to be sent."""
-        return len(self._out)
+        return sum(map(len, self._out))
 
     def send(self, message: Message | bytes) -> None:
         """Sends a message, or the encoded text of one. Bytes that the socket does not take are sent by `flush`.
@@ -100,12 +103,15 @@ class Channel:
         if not self.open:
             raise ChannelError("the other end is not authenticated yet")
         text = message if isinstance(message, bytes) else encode(message)
-        if len(text) > LARGEST:
-            raise ValueError(f"a message of {len(text)} bytes is over the limit of {LARGEST}")
+        if len(text) > bounds.MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(text)} bytes is over the limit of {bounds.MESSAGE_BYTES}")
         key = self._keys["send"]
         mac = hmac.new(key, self._sent.to_bytes(8, "big") + text, hashlib.sha256).digest()[:MAC]
         self._sent += 1
-        self._out += _LENGTH.pack(len(text)) + mac + text
+        self._send(_LENGTH.pack(len(text)) + mac, text)
+
+    def _send(self, *parts: bytes) -> None:
+        self._out.extend(map(memoryview, parts))
         self.flush()
 
     def flush(self) -> None:
@@ -116,7 +122,11 @@ class Channel:
         """
         try:
             while self._out:
-                del self._out[: self._socket.send(self._out)]
+                sent = self._socket.sendmsg([*islice(self._out, _PARTS)])
+                while self._out and sent >= len(self._out[0]):
+                    sent -= len(self._out.popleft())
+                if sent:
+                    self._out[0] = self._out[0][sent:]
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
@@ -179,9 +189,8 @@ class Channel:
             del self._in[: NONCE + PROOF]
             if not hmac.compare_digest(theirs, proof(self._secret, b"client", self._nonces)):
                 raise NotAuthenticated("the other end does not know the attempt's secret")
-            self._out += proof(self._secret, b"server", self._nonces)
             self._opened()
-            self.flush()
+            self._send(proof(self._secret, b"server", self._nonces))
             return
         if not self._nonces:
             if not MAGIC.startswith(bytes(self._in[: len(MAGIC)])):
@@ -190,8 +199,7 @@ class Channel:
                 return
             self._nonces = bytes(self._in[len(MAGIC) : len(MAGIC) + NONCE]) + self._nonce
             del self._in[: len(MAGIC) + NONCE]
-            self._out += self._nonce + proof(self._secret, b"client", self._nonces)
-            self.flush()
+            self._send(self._nonce + proof(self._secret, b"client", self._nonces))
         if len(self._in) >= PROOF:
             theirs = bytes(self._in[:PROOF])
             del self._in[:PROOF]
@@ -213,8 +221,8 @@ class Channel:
         data = self._in
         while len(data) - start >= head:
             (length,) = _LENGTH.unpack_from(data, start)
-            if length > LARGEST:
-                raise ChannelError(f"a message of {length} bytes is over the limit of {LARGEST}")
+            if length > bounds.MESSAGE_BYTES:
+                raise ChannelError(f"a message of {length} bytes is over the limit of {bounds.MESSAGE_BYTES}")
             if len(data) - start < head + length:
                 break
             theirs = bytes(data[start + _LENGTH.size : start + head])

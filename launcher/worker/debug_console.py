@@ -24,11 +24,11 @@ import contextlib
 import io
 import json
 import os
-import select
 import socket
 import struct
 import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ class Console(io.TextIOBase):
 
     def attended(self) -> bool:
         """Returns whether a terminal is connected."""
-        if self._terminal is not None and select.select([self._terminal], [], [], 0)[0]:
+        if self._terminal is not None and wait([self._terminal], 0):
             self._receive(self._terminal)  # notices that it has disconnected
         return self._terminal is not None
 
@@ -133,7 +133,7 @@ class Console(io.TextIOBase):
                         return message
                 continue
             wanted = [self._listener, *([self._terminal] if self._terminal else [])]
-            ready, _, _ = select.select(wanted, [], [])  # signal handlers run meanwhile (PEP 475)
+            ready = wait(wanted)  # signal handlers run meanwhile; select(2) takes no descriptors above 1023
             if self._listener in ready:
                 self._welcome()
             elif self._terminal is not None:

@@ -83,16 +83,18 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
     all ranks, none is left out.
     """
     accused: dict[int, Suspect] = {}
-    waits_for: dict[int, set[int]] = {}
-    for name in dict.fromkeys(group.name for recorder in recorders for group in recorder.groups):
-        seen = {recorder.rank: group for recorder in recorders for group in recorder.groups if group.name == name}
+    waiting: set[int] = set()  # ranks that wait in a group for a rank to blame there
+    groups: dict[str, dict[int, Group]] = {}  # by name and rank
+    for recorder in recorders:
+        for group in recorder.groups:
+            groups.setdefault(group.name, {})[recorder.rank] = group
+    for name, seen in groups.items():
         found = _in_group(name, seen)
         for rank, collective in found.items():
             accused.setdefault(rank, Suspect(rank, collective))
-        for rank, group in seen.items():
-            if rank not in found and group.pending is not None:
-                waits_for.setdefault(rank, set()).update(found)
-    causes = [suspect for rank, suspect in accused.items() if not waits_for.get(rank)]
+        if found:
+            waiting |= {rank for rank, group in seen.items() if rank not in found and group.pending is not None}
+    causes = [suspect for rank, suspect in accused.items() if rank not in waiting]
     return sorted(causes or accused.values(), key=lambda suspect: suspect.rank)
 
 

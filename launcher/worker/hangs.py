@@ -41,7 +41,7 @@ class Report:
         host: name of the rank's node.
         step: steps of the run that the rank has done.
         state: the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone.
-        stack: stacks of its threads as faulthandler writes them; empty if it wrote none.
+        stack: stacks of its threads as faulthandler writes them, or its `newest_frame`; empty if it wrote none.
         recorder: its flight recorder (flight_recorder.to_json); empty if it has none.
     """
 
@@ -110,10 +110,16 @@ def waits(stack: str) -> bool:
     Args:
         stack: the stacks of a rank as faulthandler writes them.
     """
-    threads = re.split(r"\n\s*\n", stack.strip())
-    main = threads[-1]  # faulthandler writes the main thread last
-    newest = next((line for line in main.splitlines() if line.lstrip().startswith("File ")), "")  # the first one
-    return bool(_WAITS.search(newest))
+    return bool(_WAITS.search(newest_frame(stack)))
+
+
+def newest_frame(stack: str) -> str:
+    """Returns the line of the main thread's newest frame; the first line where there is none. `stack`: as in `waits`.
+
+    It is all that the leader needs of a stack; those of all ranks would take gigabytes.
+    """
+    main = re.split(r"\n\s*\n", stack.strip())[-1].splitlines()  # faulthandler writes the main thread last
+    return next((line for line in main if line.lstrip().startswith("File ")), "".join(main[:1]))
 
 
 class StepWatch:

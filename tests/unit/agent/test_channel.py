@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launcher
+from launcher import bounds
 from launcher.rendezvous import channel as channel_module
 from launcher.rendezvous.channel import (
-    LARGEST,
     MAC,
     MAGIC,
     NONCE,
@@ -24,6 +24,7 @@ from launcher.rendezvous.channel import (
     Channel,
     ChannelError,
     NotAuthenticated,
+    encode,
     proof,
 )
 
@@ -358,20 +359,35 @@ def test_what_is_no_json_object_ends_the_connection(sockets: list[socket.socket]
 
 def test_a_message_that_is_too_long_is_refused_before_it_has_come(sockets: list[socket.socket]) -> None:
     server, _, to_server, _ = relayed(sockets)
-    to_server.sendall((LARGEST + 1).to_bytes(4, "big") + bytes(MAC))
-    with pytest.raises(ChannelError, match=f"{LARGEST + 1} bytes"):
+    to_server.sendall((bounds.MESSAGE_BYTES + 1).to_bytes(4, "big") + bytes(MAC))
+    with pytest.raises(ChannelError, match=f"{bounds.MESSAGE_BYTES + 1} bytes"):
         server.receive()
 
 
 def test_a_message_that_the_other_end_would_refuse_is_not_sent(
     sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "LARGEST", 1000)
+    monkeypatch.setattr(bounds, "MESSAGE_BYTES", 1000)
     server, client = connected(sockets)
     with pytest.raises(ValueError, match="over the limit of 1000"):
         client.send({"text": "x" * 1000})
     client.send({"type": "heartbeat"})
     assert server.receive() == [{"type": "heartbeat"}]
+
+
+def test_a_text_that_is_sent_to_many_is_kept_once(sockets: list[socket.socket]) -> None:
+    text = encode({"members": ["node"] * 500_000})
+    channels = [connected(sockets) for _ in range(2)]
+    for server, _ in channels:
+        server.send(text)
+        assert server.unsent
+        assert server._out[-1].obj is text
+    for server, client in channels:
+        messages: list[Any] = []
+        while not messages:
+            server.flush()
+            messages = client.receive()
+        assert encode(messages[0]) == text
 
 
 def test_one_look_reads_a_bounded_amount_however_fast_the_other_end_sends() -> None:

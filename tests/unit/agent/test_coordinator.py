@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher import bounds
 from launcher.agent.coordinator import Coordinator
-from launcher.agent.failure_detection import LEAVE_TIMEOUT, STACKS, Limits
+from launcher.agent.failure_detection import LEAVE_TIMEOUT, STACKS, AgentState, Limits
 from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode, HangSign
+from launcher.rendezvous.channel import encode
 from launcher.rendezvous.members import Member
+from launcher.runs import event_file
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed
 
@@ -921,3 +924,52 @@ def test_a_leader_that_is_stopped_tells_those_that_wait_for_a_round() -> None:
     cluster = Cluster().begin()
     cluster.coordinator.refuse_waiting(fault)  # its ranks run: a verdict ends them
     cluster.none("refused")
+
+
+# -- thousands of agents
+
+
+def looks_per_message(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How often the state of any agent is read for each message of a round, up to its end after a stop request."""
+    cluster, looks, get = Cluster(size).begin(resumable=False), 0, AgentState.__getattribute__
+
+    def counted(agent: AgentState, name: str) -> Any:
+        nonlocal looks
+        looks += 1
+        return get(agent, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AgentState, "__getattribute__", counted)
+        for kind, values in (("heartbeat", {}), ("leaving", {"signal": 15}), ("ended", {})):
+            for index in range(size):
+                cluster.receive(index, kind, **values)
+                cluster.tick(1.0 / size)
+                cluster.coordinator.take_outbox()
+    assert cluster.coordinator.verdict is not None
+    return looks / (3 * size)
+
+
+def test_the_work_per_message_does_not_grow_with_the_number_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looks_per_message(1000, monkeypatch) < 1.5 * looks_per_message(100, monkeypatch)
+
+
+def test_messages_and_events_about_32768_ranks_are_within_their_bounds() -> None:
+    cluster = Cluster(4096, rendezvous_timeout=60)
+    cluster.members = [Member(i, i, f"a-long-name-of-node{i}.site.example", 8, 0, "10.100.100.100", "10.100.100.101")
+                       for i in range(4096)]  # fmt: skip
+    cluster.gather()
+    cluster.hello(*range(1, 4096))
+    cluster.tick()
+    (begin,) = [message for _, message in cluster.coordinator.take_outbox() if message["type"] == "begin"]
+    assert len(encode(begin)) < bounds.MESSAGE_BYTES / 8  # with launch=tasks each rank has an agent
+    cluster.coordinator.watch(cluster.now)
+    for index in range(4096):
+        cluster.receive(index, "heartbeat", missing=list(range(8 * index, 8 * index + 8)))
+    cluster.now += 61
+    for index in range(4096):
+        cluster.receive(index, "heartbeat", missing=list(range(8 * index, 8 * index + 8)))
+    cluster.tick()
+    assert cluster.coordinator.verdict is not None
+    fault = cluster.coordinator.verdict.failure.fault
+    assert (fault.code, len(fault.accused)) == (FaultCode.NOT_JOINED, bounds.ACCUSED)
+    assert len(json.dumps(event_file.entry(fault))) < bounds.EVENT_BYTES

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import shutil
 import socket
 import stat
 import threading
@@ -103,6 +107,28 @@ def test_a_terminal_that_leaves_may_come_back_and_sees_where_it_is(console: Cons
     console.runs(steps=False)
     assert third.receive() == {"runs": True}
     third.leave()
+
+
+def test_a_rank_with_more_open_files_than_select_takes_has_a_console() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("no more than 1,200 files may be open here")
+    folder = private_folder()
+    with contextlib.ExitStack() as held:
+        held.callback(shutil.rmtree, folder)
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        while (descriptor := os.dup(0)) < 1023:
+            held.callback(os.close, descriptor)
+        held.callback(os.close, descriptor)
+        console = Console(folder)
+        held.callback(console.end)
+        asked = asks(console, "(Pdb) ")
+        terminal = Terminal(console.path)
+        assert terminal.receive()
+        assert console.attended()
+        terminal.send(line="c")
+        assert asked() == ["c\n"]
 
 
 def test_a_second_terminal_takes_over(console: Console) -> None:

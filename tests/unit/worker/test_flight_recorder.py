@@ -171,6 +171,25 @@ def test_who_is_blamed(recorders: list[Recorder], guilty: list[int], blocked: Bl
     assert blocked is None or all(suspect.collective == blocked for suspect in found), found
 
 
+class Counted(tuple[Group, ...]):
+    """The groups of a rank; counts how often they are gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Any:
+        Counted.times += 1
+        return super().__iter__()
+
+
+def test_recorders_are_gone_through_once_however_many_groups_there_are() -> None:
+    size = 1000
+    recorders = [Recorder(rank, Counted((waits(5, f"pair {rank // 2}"), waits(7)))) for rank in range(size - 1)]
+    last = Recorder(size - 1, Counted((Group(f"pair {size // 2 - 1}", 4), Group("0", 6))))
+    Counted.times = 0
+    assert [each.rank for each in blame([*recorders, last])] == [size - 1]
+    assert Counted.times == size
+
+
 def test_ranks_that_wait_for_each_other_block_different_collectives() -> None:
     found = blame([at(0, waits(5, "a"), Group("b", 4)), at(1, Group("a", 4), waits(5, "b"))])
     assert [(each.rank, each.collective.group, each.collective.waiting) for each in found] == [
