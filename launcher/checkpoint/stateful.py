@@ -107,6 +107,20 @@ def give(path: Path, item: Stateful, state: dict[str, Any]) -> None:
             f"{dotted(path)} ({type(item).__name__}) does not take the state that was saved for it: "
             f"{type(error).__name__}: {error}"
         ) from error
+    if isinstance(item, torch.optim.Optimizer):
+        _keep_types(item, state)
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Gives an optimizer's tensors the types that were saved: torch casts them to those of the parameters, so that
+    float32 averages of bfloat16 parameters would lose bits."""
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        mine = optimizer.state.get(parameter, {})
+        for name, saved in state["state"].get(number, {}).items():
+            if isinstance(saved, Tensor) and isinstance(mine.get(name), Tensor) and mine[name].dtype != saved.dtype:
+                mine[name] = saved.to(mine[name].device)
 
 
 class Wanted:

@@ -186,6 +186,22 @@ def test_an_optimizer_is_as_fresh_as_before_if_nothing_is_loaded(make: Make) -> 
     assert loop.optimizer.state_dict()["state"] == {}
 
 
+def test_averages_of_another_type_than_their_parameters_keep_it(make: Make) -> None:
+    """torch's load_state_dict casts them to bfloat16."""
+
+    def made(fill: float) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+        weights = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        optimizer = torch.optim.SGD([weights], lr=0.1, momentum=0.9)
+        optimizer.state[weights]["momentum_buffer"] = torch.full((4,), fill)
+        return weights, optimizer
+
+    _, before = made(1 / 3)
+    make().save(1, {"optimizer": before}, wait=True)
+    weights, after = made(0.0)
+    make().load({"optimizer": after})
+    assert same(after.state[weights]["momentum_buffer"], torch.full((4,), 1 / 3))
+
+
 class Shadow:
     """An exponential moving average, as libraries have them: a list of tensors, which is empty at first."""
 
