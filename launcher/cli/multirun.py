@@ -77,6 +77,8 @@ class Multirun:
         Raises:
             LauncherError: some or all points of the batch were not submitted; the text says which.
         """
+        if wrong := sweep_directory.too_many(first + len(batch)):  # before each is composed
+            raise ConfigError(f"{wrong}: divide it into several sweeps")
         points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
         prepared = prepare_sweep(points, self._command.words)
         config = next(iter(prepared.points.values())).config

@@ -208,7 +208,7 @@ class Sweep:
         if found.pop("format") not in (1, FORMAT):
             raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
         wrong = misfit(found, Manifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
-        if wrong := wrong or _too_many(len(found["points"]), len(common) * len(found["points"])):
+        if wrong := wrong or too_many(len(found["points"]), len(common) * len(found["points"])):
             raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
         try:
             points = tuple([_whole(common, own) for own in found["points"]])
@@ -335,7 +335,7 @@ def text_of(manifest: Manifest) -> str:
         for point in points
     ]
     text = json.dumps({"format": FORMAT, **asdict(replace(manifest, points=())), "common": common, "points": own})
-    wrong = _too_many(len(points), len(common) * len(points))
+    wrong = too_many(len(points), len(common) * len(points))
     if (size := len(text)) > bounds.SWEEP_BYTES:
         most = long_size(bounds.SWEEP_BYTES)
         wrong = f"the overrides in which its points differ have {long_size(size)}, and {most} are read"
@@ -350,8 +350,8 @@ def _whole(common: Sequence[str | None], own: Sequence[str]) -> tuple[str, ...]:
     return (*[next(left) if shared is None else shared for shared in common], *left)
 
 
-def _too_many(points: int, shared: int) -> str | None:
-    """Returns why so many points, with so many overrides that they share, are too many; None: they are not."""
+def too_many(points: int, shared: int = 0) -> str | None:
+    """Returns why a sweep cannot have so many points, or their common overrides; None: it can. Pure."""
     if points > bounds.SWEEP_POINTS:
         return f"it has {points:,} points, and a sweep has at most {bounds.SWEEP_POINTS:,}"
     if shared > bounds.SWEEP_OVERRIDES:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import sweep_results, sweep_status
+from launcher.cli.multirun import Multirun
+from launcher.errors import ConfigError
 from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.runs.claims import Claims, Kind, Manager, left_out
 from launcher.runs.sweep_directory import Sweep
@@ -47,6 +49,11 @@ def test_what_5000_points_have_in_common_does_not_count_5000_times(
     assert rerun is not None
     assert [points for _, points in rerun.jobs] == [tuple(range(FEW))]
     assert sweep.manifest().points[4999] == (*common, "workload.lr=499.9")
+
+
+def test_more_points_than_a_sweep_has_are_refused_before_each_is_composed() -> None:
+    with pytest.raises(ConfigError, match="it has 100,001 points, and a sweep has at most 100,000"):
+        Multirun.__call__(object.__new__(Multirun), [["seed=1"]] * 100_001, 0)
 
 
 def queued(folder: Path, count: int) -> Sweep:
