@@ -424,7 +424,7 @@ class Checkpointer:
         rank, world_size = self._peers.rank, self._peers.world_size
 
         def look() -> list[str]:
-            mine = checkpoints.share(checkpoints.blocks(manifest), rank, world_size)
+            mine = checkpoints.shares(checkpoints.blocks(manifest), world_size)[rank]
             return checkpoints.wrong_checksums(path, mine, self._threads, self._read_timeout)
 
         return self._problems(look)

@@ -357,11 +357,13 @@ def spread(sizes: Iterable[int], count: int) -> Iterator[int]:
         yield part
 
 
-def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
-    """Returns a rank's part of the blocks `found`. Each block is in one part; parts have about as many bytes. Pure."""
+def shares(found: Sequence[Block], count: int) -> list[list[Block]]:
+    """Returns the blocks `found` in `count` parts, one for each rank, with about as many bytes. Pure."""
+    parts: list[list[Block]] = [[] for _ in range(count)]
     ordered = sorted(found, key=lambda block: (-block.size, block.name, block.offset))
-    owners = spread((block.size for block in ordered), world_size)
-    return [block for block, owner in zip(ordered, owners, strict=True) if owner == rank]
+    for block, part in zip(ordered, spread((block.size for block in ordered), count), strict=True):
+        parts[part].append(block)
+    return parts
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:

@@ -3,8 +3,9 @@
     dcp.save(state, storage_writer=LauncherWriter(folder, step))
     dcp.load(state, storage_reader=LauncherReader(folder))         # the newest checkpoint; or one checkpoint's folder
 
-As with `Checkpointer`, checkpoints are published atomically and with checksums, old checkpoints are removed, and
-checksums are compared before loading. The caller's planner decides which values are pickled, and how they are loaded.
+As with `Checkpointer`, checkpoints are published atomically and with checksums, old checkpoints are removed, and each
+rank compares its share of the checksums when loading. The caller's planner decides which values are pickled, and how
+they are loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -156,12 +157,14 @@ class LauncherReader(Reader):
         """
         Args:
             folder: directory of checkpoints, or folder of one checkpoint (`step-...`).
-            verify: whether to compare checksums before loading.
+            verify: whether to compare checksums. If some are wrong, dcp.load raises on all ranks, and tensors may be
+                filled in part.
             read_timeout: seconds for which a failing read is retried.
             threads: number of threads that compute checksums.
         """
         super().__init__(self._chosen(Path(folder), read_timeout), read_timeout)
         self._verify, self._threads = verify, threads
+        self._blocks: list[checkpoints.Block] = []  # to compare; on the coordinator
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         super().reset(None if checkpoint_id is None else self._chosen(Path(checkpoint_id), self._timeout))
@@ -179,17 +182,28 @@ class LauncherReader(Reader):
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if is_coordinator:  # what one rank raises here, dcp.load raises on all
-            self._require_sound(Path(self.path))
+            path = Path(self.path)
+            Folder(path.parent, 0, Retention(), self._timeout).require_private(path)
+            manifest = checkpoints.read(path, self._timeout)
+            _require_none(path, checkpoints.wrong_sizes(path, manifest, self._timeout))
+            self._blocks = checkpoints.blocks(manifest) if self._verify else []
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
 
-    def _require_sound(self, path: Path) -> None:
-        Folder(path.parent, 0, Retention(), self._timeout).require_private(path)
-        manifest = checkpoints.read(path, self._timeout)
-        problems = checkpoints.wrong_sizes(path, manifest, self._timeout)
-        if self._verify and not problems:
-            problems = checkpoints.wrong_checksums(path, checkpoints.blocks(manifest), self._threads, self._timeout)
-        if problems:
-            raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """On torch's coordinator (default: rank 0): gives each rank its share of the checksums to compare."""
+        shares = checkpoints.shares(self._blocks, len(plans))
+        return [dataclasses.replace(plan, storage_data=share) for plan, share in zip(plans, shares, strict=True)]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Compares this rank's share of the checksums, then reads; what one rank raises, dcp.load raises on all."""
+        path = Path(self.path)
+        if plan.storage_data is None and self._verify:
+            raise CheckpointError(
+                f"{type(planner).__name__}.finish_plan drops storage_data of the plan, which says what to verify: use "
+                "dataclasses.replace there, or LauncherReader(folder, verify=False)"
+            )
+        _require_none(path, checkpoints.wrong_checksums(path, plan.storage_data or (), self._threads, self._timeout))
+        return super().read_data(plan, planner)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path)
@@ -199,3 +213,8 @@ class LauncherReader(Reader):
                 "launcher.checkpoint.Checkpointer, or make a plain file of it with `launcher checkpoint extract`"
             )
         return super().read_metadata(*args, **kwargs)
+
+
+def _require_none(path: Path, problems: list[str]) -> None:
+    if problems:
+        raise Damaged(f"{path} is damaged: {'; '.join(problems)}")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import retention
 from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
@@ -168,10 +169,18 @@ def test_missing_checksums_are_not_right_ones(tmp_path: Path) -> None:
 
 def test_ranks_share_all_blocks_evenly() -> None:
     found = [Block("a", 64 * n, 64, n) for n in range(7)] + [Block("b", 0, 3, 9)]
-    shares = [checkpoints.share(found, rank, 3) for rank in range(3)]
-    assert sorted((block for each in shares for block in each), key=str) == sorted(found, key=str)
-    loads = [sum(block.size for block in each) for each in shares]
+    parts = checkpoints.shares(found, 3)
+    assert sorted((block for each in parts for block in each), key=str) == sorted(found, key=str)
+    loads = [sum(block.size for block in each) for each in parts]
     assert max(loads) - min(loads) <= 64
+
+
+def test_the_manifest_of_10_tb_from_32768_ranks_is_within_its_bound() -> None:
+    size = (10 << 40) // 32_768  # bytes of each rank
+    ranks = range(32_768 - 512, 32_768)  # one of 64
+    parts = {f"__{rank}_0.distcp": File(size, (1 << 31,) * (size // checkpoints.BLOCK + 1)) for rank in ranks}
+    own = {f"rank-{rank}.pt": File(10_000, (1 << 31,)) for rank in ranks}
+    assert 64 * len(manifest(10**9, files={**parts, **own}).text()) < bounds.MANIFEST_BYTES // 4
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 8))

@@ -146,3 +146,15 @@ def test_what_is_not_whole_or_not_plain_is_not_adopted(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="which no metadata needs"):
         adopt(path, 3)
     assert names(path) == [".metadata", "__0_0.distcp"]
+
+
+def test_a_planner_that_drops_what_is_to_be_compared_is_refused(tmp_path: Path) -> None:
+    class Careless(dcp.DefaultLoadPlanner):
+        def finish_plan(self, new_plan: dcp.LoadPlan) -> dcp.LoadPlan:
+            return dcp.LoadPlan(new_plan.items)
+
+    folder = tmp_path / "checkpoints"
+    save(folder, 1)
+    with pytest.raises(dcp.CheckpointException, match=r"Careless\.finish_plan drops storage_data"):
+        dcp.load(state(-1), storage_reader=LauncherReader(folder), planner=Careless())
+    dcp.load(state(-1), storage_reader=LauncherReader(folder, verify=False), planner=Careless())
