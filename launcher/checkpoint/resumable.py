@@ -241,6 +241,8 @@ class Resumable:
         if self._checkpointer is None:
             return 0
         of_rank = {name: item for name, item in self._rank_state.items() if not only or name in only}
+        if only and not set(only) - of_rank.keys():
+            raise ValueError(f"only={list(only)}: name something of `state` too")
         loaded = self._checkpointer.load(self._state, only=[name for name in only if name not in of_rank])
         if loaded is None:
             return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -16,13 +17,17 @@ from launcher.cli.options import require_action
 from launcher.cli.text import print_columns
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, long_size, plural
+from launcher.runs import saves
 from launcher.runs.directory import require_private
+
+FILES = 20  # of a program, the newest, are listed
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
     from launcher.checkpoint.format import Manifest
+    from launcher.spec.plan import JobPlan
 
 
 def run(arguments: Namespace) -> int:
@@ -61,6 +66,7 @@ class Place:
         keep: how many of the newest checkpoints the run keeps (checkpoint.keep).
         best: metric whose best checkpoint is kept, too (checkpoint.best); None: only the newest ones are kept.
         best_is: whether the `max` or the `min` of that metric is best.
+        program: plan of the run, if it is of the user's own code, which may save files of its own.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Place:
     keep: int = 1
     best: str | None = None
     best_is: str = "max"
+    program: JobPlan | None = None
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
@@ -91,9 +98,9 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
         return Place(path.parent.name, path.parent, own)
     found = find(name, runs_dir)
     plan = found.plan()
-    return Place(
-        found.id, Path(plan.checkpoint.dir), wanted, plan.checkpoint.keep, plan.checkpoint.best, plan.checkpoint.best_is
-    )
+    keys = plan.checkpoint
+    program = plan if plan.own_code else None
+    return Place(found.id, Path(keys.dir), wanted, keys.keep, keys.best, keys.best_is, program)
 
 
 def _chosen(place: Place) -> list[Path]:
@@ -129,12 +136,27 @@ def _one(place: Place) -> tuple[Path, Manifest]:
 
 def _list(place: Place, as_json: bool) -> int:
     rows = list(_rows(place))
+    files: list[dict[str, Any]] = []
+    more = ""
+    if place.program is not None:
+        files, more = _files(place.program)
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([*rows, *files], indent=1))
         return 0
-    if not rows:
+    if not rows and not files:
         print(f"no checkpoints in {place.folder}")
-        return 0
+    if rows:
+        _print_rows(rows)
+    if files:
+        print_columns(
+            [("FILE", "AGE", "SIZE"), *((row["path"], brief(row["age"]), long_size(row["bytes"])) for row in files)]
+        )
+    if more:
+        print(more)
+    return 0
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
     lines = [
         (
             str(row["step"]), brief(row["age"]), long_size(row["bytes"]), str(row["world_size"] or "-"),
@@ -149,7 +171,43 @@ def _list(place: Place, as_json: bool) -> int:
             print(f"step {row['step']}: {problem}")
         if row["aside"]:
             print(f"step {row['step']}: kept in {row['path']}, and not used; remove it when you do not need it")
-    return 0
+
+
+def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
+    """Finds the files that the user's own code has saved by itself (see `saves`), as rows like those of checkpoints.
+
+    Returns:
+        The newest FILES of them, and a line about those that are left out.
+
+    Raises:
+        Unavailable: a file or folder cannot be read now.
+    """
+    give_up, count, done = time.monotonic() + saves.SCAN_TIMEOUT, 0, True
+    newest: dict[str, os.stat_result] = {}
+    try:
+        for path, status in saves.files(plan):
+            name = os.path.relpath(path, plan.checkpoint.dir).partition("/")[0]
+            if (name.startswith(".") and name != "..") or checkpoints.step_of(name) is not None:
+                continue  # of a checkpoint
+            count, newest[path] = count + (path not in newest), status
+            if len(newest) > FILES:
+                del newest[min(newest, key=lambda each: newest[each].st_mtime_ns)]
+            if time.monotonic() > give_up:
+                done = False
+                break
+    except OSError as error:
+        raise checkpoints.Unavailable(f"the files of the program cannot be listed now: {error}") from None
+    rows: list[dict[str, Any]] = [
+        {
+            "step": None, "path": path, "age": time.time() - status.st_mtime, "bytes": status.st_size,
+            "world_size": None, "attempt": None, "metrics": {}, "kept_as": [], "sizes": "unknown", "aside": False,
+            "problems": [],
+        }
+        for path, status in sorted(newest.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
+    ]  # fmt: skip
+    if not done:
+        return rows, f"not all files were looked at in {saves.SCAN_TIMEOUT:.0f} s: there may be newer ones"
+    return rows, f"and {plural(count - FILES, 'older file')}" if count > FILES else ""
 
 
 def _rows(place: Place) -> Iterator[dict[str, Any]]:

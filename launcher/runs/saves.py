@@ -37,8 +37,8 @@ def newest(plan: JobPlan, enough: float = math.inf, seconds: float = SCAN_TIMEOU
             something was saved.
     """
     give_up, found = time.monotonic() + seconds, -1
-    for changed in _times(plan):
-        found = max(found, changed)
+    for _, status in files(plan):
+        found = max(found, status.st_mtime_ns)
         if found > enough:
             break
         if time.monotonic() >= give_up:
@@ -53,23 +53,28 @@ def describe_locations(plan: JobPlan) -> str:
     return f"{plan.checkpoint.dir}, {where}"
 
 
-def _times(plan: JobPlan) -> Iterator[int]:
+def files(plan: JobPlan) -> Iterator[tuple[str, os.stat_result]]:
+    """Yields path and status of each checkpoint file of a program; folders that changed last are read first.
+
+    Raises:
+        OSError: a file or folder cannot be read now.
+    """
     yield from _below(plan.checkpoint.dir)
     named = plan.workload.params.get("checkpoint")
     if named is None:
         for entry in _entries(plan.workdir):
             if entry.name.endswith(ENDINGS) and (status := _status(entry.stat)) and not stat.S_ISDIR(status.st_mode):
-                yield status.st_mtime_ns
+                yield entry.path, status
         return
     pattern = os.path.join(plan.workdir, os.path.expanduser(named))
     for match in [pattern, *glob.glob(pattern, recursive=True)]:  # noqa: PTH207  the pattern may be absolute
         yield from _below(match)
 
 
-def _below(path: str) -> Iterator[int]:
-    """Yields the mtime of a file or, for a folder, of all files below it."""
+def _below(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yields a file or, for a folder, all files below it."""
     if (status := _status(lambda: os.stat(path))) and not stat.S_ISDIR(status.st_mode):
-        yield status.st_mtime_ns
+        yield path, status
         return
     waiting = [(0, path)]  # the folder that changed last is first
     while waiting:
@@ -78,7 +83,7 @@ def _below(path: str) -> Iterator[int]:
             if (status := _status(entry.stat)) is None:
                 continue
             if not stat.S_ISDIR(status.st_mode):
-                yield status.st_mtime_ns
+                yield entry.path, status
             elif not entry.is_symlink():
                 heapq.heappush(waiting, (-status.st_mtime_ns, entry.path))
 

@@ -119,6 +119,23 @@ def test_a_script_with_a_signal_handler_saves_exits_and_is_resumed(launcher: Lau
 
 
 @local
+def test_a_loop_with_resumable_is_stopped_and_resumed_and_its_checkpoints_are_the_runs(launcher: Launcher) -> None:
+    endless = "workload.args=[--steps,1000000,--folder,not-used]"
+    done = launcher.submit(*example("own_loop"), endless, "run_id=own", "procs_per_node=2", "wait=false")
+    assert done.returncode == 0, done.stderr
+    run = launcher.last()
+    launcher.until(lambda: launcher.status()["step"], "its first step")
+    (run.path / "stop").touch()
+    assert launcher("wait", "own", "-q").returncode == 75
+    at = int(launcher.printed().partition("stopped after step ")[2].partition(":")[0])
+    assert launcher("checkpoint", "list", "own").stdout.splitlines()[1].split()[0] == str(at)
+    resumed = launcher("resume", "own", "wait=true", f"workload.args=[--steps,{at + 5}]")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert f"continues after step {at} (step-{at:09d}, saved by 2 ranks)" in resumed.stdout
+    assert f"'samples': {16 * (at + 5)}" in resumed.stdout
+
+
+@local
 def test_a_script_that_ignores_signals_is_killed_and_can_be_resumed(launcher: Launcher) -> None:
     launcher.submit(*example("deaf"), "run_id=deaf", "launch.grace=1", "wait=false")
     launcher.until(lambda: "rank 0 begins" in launcher.printed(), "it runs")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from launcher.cli import commands
 from launcher.errors import LauncherError
 from launcher.runs.directory import Run
 from tests.processes.workload_ranks import run_ranks
-from tests.unit.plans import plan_of, with_fields
+from tests.unit.plans import bare_plan, plan_of, with_fields
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 Call = Callable[..., tuple[int, str, str]]
@@ -121,6 +123,35 @@ def test_list_shows_what_is_there_and_why(call: Call, three: Path) -> None:
         "best right accuracy=0.9",
     ]
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_list_shows_the_files_that_a_program_saves_by_itself(call: Call, tmp_path: Path) -> None:
+    run, work = Run.create(tmp_path / "runs" / "b"), tmp_path / "work"
+    folder = run.path / "checkpoints"
+    workload = {"kind": "Program", "params": {"checkpoint": None}}
+    plan = with_fields(bare_plan(workdir=str(work), workload=workload), checkpoint={"dir": str(folder), "keep": 2})
+    run.write_record(plan, {}, {"launcher": "1", "token": "t"})
+    assert call("list b") == (0, f"no checkpoints in {folder}\n", "")
+    work.mkdir()
+    for age, path in enumerate(
+        (folder / "epoch" / "state.bin", work / "last.pt", *(work / f"{n}.ckpt" for n in range(20)))
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 2048)
+        os.utime(path, (time.time() - 3600 * (age + 1),) * 2)
+    (work / "notes.txt").touch()
+    code, out, _ = call("list b")
+    head, first, second, *_, last = [line.split() for line in out.splitlines()]
+    assert (code, head, last) == (0, ["FILE", "AGE", "SIZE"], ["and", "2", "older", "files"])
+    assert first[:2] == [str(folder / "epoch" / "state.bin"), "1h00m"] and second[0] == str(work / "last.pt")
+    checkpointer = Checkpointer(folder, ALONE, identity={})
+    checkpointer.save(10, state(10.0), wait=True)
+    checkpointer.close()
+    _, out, _ = call("list b")
+    assert out.startswith("STEP ") and "step-0000" not in out and "\nFILE " in out
+    rows = json.loads(call("list b --json")[1])
+    assert [row["step"] for row in rows] == [10, *[None] * 20]
+    assert rows[0].keys() == rows[1].keys() and rows[1]["path"] == str(folder / "epoch" / "state.bin")
 
 
 def test_list_names_what_is_wrong(call: Call, three: Path) -> None:
