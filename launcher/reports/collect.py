@@ -45,7 +45,7 @@ class RunData:
         attempts: (number, events) of each attempt.
         timeline: the spans and moments of all attempts, from the journal and the events.
         curves: the training's metrics over steps, from the events.
-        paces: the `pace` events of each attempt: the step times of its ranks.
+        paces: `pace` events of each attempt, evenly apart: the step times of its ranks.
         health: lines about preflight checks, and about ranks that were slower than the others.
         result: the metrics that rank 0 returned; None: it returned none.
         fabric: the results, if the run is a benchmark of the interconnect; None: it is none, or they cannot be read.
@@ -121,7 +121,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
         attempts=attempts,
         timeline=timeline(journal_events(run), attempts, None if seen.state.over else now),
         curves=tuple(curves(events for _, events in attempts)),
-        paces=paces,
+        paces=tuple(tuple(attempt.paces(whole=True)) for attempt in run.attempts()),
         health=_health(seen, [events for _, events in attempts], paces),
         result=run.result(),
         fabric=fabric,

@@ -472,11 +472,15 @@ class Attempt:
                 events.append(event)
         return sorted(events, key=itemgetter("time"))
 
-    def paces(self) -> list[dict[str, Any]]:
-        """Returns the `pace` events (step times) of all agents, sorted by time; of large files only the last ones."""
+    def paces(self, *, whole: bool = False) -> list[dict[str, Any]]:
+        """Returns the `pace` events (step times) of all agents, sorted by time.
+
+        Of large files it reads only the last ones or, if `whole`, as many that are evenly apart.
+        """
         paths = sorted((self.path / "pace").glob("*.jsonl"))
         tail = min(_PACE_TAIL, _PACE_TAILS // max(1, len(paths)))
-        events = [event for path in paths for event in event_file.read(path, tail)]
+        part: dict[str, Any] = {"most": tail} if whole else {"end": tail}
+        events = [event for path in paths for event in event_file.read(path, **part)]
         return sorted(events, key=lambda event: event.get("time", 0.0))
 
 

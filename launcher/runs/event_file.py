@@ -21,7 +21,8 @@ from launcher.runs.event_json import Event
 
 _END_BYTES = 1 << 12  # bytes that `read_ends` reads at first at the beginning and at the end of a file
 _CHECKED_BYTES = 1 << 14  # bytes that `problems` checks at the beginning and at the end of a file
-_PIECES = 64  # pieces that are read of a file that is too large to be read whole
+_PIECES = 64  # most pieces that are read of a file that is too large to be read whole
+_PIECE_BYTES = 1 << 12  # least bytes of such a piece
 # Kinds of events that are written again and again, as they are in a line.
 _SERIES = tuple(f'"{kind.event}"'.encode() for kind in (events.Progress, events.Saved))
 _JOINT_PARSE_LIMIT = 1 << 22  # bytes; fewer bytes of lines are parsed as one JSON list
@@ -41,10 +42,7 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
         ValueError: the event exceeds a bound of events or of JSON.
         OSError: the line could not be written completely.
     """
-    run_files.require_json_bounds(values := entry(event))
-    line = json.dumps(values) + "\n"
-    if len(line) > bounds.EVENT_BYTES:  # it is ASCII
-        raise ValueError(f"it has {long_size(len(line))}, of at most {long_size(bounds.EVENT_BYTES)}")
+    line = run_files.json_text(entry(event), bounds.EVENT_BYTES, lines=False) + "\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size if sync else 0
@@ -76,22 +74,25 @@ def entry(event: Event) -> dict[str, Any]:
     return {"time": round(event.time or time.time(), 6), "event": event.event, **event_json.values(event)}
 
 
-def read(path: Path | str, end: int | None = None, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
+def read(
+    path: Path | str, end: int | None = None, *, most: int | None = None, retry_seconds: float | None = None
+) -> Iterator[dict[str, Any]]:
     """Yields the events of one file as dicts. Invalid lines, and a last line still being written, are left out.
 
-    Of a file with more than bounds.EVENTS_BYTES bytes or bounds.EVENTS_LINES lines, it reads a part: events that are
-    evenly apart, the first and the last ones among them.
+    Of a file with more than `most` bytes or bounds.EVENTS_LINES lines, it reads a part: events that are evenly apart,
+    the first and the last ones among them.
 
     Args:
         path: the file, which need not exist.
         end: number of bytes to read at the file's end; None: the whole file.
+        most: about so many bytes are read; None: bounds.EVENTS_BYTES.
         retry_seconds: how long to retry transient errors; see `shared_files.retry_read`.
 
     Raises:
         UnavailableError: the file cannot be read now.
         RunError: the path is not a regular file.
     """
-    pieces = unwrap(retry_read(lambda: _pieces(path, end), path, retry_seconds=retry_seconds))
+    pieces = unwrap(retry_read(lambda: _pieces(path, end, most), path, retry_seconds=retry_seconds))
     lines = [line for line in _lines(pieces or ()) if 0 < len(line) <= bounds.EVENT_BYTES]
     entries: Iterable[Any] = map(_parsed, lines)  # one at a time, so that a large file takes little memory
     if sum(map(len, lines)) <= _JOINT_PARSE_LIMIT:
@@ -138,7 +139,7 @@ def problems(path: Path | str, *, ends: bool = False) -> list[str]:
     """
     for checked in (_CHECKED_BYTES, 2 * bounds.EVENT_BYTES):  # more if a line is longer
         pieces = unwrap(retry_read(
-            lambda: run_files.read_ends(path, checked, checked) if ends else _pieces(path, None), path  # noqa: B023
+            lambda: run_files.read_ends(path, checked, checked) if ends else _pieces(path), path  # noqa: B023
         ))  # fmt: skip
         if all(b"\n" in piece for piece in pieces or ()):
             break
@@ -207,7 +208,7 @@ def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
     return unwrap(retry_read(found, path)) or []
 
 
-def _pieces(path: Path | str, end: int | None) -> list[bytes]:
+def _pieces(path: Path | str, end: int | None = None, most: int | None = None) -> list[bytes]:
     """Returns the whole lines of a file, or of its last `end` bytes; of a file that is too large those in _PIECES.
 
     Raises:
@@ -215,19 +216,22 @@ def _pieces(path: Path | str, end: int | None) -> list[bytes]:
     """
     with run_files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if end is not None or size <= bounds.EVENTS_BYTES:
+        most = most or bounds.EVENTS_BYTES
+        if end is not None or size <= most:
             begin = 0 if end is None else max(0, size - end)
             file.seek(begin)
-            return [file.read(min(size - begin, bounds.EVENTS_BYTES))]
+            return [file.read(min(size - begin, most))]
+        count = max(2, min(_PIECES, most // _PIECE_BYTES))
         pieces: list[bytes] = []
-        after, length = 0, bounds.EVENTS_BYTES // _PIECES
-        for number in range(_PIECES):
-            last = number == _PIECES - 1
-            begin = max(after, size - max(length, 2 * bounds.EVENT_BYTES) if last else number * size // _PIECES)
-            file.seek(begin)
-            data = file.read(size - begin if last else length)
-            if data.count(b"\n") < 2:  # it may have no whole line
-                data += file.read(2 * bounds.EVENT_BYTES)
+        after = 0
+        for number in range(count):
+            last = number == count - 1
+            for length in (most // count, 2 * bounds.EVENT_BYTES):  # more if that has no whole line
+                begin = max(after, size - length if last else number * size // count)
+                file.seek(begin)
+                data = file.read(length)
+                if data.count(b"\n") > 1:
+                    break
             first = data.find(b"\n") + 1 if begin > after else 0
             after = begin + (stop := data.rfind(b"\n") + 1)
             pieces.append(data[first:stop] if stop or pieces else data[: bounds.EVENT_BYTES + 1])

@@ -21,7 +21,7 @@ from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_json import Event, known
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Ended, Evaluated, Progress, Saved, Started
+from launcher.runs.events import Ended, Evaluated, Pace, Progress, Saved, Started
 from launcher.search.reports import PointReports
 from launcher.worker import reporter
 from launcher.worker.reporter import STEP, Reporter, most_events
@@ -108,7 +108,7 @@ def test_the_longest_event_is_read_and_a_longer_one_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr(bounds, "EVENT_BYTES", 10_000)
     event = Progress(time=1.0, step=1, total=2, values={"text": ""})
-    values = {"text": "x" * (10_000 + more - len(json.dumps(event_file.entry(event))) - 1)}
+    values = {"text": "x" * (10_000 + more - len(json.dumps(event_file.entry(event))))}
     event.values = values
     path, write = attempt.events_file("rank-0"), Events(attempt, "rank-0")
     write(Progress(step=0, total=2))
@@ -123,7 +123,7 @@ def test_the_longest_event_is_read_and_a_longer_one_is_refused_by_name(
     assert event_file.problems(path) == []
 
 
-@pytest.mark.parametrize("value", [1 << 63, -(1 << 63), {"a": [1 << 64]}])
+@pytest.mark.parametrize("value", [10**300, -(10**300), {"a": [10**301]}])
 def test_a_number_that_no_reader_takes_is_refused(attempt: Attempt, value: Any) -> None:
     told = Reporter(attempt, 0)
     told.progress(5, 10, loss=value)
@@ -170,6 +170,16 @@ def test_the_report_of_an_old_run_has_whole_curves(attempt: Attempt, monkeypatch
     found = collect(seen, None)
     assert gap(found.curves[0], 20_000) < GAP
     assert found.notes == ()
+
+
+def test_the_report_shows_the_step_times_of_the_whole_run(attempt: Attempt) -> None:
+    line = json.dumps(event_file.entry(Pace(time=1e9, round=0, rank=0, host="node1", seconds=(0.1,) * 8)))
+    minutes = (line.replace("1000000000.0", f"{1e9 + 60 * minute}") + "\n" for minute in range(10 * 24 * 60))
+    (attempt.path / "pace" / "member-0.jsonl").write_text("".join(minutes))
+    (paces,) = collect(ended(attempt), None).paces
+    times = [0.0, *(event["time"] - 1e9 for event in paces), 10.0 * DAY]
+    assert max(after - before for before, after in pairwise(times)) < GAP * 10 * DAY
+    assert len(paces) < 2_500
 
 
 @pytest.mark.parametrize("metrics", [10, 100, 1000])
