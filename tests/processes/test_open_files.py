@@ -53,6 +53,16 @@ def test_what_is_needed_is_allowed_by_the_hard_limit_alone(agents: int) -> None:
     assert 1024 < open_files_needed(RANKS // agents, agents, RANKS) < HARD
 
 
+def test_where_the_kernel_does_not_allow_the_hard_limit_the_soft_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(open_files, "_users", None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert open_files.raise_limit() == 256
+
+
 def test_a_thousand_ranks_join_under_a_soft_limit_of_as_many_files() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=RANKS) as agents:
         ranks = socket.create_server(("127.0.0.1", 0), backlog=RANKS)
