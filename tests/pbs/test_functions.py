@@ -385,6 +385,16 @@ def test_a_job_that_can_never_run_says_why(site: Site, tmp_path: Path) -> None:
     job.cancel()
 
 
+def test_cancelling_an_element_that_is_over_is_no_error(site: Site, tmp_path: Path) -> None:
+    over_soon, waiting = executor(tmp_path).map_array(functions.waits, [str(tmp_path)] * 2, [0, 600])
+    over_soon.result()
+    until(lambda: over(over_soon), "it is over, and its array is not")
+    over_soon.cancel()
+    assert not over(waiting)
+    waiting.cancel()
+    until(lambda: over(waiting), "it is over")
+
+
 @pytest.mark.parametrize("history", [True, False])
 def test_a_lost_answer_makes_no_second_job(
     stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool

@@ -47,8 +47,8 @@ ENDS = (
     (r"^Job run at .* and failed$", JobState.FAILED, "FAILED"),
     (r"^Job run at .* and finished$", JobState.DONE, "COMPLETED"),
 )
-# Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15035 of a job in the history, 15139 history.
-UNKNOWN_JOB, FINISHED, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 170, 159
+# Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15139 (a job in the history), 15159 (an ended subjob).
+UNKNOWN_JOB, FINISHED, FINISHED_SUBJOB, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 55, 170, 159
 DELETED = "91"  # substate of a deleted job
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job by which `find` finds it
 # Error messages of PBS's commands if the server was not reached.
@@ -242,7 +242,7 @@ class PBS:
             QueryError: PBS did not receive it, or refuses.
         """
         try:
-            self.run("qdel", pbs_id(job_id), good=(0, FINISHED, UNKNOWN_JOB))
+            self.run("qdel", pbs_id(job_id), good=(0, FINISHED, FINISHED_SUBJOB, UNKNOWN_JOB))
         except QueryError as error:
             words = str(error)
             if NO_ANSWER.search(words) and not UNREACHED.search(words):

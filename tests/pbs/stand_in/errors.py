@@ -21,6 +21,7 @@ BAD_HOST = 15008
 NO_CONNECTION = 15010
 BAD_VALUE = 15014
 FINISHED = 15139
+FINISHED_SUBJOB = 15159
 NO_HISTORY = 15140
 
 
@@ -102,6 +103,10 @@ def twice_in_chunk(resource: str) -> PbsError:
 
 def finished() -> PbsError:
     return PbsError(FINISHED, "Job has finished")
+
+
+def finished_subjob() -> PbsError:
+    return PbsError(FINISHED_SUBJOB, "Request invalid for finished array subjob")
 
 
 def no_history() -> PbsError:

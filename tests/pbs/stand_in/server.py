@@ -576,9 +576,12 @@ class Server:
         Raises:
             PbsError: no such job is known, or it is over.
         """
-        for job in self.find(job_id):
+        found = self.find(job_id)
+        for job in found:
             if job.state == "F" and not with_history:
                 raise errors.finished()
+            if job.state == "X" and len(found) == 1:
+                raise errors.finished_subjob()
             array = job.parent or job
             array.purge = array.purge or (with_history and job.parent is None)
             if job.state == "F":

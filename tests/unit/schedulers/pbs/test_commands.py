@@ -818,6 +818,7 @@ def test_the_newest_jobs_of_a_name_are_looked_through_first_and_not_all(
         ("150[].pbs-srv", "150[].pbs-srv", 0, ""),
         ("7.pbs-srv", "7.pbs-srv", 35, "qdel: Job has finished 7.pbs-srv"),
         ("7.pbs-srv", "7.pbs-srv", 153, "qdel: Unknown Job Id 7.pbs-srv"),
+        ("150.pbs-srv_5", "150[5].pbs-srv", 55, "qdel: Request invalid for finished array subjob 150[5].pbs-srv"),
     ],
 )
 def test_cancelling_what_has_ended_is_no_error(commands: Path, job_id: str, told: str, code: int, said: str) -> None:
