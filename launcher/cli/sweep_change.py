@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from launcher.cli import confirm
 from launcher.cli.text import program
 from launcher.formatting import plural, ranges
+from launcher.job.wait_for_others import release_followers
+from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import WAITING
 from launcher.runs.sweep_directory import Sweep
 from launcher.spec import cost
@@ -93,6 +96,11 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
         print(f"{sweep.id}: {_points(over)} {'is' if len(over) == 1 else 'are'} over already")
     if not before and points is None:
         print(f"{sweep.id} is over already")
+    if queued := [index for index, state in before.items() if state == RunState.QUEUED.value]:
+        homes = [sweep.run(index).path for index in queued]
+        homes += [sweep.path] if points is None else []
+        for problem in release_followers(homes, sweep.run(queued[0]).plan()):
+            print(f"launcher: {problem}", file=sys.stderr)
     return 0
 
 

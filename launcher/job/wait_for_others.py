@@ -15,17 +15,22 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from launcher import errors
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.failures.codes import FaultCode
 from launcher.job.requeue import resubmit
-from launcher.runs.directory import Attempt
+from launcher.monitoring.run_status import forget, queries
+from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import ConditionsMet, Fault, Submitting, every
 from launcher.runs.journal import journal_events
+from launcher.runs.submitter_lock import only_submitter
+from launcher.schedulers import registry
 from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
@@ -36,6 +41,7 @@ from launcher.submission.dependencies import (
     decide,
     jobs_to_wait_for,
     read_dependencies,
+    update_followers,
 )
 
 ELSEWHERE = 10  # exit code
@@ -108,15 +114,46 @@ def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Depe
     jobs = jobs_to_wait_for(dependencies)
     if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None
-    number = len(every(journal_events(attempt.run), Submitting))
     try:
-        return resubmit(
-            plan, attempt.run, f"w{number}",
-            lambda script, token, environment: submit_behind(plan, jobs, script, token, environment, JOB_TIMEOUT),
-        )  # fmt: skip
+        return _submit_again(plan, attempt.run, jobs, JOB_TIMEOUT)
     except LauncherError as error:
         print(f"launcher: no other job could be submitted to wait ({error})", file=sys.stderr)
         return None
+
+
+def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> str:
+    number = len(every(journal_events(run), Submitting))
+    return resubmit(
+        plan, run, f"w{number}",
+        lambda script, token, environment: submit_behind(plan, jobs, script, token, environment, timeout),
+    )  # fmt: skip
+
+
+def release_followers(paths: Iterable[Path], plan: JobPlan) -> list[str]:
+    """Submits the jobs that wait for runs or sweeps again, without a dependency, if nothing is left to wait for.
+
+    Does nothing for schedulers that release them themselves. Called after pending jobs were cancelled.
+
+    Args:
+        paths: directories of the runs or sweeps that were cancelled.
+        plan: plan of one of them.
+
+    Returns:
+        Texts about the jobs that could not be submitted, with the name of the waiting run and the reason.
+    """
+    if registry.queue(plan.cluster.scheduler).frees_dependents:
+        return []
+    problems = [(path.name, problem) for path in paths for problem in update_followers(path, _submit_released)]
+    return [f"what waits for {name} was not released: {problem}" for name, problem in problems]
+
+
+def _submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
+    if not run.recorded():
+        raise RunError(f"its job {job_id} stays held: cancel it, and submit it again")
+    with only_submitter(run.path):
+        _submit_again(plan, run, [], plan.cluster.submit_timeout)
+        queries(plan).cancel(job_id)
+        forget(plan)
 
 
 if __name__ == "__main__":

@@ -119,10 +119,12 @@ class Queue(Scheduler):
 
     Attributes:
         no_requeue: why users cannot requeue a running job, and what happens instead; empty if they can.
+        frees_dependents: whether jobs that depend on a pending job may start when that job is deleted.
     """
 
     queued = True
     no_requeue = ""
+    frees_dependents = True
 
     @abstractmethod
     def queries(self, timeout: float) -> Queries:

@@ -17,7 +17,7 @@ never be met, and PBS has deleted the waiting job.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -305,7 +305,7 @@ def conditions_met(run: Run) -> bool:
 # -- when a run continues in another job
 
 
-def update_followers(path: Path) -> list[str]:
+def update_followers(path: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:
     """Changes the waiting jobs of the runs that depend on a run or sweep, so that they wait for its present jobs.
 
     Called when this run continues in another job. A waiting job that cannot be changed starts too early, and then waits
@@ -313,6 +313,8 @@ def update_followers(path: Path) -> list[str]:
 
     Args:
         path: directory of the run or sweep that the others wait for.
+        release: called with a waiting run, its plan and its job if nothing is left to wait for; None: such a job is
+            left to the scheduler.
 
     Returns:
         The changes that failed, as text with the name of the waiting run and the reason.
@@ -327,13 +329,13 @@ def update_followers(path: Path) -> list[str]:
         if file.name.startswith("."):
             continue
         try:
-            _update_follower(Path((unwrap(read_text(file)) or "").strip()))
+            _update_follower(Path((unwrap(read_text(file)) or "").strip()), release)
         except (OSError, RunError, ConfigError, QueryError) as error:
             problems.append(f"{file.name}: {error}")
     return problems
 
 
-def _update_follower(follower: Path) -> None:
+def _update_follower(follower: Path, release: Callable[[Run, JobPlan, str], None] | None) -> None:
     run = Run(follower)
     sweep = Sweep(follower)
     if sweep.recorded():
@@ -347,6 +349,8 @@ def _update_follower(follower: Path) -> None:
     for job_id, plan in waiting.items():
         if jobs := jobs_to_wait_for(read_dependencies(plan.after)):
             queries(plan).wait_for(job_id, jobs)
+        elif release is not None:
+            release(run, plan, job_id)
 
 
 def names_latest(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tests.launch import Launcher
@@ -17,6 +18,34 @@ def stage(launcher: Launcher, name: str, what: str, *overrides: str, **environme
 
 def begun(launcher: Launcher, name: str) -> float:
     return float(json.loads((launcher.runs_dir / name / "result.json").read_text())["begun"])
+
+
+def test_who_waits_for_a_run_that_is_cancelled_before_it_starts_does_not_wait_for_ever(launcher: Launcher) -> None:
+    """PBS leaves its job held. A run that waits for a run that waits is told of the new job."""
+    stage(launcher, "first", "works", "cluster.directives.h=true")
+    stage(launcher, "whatever", "works", "after=any:first")
+    stage(launcher, "wants-success", "works", "after=first")
+    stage(launcher, "behind", "works", "after=whatever")
+    launcher.submit("-m", "workload=collective", f"{STAGES}:works", "seed=1,2", "sweep.after=first", "sweep.id=points")
+    done = launcher("cancel", "first")
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"launcher: what waits for first was not released: points: its job \S+ stays held: cancel it, and submit it "
+        r"again\n", done.stderr,
+    )  # fmt: skip
+    launcher("cancel", "points")
+
+    def states() -> dict[str, str]:
+        return {
+            row["run"]: row["state"]
+            for row in json.loads(launcher("status", "--json").stdout)
+            if row["run"] != "points"
+        }
+
+    expected = {"first": "cancelled", "whatever": "done", "wants-success": "failed", "behind": "done"}
+    launcher.until(lambda: states() == expected, "the end of all", timeout=90)
+    assert begun(launcher, "behind") > begun(launcher, "whatever")
+    assert "first is cancelled, and after=ok:first was asked for" in launcher("status", "wants-success").stdout
 
 
 def test_followers_begin_when_the_whole_run_is_over(launcher: Launcher, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
     shell = SHELL
     interactive = "qsub -I"
     allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")
+    frees_dependents = False  # OpenPBS leaves them held for ever, and qalter cannot remove a dependency
     no_requeue = "PBS lets only operators requeue, so a new job is submitted"
     secrets_in_files = True
 
