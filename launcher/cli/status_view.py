@@ -76,9 +76,10 @@ def unanswered(view: View) -> Iterator[str]:
     for scheduler, seen in view.unanswered.items():
         unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
         yield f"This is incomplete: {scheduler} does not answer ({seen.job.problem})."
-        if unknown and seen.age is not None:
-            states = "1 state is" if unknown == 1 else f"{unknown} states are"
-            yield f"{states} unknown; the state of {brief(seen.age)} ago is in brackets."
+        if unknown:
+            known = any(each.unanswered == scheduler and each.before for each in view.seen)
+            brackets = f"; the state of {brief(seen.age)} ago is in brackets" if known else ""
+            yield f"{'1 state is' if unknown == 1 else f'{unknown} states are'} unknown{brackets}."
 
 
 def _width() -> int:

@@ -133,9 +133,9 @@ def layout(view: View, console: Console) -> RenderableType:
         table.add_row(*cells)
     lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
     for scheduler, seen in view.unanswered.items():
-        lines.append(
-            f"{scheduler} does not answer ({seen.job.problem}); the state of {brief(seen.age)} ago is in brackets"
-        )
+        known = any(row["unanswered"] == scheduler and row["before"] for row in view.rows)
+        brackets = f"; the state of {brief(seen.age)} ago is in brackets" if known else ""
+        lines.append(f"{scheduler} does not answer ({seen.job.problem}){brackets}")
     return Group(table, *(Text(one_line(each), "yellow") for each in lines))
 
 

@@ -63,7 +63,7 @@ JOB_LIMIT = re.compile(r"max_queued|Maximum number of jobs|would exceed|exceeds 
 # Hints for the user after a refusal, by qsub's exit code.
 HINTS = {
     159: "`qstat -Qf` shows whom the queues are for (acl_users, acl_groups, acl_hosts)",
-    166: "a resource or the place statement has a value that PBS does not know",
+    166: "PBS does not take the value of a resource, of the place statement, or of the project or account",
     170: "`qstat -Q` lists the queues",
     175: "PBS takes no jobs from root, or from users whom its hosts do not know",
     187: "`pbsnodes -av` shows what the nodes have",
@@ -227,9 +227,12 @@ class PBS:
         if code == UNAUTHORIZED:
             with contextlib.suppress(QueryError):
                 if others := [queue.name for queue in self.queues() if queue.open]:
-                    return f"the queue is for some users, groups or hosts only; anybody's are {', '.join(others)}"
+                    return (
+                        "the queue, or the project or account, is for some users, groups or hosts only; queues for "
+                        f"anybody are {', '.join(others)}"
+                    )
         if words.endswith("Unknown resource: ngpus"):
-            return "GPUs are not counted as ngpus there: cluster.gpu_directive=none"
+            return "GPUs are not counted as ngpus there: cluster.gpu_directive=none (PBSExecutor: pbs_chunk)"
         if "Unknown resource Resource_List." in words:
             return "the site has no such resource of a whole job"
         return HINTS.get(code)

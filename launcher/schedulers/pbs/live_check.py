@@ -10,8 +10,9 @@ from launcher.files import shared_folder
 from launcher.files.shared_files import exists, unwrap
 from launcher.schedulers.pbs import limits, resource_queries
 from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import QueryError
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, settings_of
 
 
 def compare(plan: JobPlan) -> tuple[str, ...]:
@@ -30,7 +31,16 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
     except QueryError as error:
         return (f"not compared with the live nodes: {error}",)
     limits.check_nodes(plan, resource_queries.hosts_of(nodes, plan, queue))
-    return _seen_by(nodes, Path(plan.run_dir).parent)
+    return _seen_by(nodes, Path(plan.run_dir).parent) + _of_totals(plan)
+
+
+def _of_totals(plan: JobPlan) -> tuple[str, ...]:
+    if not settings_of(plan, PBSSettings).totals or plan.nodes == 1:
+        return ()
+    return (
+        f"cluster.totals=true does not say on how many nodes: where PBS gives fewer than nodes={plan.nodes}, the "
+        "attempt ends with 93",
+    )
 
 
 def _seen_by(nodes: Sequence[resource_queries.Node], folder: Path) -> tuple[str, ...]:

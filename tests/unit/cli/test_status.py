@@ -471,6 +471,8 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     assert "unknown (running)" in printed
     assert "This is incomplete: slurm does not answer (squeue did not answer within 10 s)." in printed
     assert "2 states are unknown; the state of 7s ago is in brackets." in printed
+    assert commands.main(["status", "run-1"]) == 0
+    assert "1 state is unknown.\n" in capsys.readouterr().out, "nothing is in brackets: it was not seen before"
     assert commands.main(["status", "--json"]) == 0
     assert {each["state"] for each in json.loads(capsys.readouterr().out)} == {"unknown", "done"}
 

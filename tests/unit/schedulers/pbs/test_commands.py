@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.pbs import live_check
 from launcher.schedulers.pbs.commands import (
     HINTS,
     LETTERS,
@@ -32,6 +33,7 @@ from launcher.schedulers.pbs.commands import (
 )
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
+from tests.unit.plans import bare_plan
 
 # -- ids
 
@@ -621,7 +623,7 @@ usage: qsub [-a date_time] [-A account_string] [-c interval]
     [
         (187, "qsub: Unknown resource: ngpus",
          "qsub refused the job: Unknown resource: ngpus (GPUs are not counted as ngpus there: "
-         "cluster.gpu_directive=none)"),
+         "cluster.gpu_directive=none (PBSExecutor: pbs_chunk))"),
         (187, "qsub: Unknown resource: nosuch", f"qsub refused the job: Unknown resource: nosuch ({HINTS[187]})"),
         (159, "qsub: Unauthorized Request ", f"qsub refused the job: Unauthorized Request ({HINTS[159]})"),
         (187, "qsub: Unknown resource Resource_List.filesystems",
@@ -961,8 +963,18 @@ def test_who_is_not_on_a_queues_list_hears_of_those_that_take_anybody(site: Path
     """A queue's acl_users, on OpenPBS 23.06.06."""
     (site / "queues").write_text(QUEUES.replace('"route_dest', '"acl_user_enable":"True",\n            "route_dest'))
     put(site, "qsub", "echo 'qsub: Unauthorized Request ' >&2; exit 159")
-    with pytest.raises(Refused, match=r"\(the queue is for some users, groups or hosts only; anybody's are workq\)$"):
+    with pytest.raises(Refused, match=r"\(the queue, or the project or account, is for some .* anybody are workq\)$"):
         PBS().submit(SCRIPT, {"PATH": str(site)})
+
+
+@pytest.mark.parametrize(("nodes", "totals", "told"), [(2, True, True), (1, True, False), (2, False, False)])
+def test_totals_do_not_say_on_how_many_nodes(
+    site: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, totals: bool, told: bool
+) -> None:
+    monkeypatch.setattr(live_check.resource_queries.ResourceQueries, "nodes", lambda _: [])
+    monkeypatch.setattr(live_check, "_seen_by", lambda *_: ())
+    plan = bare_plan(cluster={"scheduler": "pbs", "totals": totals, "queue": "workq"}, nodes=nodes)
+    assert any("the attempt ends with 93" in note for note in live_check.compare(plan)) is told
 
 
 def test_queues_are_read(site: Path) -> None:
