@@ -343,6 +343,8 @@ def test_a_part_of_a_training_can_be_restored(tmp_path: Path) -> None:
     seed_generators(2)
     it = training(parts, tmp_path / "checkpoints")
     Parts(2)
+    with pytest.raises(ValueError, match=r"only=\['words'\]: name something of `state` too"):
+        it.load(only=["words"])
     assert it.load(only=["model", "words"]) == 1
     assert draw() == before and parts.words.next == 1 and parts.state["epoch"] == 0
     assert (

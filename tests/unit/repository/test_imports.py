@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +14,7 @@ from typing import TypeGuard
 
 import pytest
 
+import launcher
 from tests.launch import ROOT
 
 PACKAGES = ("launcher", "workloads", "hydra_plugins", "benchmarks")
@@ -123,3 +126,17 @@ def test_an_import_inside_a_function_wants_a_reason(text: str, lines: list[int])
 def test_imports_stand_at_the_top_unless_a_comment_says_why_not(name: str) -> None:
     found = without_reason(modules()[name].read_text())
     assert found == [], f"move them to the top, or write `{REASON}REASON` above: what it costs, and who does without"
+
+
+def test_paths_of_the_public_functions_may_be_text() -> None:
+    things = {name: getattr(launcher, name) for name in launcher.__all__}
+    takes = {
+        f"{name}({parameter.name})": str(parameter.annotation)
+        for name, thing in things.items()
+        if not (isinstance(thing, type) and issubclass(thing, Exception))
+        for parameter in inspect.signature(thing).parameters.values()
+    }
+    assert [each for each, kind in takes.items() if re.search(r"\bPath\b", kind) and "str" not in kind] == []
+    assert {"Checkpointer(folder)", "Resumable(folder)", "find(runs_dir)"} <= {
+        each for each, kind in takes.items() if "str | os.PathLike" in kind
+    }
