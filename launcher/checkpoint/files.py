@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import io
 import math
 import os
@@ -379,6 +380,19 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no metadata needs")
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Context manager: no garbage is looked for, which takes four times as long as making a million objects."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
     """Returns the metadata in the `.metadata` file of the checkpoint in the folder `path`; executes nothing in it.
 
@@ -386,7 +400,7 @@ def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
         Damaged: the file is missing, not valid, or contains other types than metadata needs.
         Unavailable: the file cannot be read now.
     """
-    with _opened(path / METADATA_FILE, timeout, "is not used") as stream:
+    with _opened(path / METADATA_FILE, timeout, "is not used") as stream, _without_collection():
         metadata = _Unpickler(stream).load()
     if not isinstance(metadata, Metadata):
         raise Damaged(f"{path / METADATA_FILE} holds no metadata")
