@@ -20,11 +20,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
+from launcher import bounds
 from launcher.config.search_space import Dimension, Space
 from launcher.errors import ConfigError
 
 TAGS = frozenset({"log"})
-MOST_CHOICES = 10_000
 
 
 def space_of(
@@ -111,6 +111,6 @@ def _choices(override: Override) -> Dimension:
     values = list(dict.fromkeys(override.sweep_string_iterator()))
     if not values:
         raise ConfigError(f"{override.input_line}: it has no values")
-    if len(values) > MOST_CHOICES:
-        raise ConfigError(f"{override.input_line}: a search takes at most {MOST_CHOICES} choices of a key")
+    if len(values) > bounds.SEARCH_CHOICES:
+        raise ConfigError(f"{override.input_line}: a search takes at most {bounds.SEARCH_CHOICES} choices of a key")
     return Dimension(choices=tuple(values))

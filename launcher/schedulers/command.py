@@ -11,16 +11,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
+from launcher import bounds
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.formatting import long_size
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import AnswerLost, QueryError, QueryTimeout
 
-MAX_OUTPUT = 1 << 26  # bytes of stdout and stderr together; a list of 100,000 jobs takes a sixth of it
-
 
 class OutputTooLong(subprocess.SubprocessError):
-    """A command printed more than MAX_OUTPUT bytes, and was killed."""
+    """A command printed more than bounds.QUERY_BYTES bytes, and was killed."""
 
 
 def query(
@@ -36,7 +35,7 @@ def query(
 
     Raises:
         QueryTimeout: the command exceeds the timeout.
-        AnswerLost: the command prints more than MAX_OUTPUT bytes.
+        AnswerLost: the command prints more than bounds.QUERY_BYTES bytes.
         QueryError: the command is not on PATH, cannot be started, or fails.
     """
     try:
@@ -88,7 +87,7 @@ def run(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None, text: str | None = None,
     umask: int = -1, submits: bool = False,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Runs a command until it exits; kills it after the timeout or when it prints more than MAX_OUTPUT bytes.
+    """Runs a command until it exits; kills it after the timeout or when it prints more than bounds.QUERY_BYTES bytes.
 
     Args:
         command: argv of the command.
@@ -101,7 +100,7 @@ def run(
     Raises:
         OSError: the command does not exist or cannot be started.
         TimeoutExpired: the command exceeds the timeout.
-        OutputTooLong: the command prints more than MAX_OUTPUT bytes.
+        OutputTooLong: the command prints more than bounds.QUERY_BYTES bytes.
     """
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -145,7 +144,7 @@ def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: 
 
     Raises:
         TimeoutExpired: a stream is still open at `end`, a time of the monotonic clock.
-        OutputTooLong: the process printed more than MAX_OUTPUT bytes.
+        OutputTooLong: the process printed more than bounds.QUERY_BYTES bytes.
     """
     assert process.stdout is not None
     assert process.stderr is not None
@@ -162,6 +161,8 @@ def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: 
                 texts[key.fd] += data
                 if not data:
                     selector.unregister(key.fd)
-                if sum(map(len, texts.values())) > MAX_OUTPUT:
-                    raise OutputTooLong(f"{command[0]} printed more than {long_size(MAX_OUTPUT)}, which is no answer")
+                if sum(map(len, texts.values())) > bounds.QUERY_BYTES:
+                    raise OutputTooLong(
+                        f"{command[0]} printed more than {long_size(bounds.QUERY_BYTES)}, which is no answer"
+                    )
     return [bytes(each).decode(errors="replace").replace("\r\n", "\n") for each in texts.values()]

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher import errors, redaction
+from launcher import bounds, errors, redaction
 from launcher.environment import secrets
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
@@ -28,10 +28,6 @@ from launcher.schedulers.sge import node
 from launcher.schedulers.sge.find_command import find
 from launcher.schedulers.sge.hosts import hosts_of
 
-# Maximum bytes of a line. More would not fit into the pipe while Python starts on the node; they would be lost, and
-# qrsh would hang.
-MAX_LINE = 60_000
-
 
 def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
     """Returns the first line for the program `node`, which describes its arguments. Pure.
@@ -40,12 +36,12 @@ def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str
         ConfigError: the secrets are too large.
     """
     line = node.encode({"request": request, "secrets": hidden, "tasks": tasks, "started": started})
-    if len(line) > MAX_LINE:
+    if len(line) > bounds.QRSH_LINE_BYTES:
         largest = sorted(hidden, key=lambda name: len(hidden[name]), reverse=True)[:3]
         raise errors.ConfigError(
             f"the secret variables of the job are too large for qrsh ({len(line)} bytes when compressed, and at most "
-            f"{MAX_LINE}): unset those that are not needed, or exclude them from env.secrets; the largest are "
-            f"{', '.join(largest)}"
+            f"{bounds.QRSH_LINE_BYTES}): unset those that are not needed, or exclude them from env.secrets; the "
+            f"largest are {', '.join(largest)}"
         )
     return line
 

@@ -140,7 +140,7 @@ def test_a_record_that_could_not_be_read_again_is_refused_by_name(
         with pytest.raises(ConfigError, match=words):
             run.write_record(plan_of(), config, {})
     with pytest.raises(ConfigError, match="procs_per_node is an integer of more than 64 bits"):
-        run.write_record(replace(plan_of(), procs_per_node=2**64), {}, {})
+        run.write_record(replace(plan_of(), procs_per_node=bounds.FIELD_INTEGERS), {}, {})
     assert run.record() == before
 
 

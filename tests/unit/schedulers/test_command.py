@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers import command
+from launcher import bounds
 from launcher.schedulers.command import query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer
 from launcher.schedulers.queries import QueryError, QueryTimeout
@@ -15,11 +15,22 @@ from launcher.schedulers.queries import QueryError, QueryTimeout
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_what_goes_on_printing_is_ended(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MAX_OUTPUT", 1 << 20)
+    monkeypatch.setattr(bounds, "QUERY_BYTES", 1 << 20)
     with pytest.raises(QueryError, match="sh printed more than 1 MiB, which is no answer"):
         query("sh", "-c", f"exec yes {where}", timeout=60, environment=os.environ)
     with pytest.raises(NoAnswer, match="sh printed more than 1 MiB, which is no answer"):
         run_submission(["sh", "-c", f"exec yes {where}"], timeout=60, environment=os.environ)
+
+
+@pytest.mark.parametrize("size", [999, 1000, 1001])
+def test_an_answer_is_read_up_to_its_bound(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "QUERY_BYTES", 1000)
+    ask = ["sh", "-c", f"printf '%0{size}d' 0"]
+    if size > bounds.QUERY_BYTES:
+        with pytest.raises(QueryError, match="sh printed more than"):
+            query(*ask, timeout=60, environment=os.environ)
+    else:
+        assert query(*ask, timeout=60, environment=os.environ).stdout == "0" * size
 
 
 def test_what_takes_too_long_is_ended() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher import bounds
-from launcher.worker import rank_report
+from launcher.worker import rank_report, script
 from launcher.worker.rank_report import Report, WorkerError, read_report, run_and_report
 
 
@@ -86,6 +86,19 @@ def test_a_rank_that_returns_more_than_a_result_holds_has_done_its_work(
     monkeypatch.setattr(bounds, "RESULT_BYTES", 1 << 12)
     assert run_and_report(lambda: {"weights": "x" * (1 << 12), "loss": 1}, report) == 0
     assert read_report(report) == Report(returned={"loss": 1})
+
+
+def test_the_largest_report_is_read(report: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics that fill a result, and an error of the longest texts, every character of which is escaped."""
+    monkeypatch.setattr(bounds, "RESULT_BYTES", 1 << 12)
+    monkeypatch.setattr(bounds, "REPORT_BYTES", bounds.RESULT_BYTES + (1 << 10))
+    text = "x" * (bounds.RESULT_BYTES - len('{\n "a": "",\n \n}'))
+    assert run_and_report(lambda: {"a": text}, report) == 0
+    assert read_report(report).returned == {"a": text}
+    assert bounds.RESULT_BYTES < os.fstat(report).st_size < bounds.REPORT_BYTES
+    monkeypatch.undo()
+    longest = script.LONGEST_MESSAGE + script.LONGEST_TRACEBACK
+    assert len(json.dumps("\U0001f600" * longest)) + (1 << 12) < bounds.REPORT_BYTES
 
 
 def test_one_rank_of_a_node_reports_metrics(report: int, monkeypatch: pytest.MonkeyPatch) -> None:

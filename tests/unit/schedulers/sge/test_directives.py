@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher import bounds
 from launcher.errors import ConfigError
 from launcher.schedulers.sge import directives, node, qrsh
 from launcher.schedulers.sge.environment import sge_environment
@@ -113,10 +114,10 @@ def test_a_line_fits_into_the_pipe_or_the_largest_secrets_are_named(monkeypatch:
     hidden = {"A_TOKEN": "a", "B_TOKEN": "b" * 500, "C_TOKEN": "c" * 90}
     size = len(qrsh.line_of("/request", hidden, [{}], "/started"))
     for most in (size + 1, size):
-        monkeypatch.setattr(qrsh, "MAX_LINE", most)
+        monkeypatch.setattr(bounds, "QRSH_LINE_BYTES", most)
         line = qrsh.line_of("/request", hidden, [{}], "/started")
         assert node.decode(line) == {"request": "/request", "secrets": hidden, "tasks": [{}], "started": "/started"}
-    monkeypatch.setattr(qrsh, "MAX_LINE", size - 1)
+    monkeypatch.setattr(bounds, "QRSH_LINE_BYTES", size - 1)
     with pytest.raises(ConfigError, match="the largest are B_TOKEN, C_TOKEN, A_TOKEN"):
         qrsh.line_of("/request", hidden, [{}], "/started")
 

@@ -1,0 +1,173 @@
+"""Every bound is in launcher/bounds.py, and its writer is tested against its reader around it."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import bounds
+from tests.launch import ROOT
+
+LARGE = 1 << 12  # smaller numbers bound nothing that could grow
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.LShift: operator.lshift, ast.Mult: operator.mul, ast.Pow: operator.pow, ast.Add: operator.add,
+    ast.Sub: operator.sub,
+}  # fmt: skip
+
+# Of each bound the test of its writer against its reader at the bound, below and above.
+TESTS = {
+    "RECORD_BYTES": "unit/runs/test_directory.py::test_a_record_is_read_up_to_its_bound",
+    "EVENT_BYTES": "unit/runs/test_long_runs.py",
+    "EVENTS_BYTES": "unit/runs/test_long_runs.py",
+    "EVENTS_LINES": "unit/runs/test_long_runs.py",
+    "OUTPUT_LINE_BYTES": "unit/agent/test_output.py",
+    "JSON_LEVELS": "unit/checkpoint/test_bounds.py::test_levels_come_back_up_to_the_bound",
+    "JSON_INTEGERS": "unit/checkpoint/test_bounds.py::test_integers_beyond_the_bound_are_refused_at_the_save",
+    "FIELD_INTEGERS": "unit/runs/test_directory.py::test_a_record_that_could_not_be_read_again_is_refused_by_name",
+    "FACTS_BYTES": "unit/checkpoint/test_bounds.py::test_facts_come_back_up_to_their_bound",
+    "MANIFEST_BYTES": "unit/checkpoint/test_bounds.py::test_a_manifest_comes_back_up_to_its_bound",
+    "RESULT_BYTES": "unit/runs/test_directory.py::test_a_result_of_any_size_is_written_without_its_largest_values",
+    "REPORT_BYTES": "unit/worker/test_rank_report.py::test_the_largest_report_is_read",
+    "ACCUSED": "unit/agent/test_coordinator.py",
+    "MESSAGE_BYTES": "unit/agent/test_channel.py::test_a_message_that_the_other_end_would_refuse_is_not_sent",
+    "QUERY_BYTES": "unit/schedulers/test_command.py::test_an_answer_is_read_up_to_its_bound",
+    "QRSH_LINE_BYTES": "unit/schedulers/sge/test_directives.py",
+    "SEARCH_CHOICES": "unit/config/test_search_space.py::test_a_key_has_choices_up_to_a_bound",
+    "SWEEP_BYTES": "unit/runs/test_sweep_directory.py",
+    "SWEEP_POINTS": "unit/runs/test_sweep_directory.py",
+    "SWEEP_OVERRIDES": "unit/runs/test_sweep_directory.py",
+    "SEARCH_BYTES": "unit/search/test_search.py",
+}
+
+# Large numbers of launcher/ that bound neither what is written nor what is read, by what they are.
+NO_BOUNDS = {
+    "how much is read, written, copied or hashed at once; the rest follows": {
+        "agent/output.READ", "agent/output.MOST", "checkpoint/files._PIECE", "checkpoint/format.BLOCK",
+        "checkpoint/format._BUFFER", "checkpoint/replicas._PIECE", "checkpoint/staging.AT_ONCE",
+        "checkpoint/staging.AT_ONCE_ALL", "environment/unpack_on_node.PIECE", "files/checksum.PIECE",
+        "pilots/parts.MOST", "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
+        "runs/event_file._PIECE_BYTES",
+        "runs/output.BLOCK",
+    },
+    "how much a command shows, or reads of a log of others for it": {
+        "agent/output.TAIL", "diagnose/post_mortem/evidence.TAIL", "monitoring/packed.RECENT",
+        "reports/collect.LOG_BYTES", "reports/figures.POINTS", "reports/page.MOST_BYTES",
+        "runs/carriage_returns.LONGEST_STATE", "runs/directory._PACE_TAIL", "runs/directory._PACE_TAILS",
+        "runs/event_file._CHECKED_BYTES", "worker/debug_console.SCREEN", "worker/nccl_report.MOST",
+    },
+    "where one way is chosen, or a warning given, instead of another": {
+        "checkpoint/saving.SMALL", "checkpoint/saving.SLACK", "diagnose/doctor/folder.FEW_INODES",
+        "diagnose/doctor/machine.LEAST_FILES", "runs/event_file._JOINT_PARSE_LIMIT", "search/budget.LARGEST_SHUFFLED",
+    },
+    "a unit, a number of the kernel or of a protocol, the size of a probe or of a table": {
+        "agent/forks.LARGE", "agent/output.PIPE", "checkpoint/agreement._RANKS", "checkpoint/replicas.BUCKETS",
+        "diagnose/doctor/machine.MIB", "diagnose/doctor/machine.GIB",
+        "diagnose/post_mortem/advice.GIB", "failures/preflight_text.MIB", "failures/preflight_text.GIB",
+        "preflight/checks.MIB", "preflight/checks.WRITTEN", "preflight/together.ELEMENTS",
+        "rendezvous/interfaces._SIOCGIFADDR", "worker/process_group.PORTS", "worker/stop._RANKS",
+    },
+    "memory of a queue, or of what a person types; more is dropped": {
+        "worker/debug_console.LONGEST", "worker/tracking.QUEUE",
+    },
+    "of texts that are cut when they are written, in a module that runs without our packages": {
+        "worker/script.LONGEST_MESSAGE", "worker/script.LONGEST_TRACEBACK",
+    },
+}  # fmt: skip
+
+
+def value_of(node: ast.expr) -> int | None:
+    """Returns the value of an expression of whole numbers (`1 << 20`); of a tuple the largest; None: it is another."""
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.Tuple):
+        return max((value for each in node.elts if (value := value_of(each)) is not None), default=None)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = value_of(node.left), value_of(node.right)
+        return None if left is None or right is None else OPERATORS[type(node.op)](left, right)
+    return None
+
+
+def large_constants(source: str) -> Iterator[str]:
+    """Yields the names in upper case that a module or a class of it gives to large numbers."""
+    tree = ast.parse(source)
+    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+    for statement in [*tree.body, *(each for kind in classes for each in kind.body)]:
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+            continue
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            pairs = (
+                zip(target.elts, statement.value.elts, strict=True)
+                if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
+                else [(target, statement.value)]
+            )
+            for name, value in pairs:
+                if isinstance(name, ast.Name) and name.id.isupper() and (value_of(value) or 0) >= LARGE:
+                    yield name.id
+
+
+def compared(source: str) -> Iterator[int]:
+    """Yields large powers of two that are compared with something, and are no constant with a name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            for each in (node.left, *node.comparators):
+                if (
+                    isinstance(each, ast.BinOp)
+                    and (value := value_of(each))
+                    and value.bit_count() == 1
+                    and value >= LARGE
+                ):
+                    yield node.lineno
+
+
+MODULES = {
+    path.relative_to(ROOT / "launcher").with_suffix("").as_posix(): path
+    for path in sorted((ROOT / "launcher").rglob("*.py"))
+    if path.name != "bounds.py"
+}
+
+
+def test_a_bound_is_in_the_module_of_bounds() -> None:
+    found = {f"{module}.{name}" for module, path in MODULES.items() for name in large_constants(path.read_text())}
+    known = set().union(*NO_BOUNDS.values())
+    assert found - known == set(), "a bound on what is written or read belongs into launcher/bounds.py"
+    assert known - found == set(), "these are gone"
+
+
+def test_a_bound_has_a_name() -> None:
+    found = {f"{module}:{line}" for module, path in MODULES.items() for line in compared(path.read_text())}
+    assert {each.partition(":")[0] for each in found} == {"agent/memory"}  # how the kernel says that there is no limit
+
+
+@pytest.mark.parametrize("bound", [name for name in vars(bounds) if name.isupper()])
+def test_each_bound_is_used_by_its_module_and_tried_by_a_test(bound: str) -> None:
+    uses = [module for module, path in MODULES.items() if f"bounds.{bound}" in path.read_text()]
+    assert uses, "nothing takes it from the module of bounds"
+    file, _, name = TESTS[bound].partition("::")
+    source = Path(ROOT / "tests" / file).read_text()
+    if name:
+        functions = {each.name: each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)}
+        assert name in functions
+    assert bound in source
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("LIMIT = 1 << 20", ["LIMIT"]),
+        ("MOST: int = 10_000", ["MOST"]),
+        ("class A:\n    FIRST, LAST = 1, 4 * 1024", ["LAST"]),
+        ("SMALL = 100\nlower = 1 << 20\nTEXT = 'x'", []),
+    ],
+)
+def test_a_bound_is_found(source: str, found: list[str]) -> None:
+    assert list(large_constants(source)) == found
+
+
+@pytest.mark.parametrize(("source", "lines"), [("if len(a) > 1 << 20: pass", [1]), ("x < 5\ny < LIMIT", [])])
+def test_a_bound_without_a_name_is_found(source: str, lines: list[int]) -> None:
+    assert list(compared(source)) == lines
