@@ -35,6 +35,7 @@ from launcher.spec.plan import from_dict
 STEPS = 4690  # steps of each training
 STAND_INS = {
     "sbatch": "echo 1",
+    "srun": "true",  # submitit takes a machine with srun for a Slurm cluster
     "sinfo": "echo 'batch*|infinite|infinite|1000|64|256000|gpu:8'",
     "scontrol": "echo 'MaxArraySize = 10001'",
     "squeue": 'echo asked >>"$ASKED"\ncat "$JOBS"',
