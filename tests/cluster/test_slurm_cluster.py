@@ -292,6 +292,7 @@ def test_missing_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(slurm_cluster, "_which", lambda name: name)
     monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.access", lambda path, mode: True)
     monkeypatch.setattr(f"tests.cluster.slurm_cluster.{attribute}", value)
     told = SlurmCluster.missing(accounting=accounting)
     assert told is None if reason is None else reason in str(told)

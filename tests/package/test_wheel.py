@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -20,8 +20,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     make = "import sys; from hatchling.build import build_sdist, build_wheel as w; {}(sys.argv[1])"
     _python(ROOT, "-c", make.format("build_sdist"), str(folder))
-    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(next(folder.glob("*.tar.gz")), folder)
     _python(next(folder.glob("launcher-*/")), "-c", make.format("w"), str(folder))
     return folder
 
