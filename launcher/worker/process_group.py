@@ -152,7 +152,8 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
         nodes = _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
     atexit.register(close)  # without this, processes were seen to abort at exit
     global _reporter, _env
-    _reporter = Reporter(current_attempt(), place.rank)
+    if _reporter is None or (_env is None and "RANK" not in os.environ):  # else it has what was reported before
+        _reporter = Reporter(current_attempt(), place.rank)
     nodes = nodes or _nodes_by_group(place, host)
     node_rank = nodes.of_ranks[place.rank]
     _env = Env(
