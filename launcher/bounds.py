@@ -19,7 +19,6 @@ FACTS_BYTES = 1 << 24  # of `extra`, `identity` and `metrics` of a checkpoint, e
 MANIFEST_BYTES = 1 << 26  # of a checkpoint's manifest: thrice FACTS_BYTES, and 8 MB for 10 TB of 32,768 ranks
 RESULT_BYTES = 1 << 24  # of the metrics that a run returns, as JSON
 REPORT_BYTES = RESULT_BYTES + (1 << 10)  # of a rank's report to its agent: these metrics, or an error
-MESSAGE_BYTES = 1 << 26  # of a message between agents
 QUERY_BYTES = 1 << 26  # that a scheduler's command prints: a list of 100,000 jobs takes a sixth of it
 # of the line that starts a node's tasks on Grid Engine: more would not fit into the pipe until Python reads there
 QRSH_LINE_BYTES = 60_000

@@ -7,6 +7,7 @@ nowhere else.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -263,13 +264,19 @@ class Link:
         self.send({"type": "report", "key": key, "value": value})
         give_up = time.monotonic() + timeout
         others: list[Message] = []
+        enough, looked = (
+            0,
+            -math.inf,
+        )  # agents are counted when this many have reported, or each second: some may be lost
         try:
             while True:
-                found = self.coordinator.reports.get(key, {})
-                awaited = self.coordinator.present()
-                if awaited <= found.keys() or time.monotonic() >= give_up:
-                    return dict(found)
-                others += self.poll(give_up - time.monotonic())
+                found, now = self.coordinator.reports.get(key, {}), time.monotonic()
+                if len(found) >= enough or now >= min(looked + 1.0, give_up):
+                    awaited, looked = self.coordinator.present(), now
+                    if awaited <= found.keys() or now >= give_up:
+                        return dict(found)
+                    enough = len(awaited | found.keys())
+                others += self.poll(min(1.0, give_up - now))
                 self._signals.require_none()
         finally:
             self._inbox = [*others, *self._inbox]

@@ -1,0 +1,53 @@
+"""Values that all agents exchange while no ranks run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.agent import link
+from tests.unit.clock import Clock
+
+
+class Agents:
+    """Reports of `count` agents, of which each poll brings one; counts how often those present are looked through."""
+
+    def __init__(self, count: int) -> None:
+        self.reports: dict[str, dict[int, int]] = {"key": {}}
+        self._count, self.looks = count, 0
+
+    def present(self) -> set[int]:
+        self.looks += 1
+        return set(range(self._count))
+
+    def poll(self, clock: Clock, timeout: float) -> list[Any]:
+        if len(self.reports["key"]) < self._count:
+            self.reports["key"][len(self.reports["key"])] = 7
+            clock.now += 1e-4
+        else:
+            clock.now += timeout
+        return []
+
+
+def collect(agents: Agents, clock: Clock) -> dict[int, Any]:
+    self = SimpleNamespace(
+        coordinator=agents, send=lambda _: None, poll=lambda timeout: agents.poll(clock, timeout), _inbox=[],
+        _signals=SimpleNamespace(require_none=lambda: None),
+    )  # fmt: skip
+    return link.Link.collect(self, "key", 7, 60.0)  # type: ignore[arg-type]
+
+
+def test_agents_are_not_looked_through_for_each_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, agents = Clock(monkeypatch, link), Agents(4096)
+    assert collect(agents, clock) == dict.fromkeys(range(4096), 7)
+    assert agents.looks < 5
+
+
+def test_agents_that_do_not_report_are_waited_for_until_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, agents = Clock(monkeypatch, link), Agents(3)
+    monkeypatch.setattr(agents, "present", lambda: {0, 1, 2, 3})
+    before = clock.now
+    assert collect(agents, clock) == dict.fromkeys(range(3), 7)
+    assert clock.now - before == pytest.approx(60.0, abs=0.01)
