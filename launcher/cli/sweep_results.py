@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.sweep_status import WIDTH, cut, indented, row
-from launcher.cli.text import print_columns, program
+from launcher.cli.sweep_status import WIDTH, indented, row
+from launcher.cli.text import cut, print_columns, program
 from launcher.errors import ConfigError, near
 from launcher.formatting import plural
 from launcher.monitoring.state import RunState
@@ -225,7 +225,7 @@ def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]
     if ended:
         print()
     for each in ended[:FAILURES]:
-        print(cut(f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": ")))
+        print(cut(f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": "), WIDTH))
         if cause := row(each)["cause"]:
             for line in indented(str(cause), 2):
                 print(line)

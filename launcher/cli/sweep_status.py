@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.progress import bar
-from launcher.cli.text import cause, print_columns, program
+from launcher.cli.text import cause, cut, print_columns, program
 from launcher.formatting import format_time, plural
 from launcher.monitoring import packed
 from launcher.monitoring.state import RunState
@@ -201,15 +201,10 @@ def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
     lines = []
     for line, point in zip(rows, (None, *shown), strict=True):
         text = "  ".join(f"{word:<{width}}" for word, width in zip(line, [*widths, 0], strict=True)).rstrip()
-        lines.append(cut(text))
+        lines.append(cut(text, WIDTH))
         if point is not None and (cause := why(point)):
             lines += indented(cause, widths[0] + 2)
     return lines
-
-
-def cut(line: str, width: int = WIDTH) -> str:
-    """Shortens a line to `width` characters, with `...` at its end. Pure."""
-    return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def indented(text: str, spaces: int) -> list[str]:

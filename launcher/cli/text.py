@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from launcher.runs.directory import Run
     from launcher.spec.plan import JobPlan
 
+LONGEST_METRIC = 200  # characters of a value; result.json has all of it
+
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
     """Prints a table with aligned columns. No cell is shortened.
@@ -130,6 +132,11 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     return None if found.cause is None else clean(found.cause), codes
 
 
+def cut(line: str, width: int) -> str:
+    """Shortens a line to `width` characters, with `...` at its end. Pure."""
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
 def outcome(seen: RunStatus) -> str:
     """Returns the text that ends a command which has followed a run: its metrics, or its traceback and cause."""
     lines = []
@@ -138,7 +145,8 @@ def outcome(seen: RunStatus) -> str:
         lines.append(f"{seen.run.id} is done")
         width = max(map(len, metrics), default=0)
         for key, value in metrics.items():
-            lines.append(f"  {key:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
+            shown = f"{value:.6g}" if isinstance(value, float) else cut(one_line(str(value)), LONGEST_METRIC)
+            lines.append(f"  {one_line(key):<{width}}  {shown}")
     else:
         fault = seen.history.fault
         if isinstance(fault, Fault) and fault.traceback:

@@ -132,6 +132,14 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
     assert f"more: python -m launcher post-mortem {made.id}" in outcome(seen).splitlines()[-2]
 
 
+def test_a_metric_of_a_megabyte_is_one_short_line(made: Run) -> None:
+    attempt(made, ended=0)
+    made.write_result({"values": [0.5] * 300_000, "words": "\x1b[2Ja\nb"})
+    lines = outcome(run_status.status_of(made, run_status.JobMonitor())).splitlines()
+    assert [len(line) <= 220 for line in lines] == [True] * 4
+    assert lines[1].startswith("  values  [0.5, 0.5,") and lines[2] == "  words   a b"
+
+
 def test_advice_names_the_run_and_not_latest_which_moves(
     made: Run, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
