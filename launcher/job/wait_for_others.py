@@ -24,13 +24,16 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.failures.codes import FaultCode
 from launcher.job.requeue import resubmit
-from launcher.monitoring.run_status import forget, queries
+from launcher.monitoring.run_status import JobMonitor, forget, queries, status_of
+from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import ConditionsMet, Fault, Submitting, every
 from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
+from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
+from launcher.schedulers.queries import QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
@@ -143,17 +146,27 @@ def release_followers(paths: Iterable[Path], plan: JobPlan) -> list[str]:
     """
     if registry.queue(plan.cluster.scheduler).frees_dependents:
         return []
-    problems = [(path.name, problem) for path in paths for problem in update_followers(path, _submit_released)]
-    return [f"what waits for {name} was not released: {problem}" for name, problem in problems]
+    return [f"what waits was not released: {problem}" for problem in update_followers(*paths, release=_submit_released)]
 
 
 def _submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
     if not run.recorded():
+        if Sweep(run.path).cancelled():
+            return
         raise RunError(f"its job {job_id} stays held: cancel it, and submit it again")
     with only_submitter(run.path):
-        _submit_again(plan, run, [], plan.cluster.submit_timeout)
-        queries(plan).cancel(job_id)
-        forget(plan)
+        seen = status_of(run, JobMonitor())
+        if seen.state is RunState.UNKNOWN:
+            raise QueryError(f"its job {job_id} may stay held: {seen.job.problem}")
+        if seen.state is not RunState.QUEUED or seen.history.job_id != job_id:
+            return  # it was cancelled, or another command has released it
+        job = _submit_again(plan, run, [], plan.cluster.submit_timeout)
+        try:
+            queries(plan).cancel(job_id)
+        except QueryError as error:
+            raise QueryError(f"it goes on in job {job}, but its job {job_id} stays held: {error}") from None
+        finally:
+            forget(plan)
 
 
 if __name__ == "__main__":

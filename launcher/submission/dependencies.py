@@ -305,33 +305,38 @@ def conditions_met(run: Run) -> bool:
 # -- when a run continues in another job
 
 
-def update_followers(path: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:
-    """Changes the waiting jobs of the runs that depend on a run or sweep, so that they wait for its present jobs.
+def update_followers(*paths: Path, release: Callable[[Run, JobPlan, str], None] | None = None) -> list[str]:
+    """Changes the waiting jobs of the runs that depend on runs or sweeps, so that they wait for the present jobs.
 
-    Called when this run continues in another job. A waiting job that cannot be changed starts too early, and then waits
+    Called when these continue in other jobs. A waiting job that cannot be changed starts too early, and then waits
     again after it has read the state.
 
     Args:
-        path: directory of the run or sweep that the others wait for.
+        paths: directories of the runs or sweeps that the others wait for.
         release: called with a waiting run, its plan and its job if nothing is left to wait for; None: such a job is
             left to the scheduler.
 
     Returns:
         The changes that failed, as text with the name of the waiting run and the reason.
     """
-    problems = []
+    problems: list[str] = []
+    followers: dict[Path, str] = {}  # each once, though it may wait for many points, or their sweep
     try:
-        homes = [path, path.parent] if Run(path).is_point else [path]
-        files = [home / FOLLOWERS / name for home in homes for name in unwrap(list_names(home / FOLLOWERS)) or ()]
+        homes = [home for path in paths for home in ([path, path.parent] if Run(path).is_point else [path])]
     except RunError as error:
         return [str(error)]
-    for file in files:
-        if file.name.startswith("."):
-            continue
+    for home in dict.fromkeys(homes):
         try:
-            _update_follower(Path((unwrap(read_text(file)) or "").strip()), release)
+            for name in unwrap(list_names(home / FOLLOWERS)) or ():
+                if not name.startswith("."):
+                    followers.setdefault(Path((unwrap(read_text(home / FOLLOWERS / name)) or "").strip()), name)
+        except RunError as error:
+            problems.append(str(error))
+    for follower, name in followers.items():
+        try:
+            _update_follower(follower, release)
         except (OSError, RunError, ConfigError, QueryError) as error:
-            problems.append(f"{file.name}: {error}")
+            problems.append(f"{name}: {error}")
     return problems
 
 

@@ -30,7 +30,7 @@ def test_who_waits_for_a_run_that_is_cancelled_before_it_starts_does_not_wait_fo
     done = launcher("cancel", "first")
     assert done.returncode == 0
     assert re.fullmatch(
-        r"launcher: what waits for first was not released: points: its job \S+ stays held: cancel it, and submit it "
+        r"launcher: what waits was not released: points: its job \S+ stays held: cancel it, and submit it "
         r"again\n", done.stderr,
     )  # fmt: skip
     launcher("cancel", "points")
@@ -46,6 +46,29 @@ def test_who_waits_for_a_run_that_is_cancelled_before_it_starts_does_not_wait_fo
     launcher.until(lambda: states() == expected, "the end of all", timeout=90)
     assert begun(launcher, "behind") > begun(launcher, "whatever")
     assert "first is cancelled, and after=ok:first was asked for" in launcher("status", "wants-success").stdout
+
+
+def test_who_waits_for_a_sweep_that_is_cancelled_is_submitted_again_once_and_not_if_it_was_cancelled(
+    launcher: Launcher,
+) -> None:
+    held = ("cluster.directives.h=true", "sweep.id=points")
+    launcher.submit("-m", "workload=collective", f"{STAGES}:works", "seed=1,2,3", *held)
+    for name in ("behind", "unwanted"):
+        stage(launcher, name, "works", "after=any:points")
+    assert launcher("cancel", "unwanted").returncode == 0
+    done = launcher("cancel", "points")
+    assert (done.returncode, done.stderr) == (0, "")
+
+    def jobs(name: str) -> int:
+        return (launcher.runs_dir / name / "journal.jsonl").read_text().count('"submitted"')
+
+    assert (jobs("behind"), jobs("unwanted")) == (2, 1)
+
+    def state(name: str) -> str:
+        return str(json.loads(launcher("status", name, "--json").stdout)[0]["state"])
+
+    launcher.until(lambda: state("behind") == "done", "the end of it", timeout=60)
+    assert state("unwanted") == "cancelled"
 
 
 def test_followers_begin_when_the_whole_run_is_over(launcher: Launcher, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.job import wait_for_others as gate
+from launcher.monitoring.state import RunState
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import job_script
@@ -310,6 +312,50 @@ def test_those_who_wait_are_told_of_a_new_job(tmp_path: Path, monkeypatch: pytes
     assert dependencies.update_followers(prep.path) == ["mine: scontrol failed: Access denied"]
     (mine.path / "attempts/0").mkdir()
     assert dependencies.update_followers(prep.path) == [], "it has begun"
+
+
+def test_who_waits_for_many_points_and_their_sweep_is_released_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, points = Run.create(tmp_path / "mine"), [tmp_path / "lr" / str(number) for number in range(3)]
+    mine.write_record(bare_plan(run_id="mine", run_dir=str(mine.path), after=("any:lr",)), {}, {})
+    mine.journal(kinds.Submitted(job="9"))
+    monkeypatch.setattr(dependencies, "read_dependencies", lambda names: [other("any", "cancelled")])
+    for home in (tmp_path / "lr", *points[:2]):
+        (home / dependencies.FOLLOWERS).mkdir(parents=True)
+        (home / dependencies.FOLLOWERS / "mine").write_text(str(mine.path))
+    (tmp_path / "lr/sweep.json").touch()
+    released: list[tuple[Path, str]] = []
+    found = dependencies.update_followers(
+        *points, tmp_path / "lr", release=lambda run, plan, job: released.append((run.path, job))
+    )
+    assert (found, released) == ([], [(mine.path, "9")])
+
+
+@pytest.mark.parametrize(
+    ("state", "job", "again"),
+    [
+        (RunState.QUEUED, "9", True), (RunState.QUEUED, "10", False), (RunState.RUNNING, "9", False),
+        (RunState.CANCELLED, "9", False), (RunState.LOST, "9", False), (RunState.UNKNOWN, "9", None),
+    ],
+)  # fmt: skip
+def test_only_the_job_that_still_waits_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState, job: str, again: bool | None
+) -> None:
+    """Between the first look and the lock, another `cancel` may have released it, or ended it."""
+    mine, plan = Run.create(tmp_path / "mine"), bare_plan(cluster={"scheduler": "pbs"})
+    mine.write_record(plan, {}, {})
+    seen = SimpleNamespace(state=state, history=SimpleNamespace(job_id=job), job=SimpleNamespace(problem="no answer"))
+    monkeypatch.setattr(gate, "status_of", lambda run, live: seen)
+    calls: list[str] = []
+    monkeypatch.setattr(gate, "_submit_again", lambda *rest: calls.append("submitted") or "11")  # type: ignore[func-returns-value]
+    monkeypatch.setattr(gate, "queries", lambda plan: SimpleNamespace(cancel=calls.append))
+    if again is None:
+        with pytest.raises(QueryError, match="its job 9 may stay held: no answer"):
+            gate._submit_released(mine, plan, "9")
+    else:
+        gate._submit_released(mine, plan, "9")
+    assert calls == (["submitted", "9"] if again else [])
 
 
 @pytest.mark.parametrize(
