@@ -46,7 +46,7 @@ def run(arguments: Namespace) -> int:
             continue
         live.cancel(each)
         print(f"{each.id} is being cancelled", flush=True)
-        if seen.state is RunState.QUEUED:
+        if seen.state is RunState.QUEUED or seen.history.waiting:
             # Lazily: 15 ms, and most runs have started when they are cancelled
             from launcher.job.wait_for_others import release_followers
 

@@ -185,7 +185,8 @@ def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependen
     sweep = Sweep(path) if Sweep(path).recorded() else sweep_directory.sweep_of(run)
     if sweep is None:
         seen = status_of(run, live)
-        jobs = (seen.history.job_id, *seen.history.waiting) if seen.plan.queued and not seen.state.over else ()
+        waiting = () if seen.history.cancelled else seen.history.waiting  # they were deleted
+        jobs = (seen.history.job_id, *waiting) if seen.plan.queued and not seen.state.over else ()
         return Dependency(
             condition, run.id, path, seen.state.value, seen.state is RunState.DONE, seen.state.over,
             seen.state in (RunState.UNKNOWN, RunState.LOST), seen.plan.cluster.scheduler if seen.plan.queued else None,

@@ -71,6 +71,21 @@ def test_who_waits_for_a_sweep_that_is_cancelled_is_submitted_again_once_and_not
     assert state("unwanted") == "cancelled"
 
 
+def test_who_waits_for_a_chain_that_is_cancelled_while_it_runs_begins(launcher: Launcher, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    stage(launcher, "first", "goes_on", "resume.how=chain", "resume.max_attempts=3", HOLD=str(hold))
+    stage(launcher, "behind", "works", "after=any:first")
+
+    def state(name: str) -> str:
+        return str(json.loads(launcher("status", name, "--json").stdout)[0]["state"])
+
+    launcher.until(lambda: state("first") == "running", "its start", timeout=60)
+    done = launcher("cancel", "first")
+    assert (done.returncode, done.stderr) == (0, "")
+    launcher.until(lambda: state("behind") == "done", "the end of it", timeout=60)
+
+
 def test_followers_begin_when_the_whole_run_is_over(launcher: Launcher, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
