@@ -274,9 +274,9 @@ def test_status_adds_a_line_only_when_it_says_something(
     job(*says)
     lines = call("status", "a").out.splitlines()
     silent = len(says) == 4
-    told = f"This is incomplete: slurm does not answer ({remark})." if silent else f"a: {remark}"
-    assert lines[2:] == ([] if remark is None else ["", told])
-    assert len(call("status").out.splitlines()) == (4 if silent else 2)
+    incomplete = [f"This is incomplete: slurm does not answer ({remark}).", "1 state is unknown."]
+    assert lines[2:] == ([] if remark is None else ["", *(incomplete if silent else [f"a: {remark}"])])
+    assert len(call("status").out.splitlines()) == (5 if silent else 2)
 
 
 @pytest.mark.parametrize(
