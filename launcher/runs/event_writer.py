@@ -50,26 +50,34 @@ class Events:
         self._refused: set[str] = set()  # kinds of events that were left out
 
     def __call__(self, event: Event) -> bool:
-        """Writes an event; returns False if it exceeds a bound, so that it will never be written."""
+        """Writes an event, with the present time if its time is 0.
+
+        Returns False if it exceeds a bound, so that it will never be written.
+        """
         if self._path is None:
             return True
-        self._unwritten.append(replace(event, time=time.time()))
+        self._unwritten.append(replace(event, time=event.time or time.time()))
+        fits = True
         try:
             while self._unwritten:
-                event_file.append(self._path, self._unwritten[0])
+                fits = self._append(self._path, self._unwritten[0])
                 self._unwritten.popleft()
-        except ValueError as error:
-            self._unwritten.popleft()
-            if event.event not in self._refused:
-                log_line(f"an event {event.event} is not written to {self._path}: {error}", sys.stdout)
-            self._refused.add(event.event)
-            return False
         except OSError as error:
             if not self._failing:
                 log_line(f"cannot write to {self._path} now: {error}", sys.stdout)
             self._failing = True
         else:
             self._failing = False
+        return fits
+
+    def _append(self, path: Path, event: Event) -> bool:
+        try:
+            event_file.append(path, event)
+        except ValueError as error:
+            if event.event not in self._refused:
+                log_line(f"an event {event.event} is not written to {path}: {error}", sys.stdout)
+            self._refused.add(event.event)
+            return False
         return True
 
 

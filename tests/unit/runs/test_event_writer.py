@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import bounds
 from launcher.runs import event_file, event_writer
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_json import Event
@@ -103,6 +104,25 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     tell(Finished())
     told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
     assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]
+
+
+def test_an_event_over_a_bound_does_not_keep_back_those_after_it(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, fails = event_file.append, True
+
+    def failing(path: Path, event: Event) -> None:
+        if fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(path, event)
+
+    monkeypatch.setattr(event_file, "append", failing)
+    tell = Events(attempt, "rank-0")
+    tell(Met(members=2, ranks=2))
+    tell(Restart(error="x" * bounds.EVENT_BYTES, rank=1))
+    fails = False
+    assert tell(Finished())
+    assert [each["event"] for each in event_file.read(attempt.events_file("rank-0"))] == ["met", "finished"]
 
 
 def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_one(
