@@ -70,8 +70,14 @@ def _get_reporter() -> Reporter:
     """Returns this process's reporter; makes it at the first call from the run and RANK in the environment."""
     global _reporter
     if _reporter is None:
-        _reporter = Reporter(current_attempt(), int(os.environ.get("RANK", "0")))
+        _reporter = _new_reporter(int(os.environ.get("RANK", "0")))
     return _reporter
+
+
+def _new_reporter(rank: int) -> Reporter:
+    reporter = Reporter(current_attempt(), rank)
+    atexit.register(reporter.finish)
+    return reporter
 
 
 def report(**metrics: object) -> None:
@@ -153,7 +159,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     atexit.register(close)  # without this, processes were seen to abort at exit
     global _reporter, _env
     if _reporter is None or (_env is None and "RANK" not in os.environ):  # else it has what was reported before
-        _reporter = Reporter(current_attempt(), place.rank)
+        _reporter = _new_reporter(place.rank)
     nodes = nodes or _nodes_by_group(place, host)
     node_rank = nodes.of_ranks[place.rank]
     _env = Env(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from launcher.errors import LauncherError
@@ -63,6 +66,9 @@ class Reporter:
         self._due_to_trackers = {kind: _Due(thins=False) for kind in self._due}
         self._done = False  # whether the last step was the last one of all
         self._stepped = 0.0  # monotonic time of the last event with a step
+        self._newest: Progress | None = None  # the newest report of a step, without values
+        self._held: dict[str, Progress | Evaluated] = {}  # of each kind the newest report if it was not due
+        self._pid = os.getpid()
         self._tracking: Tracking | None = None
         self._tracked = self._attempt is not None  # False as soon as it is known that the run has no trackers
 
@@ -73,9 +79,10 @@ class Reporter:
         kind, now = "progress" if values else "steps", time.monotonic()
         before, self._done = self._done, 0 < total <= step
         done = self._done and not before  # more steps than `total` are not written one by one
-        written = self._due[kind](always=done) and self._events(Progress(step=step, total=total, values=values or None))
+        self._newest = Progress(time=time.time(), step=step, total=total)
+        written = self._write(kind, replace(self._newest, values=values or None), always=done)
         if not written and now - self._stepped >= STEP:
-            written = self._events(Progress(step=step, total=total))
+            written = self._events(self._newest)
         self._stepped = now if written else self._stepped
         if self._due_to_trackers[kind](always=done):
             self._track("train", values, step, done=done)
@@ -84,8 +91,7 @@ class Reporter:
         """Reports the result of an evaluation after `step` steps of the run."""
         if self._attempt is None:
             return
-        if self._due["evaluated"]():
-            self._events(Evaluated(step=step, values=values or None))
+        self._write("evaluated", Evaluated(time=time.time(), step=step, values=values or None))
         if self._due_to_trackers["evaluated"]():
             self._track("eval", values, step)
 
@@ -101,6 +107,26 @@ class Reporter:
                         file=sys.stderr, flush=True,
                     )  # fmt: skip
             self._track("result", metrics, done=True)
+
+    def finish(self) -> None:
+        """Writes the newest report of each kind if it was not due: the last loss, the last value of an objective."""
+        if self._pid != os.getpid():  # in a fork of the rank
+            return
+        held = sorted(self._held.values(), key=attrgetter("time"))
+        self._held = {}
+        for event in held:
+            self._events(event)
+        steps = [event.step for event in held if isinstance(event, Progress)]
+        if self._newest and steps and steps[-1] != self._newest.step:
+            self._events(self._newest)  # readers of the file's end take the last step from there
+
+    def _write(self, kind: str, event: Progress | Evaluated, *, always: bool = False) -> bool:
+        """Writes an event if one of this kind is due, or else keeps it for `finish`. Returns whether it was written."""
+        self._held.pop(kind, None)
+        if self._due[kind](always=always):
+            return self._events(event)
+        self._held[kind] = event
+        return False
 
     def _track(self, prefix: str, values: dict[str, Any], step: int | None = None, *, done: bool = False) -> None:
         """Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete."""

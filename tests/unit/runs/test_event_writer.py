@@ -15,6 +15,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_json import Event
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Finished, Met, Resized, Restart
+from launcher.search.reports import PointReports
 from launcher.worker.reporter import FIRST, INTERVAL, Reporter
 
 
@@ -70,6 +71,44 @@ def test_the_last_step_is_always_told(attempt: Attempt, monkeypatch: pytest.Monk
     for step in range(1, FIRST + 11):
         reporter.progress(step, FIRST + 10)
     assert steps(attempt, "progress") == [*range(1, FIRST + 1), FIRST + 10]
+
+
+def test_the_last_values_are_written_when_the_rank_exits(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    reporter = Reporter(attempt, 0)
+    for step in range(1, FIRST + 11):
+        reporter.progress(step, 0)
+        reporter.progress(step, 0, loss=1.0 / step)
+        reporter.evaluated(step, accuracy=step)
+    reporter.progress(FIRST + 11, 0)
+    reporter.finish()
+    reporter.finish()
+    assert steps(attempt, "evaluated") == [*range(1, FIRST + 1), FIRST + 10]
+    assert steps(attempt, "progress")[2 * FIRST :] == [FIRST + 10, FIRST + 11], "the last event has the last step"
+    reports = PointReports(attempt.run, "accuracy")
+    reports.new()
+    assert reports.last == FIRST + 10
+
+
+def test_a_last_value_does_not_take_the_step_back(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    reporter = Reporter(attempt, 0)
+    for step in range(1, FIRST + 11):
+        reporter.progress(step, 0, loss=1.0 / step)
+    reporter.progress(FIRST + 20, 0)  # this one is due, and newer than the loss that is not
+    reporter.finish()
+    assert steps(attempt, "progress")[FIRST:] == [FIRST + 20, FIRST + 10, FIRST + 20]
+
+
+def test_a_fork_of_the_rank_does_not_write_the_last_values(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    reporter = Reporter(attempt, 0)
+    for step in range(1, FIRST + 11):
+        reporter.evaluated(step, accuracy=step)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        reporter.finish()
+    assert steps(attempt, "evaluated") == [*range(1, FIRST + 1)]
 
 
 def test_other_ranks_tell_nothing(attempt: Attempt) -> None:
