@@ -106,9 +106,11 @@ def _run(listener: socket.socket, hosts: Collection[str], agent: int) -> NoRetur
     try:
         gc.disable()  # the agent's objects are not to be destroyed here
         orphans.die_with_parent(agent)
-        kept, most = listener.fileno(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        os.closerange(3, kept)
-        os.closerange(kept + 1, most)
+        with os.scandir("/proc/self/fd") as entries:  # not each up to the limit, which may be a billion
+            inherited = {int(entry.name) for entry in entries}
+        for descriptor in inherited - {0, 1, 2, listener.fileno()}:
+            with contextlib.suppress(OSError):  # that of the listing is closed already
+                os.close(descriptor)
         sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         _Proxy(listener, hosts).serve()
     except BaseException:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,18 @@ def test_where_no_more_files_may_be_open_ranks_wait_and_are_told(
         assert "raise `ulimit -n`" in said and not waits.done()
     assert waits.result()
     assert "accepts no connection" not in capfd.readouterr().err  # which is said once
+
+
+def test_its_process_has_none_of_the_agents_files(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w"), socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()
+        started = RanksStore(listener, [])
+        try:
+            assert answer(place)
+            links = [os.readlink(entry) for entry in Path(f"/proc/{started.pid}/fd").iterdir()]
+        finally:
+            started.close()
+    assert links and str(tmp_path / "secret") not in links
 
 
 def test_a_store_whose_process_was_killed_is_told(
