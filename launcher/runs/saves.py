@@ -19,11 +19,13 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from launcher.files.shared_files import is_transient
 from launcher.spec.plan import JobPlan
 
 SCAN_TIMEOUT = 60.0  # seconds for one scan
+EVERY = 100  # folders and entries of them that a scan looks at before it looks at the time
 ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
@@ -36,13 +38,11 @@ def newest(plan: JobPlan, enough: float = math.inf, seconds: float = SCAN_TIMEOU
         OSError: a file or folder cannot be read now, or some were not reached in so many seconds: it is unknown whether
             something was saved.
     """
-    give_up, found = time.monotonic() + seconds, -1
-    for _, status in files(plan):
+    found = -1
+    for _, status in files(plan, seconds):
         found = max(found, status.st_mtime_ns)
         if found > enough:
             break
-        if time.monotonic() >= give_up:
-            raise TimeoutError(errno.ETIMEDOUT, f"it has more files than could be looked at in {seconds:.0f} s")
     return found
 
 
@@ -53,25 +53,51 @@ def describe_locations(plan: JobPlan) -> str:
     return f"{plan.checkpoint.dir}, {where}"
 
 
-def files(plan: JobPlan) -> Iterator[tuple[str, os.stat_result]]:
+def files(plan: JobPlan, seconds: float = math.inf) -> Iterator[tuple[str, os.stat_result]]:
     """Yields path and status of each checkpoint file of a program; folders that changed last are read first.
 
     Raises:
-        OSError: a file or folder cannot be read now.
+        OSError: a file or folder cannot be read now, or not all were reached in so many seconds.
     """
-    yield from _below(plan.checkpoint.dir)
+    limit = _Limit(seconds)
+    for found in _files(plan, limit):
+        yield found
+        limit.check()
+
+
+class _Limit:
+    """The time of one scan: also if it finds nothing, but folders and files of other kinds, it ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._give_up, self._count = seconds, time.monotonic() + seconds, 0
+
+    def count(self) -> None:
+        """Counts a folder or an entry of one, and checks after each EVERY of them."""
+        self._count += 1
+        if self._count % EVERY == 0:
+            self.check()
+
+    def check(self) -> None:
+        if time.monotonic() >= self._give_up:
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"it has more files and folders than could be looked at in {self._seconds:.0f} s"
+            )
+
+
+def _files(plan: JobPlan, limit: _Limit) -> Iterator[tuple[str, os.stat_result]]:
+    yield from _below(plan.checkpoint.dir, limit)
     named = plan.workload.params.get("checkpoint")
     if named is None:
-        for entry in _entries(plan.workdir):
+        for entry in _entries(plan.workdir, limit):
             if entry.name.endswith(ENDINGS) and (status := _status(entry.stat)) and not stat.S_ISDIR(status.st_mode):
                 yield entry.path, status
         return
     pattern = os.path.join(plan.workdir, os.path.expanduser(named))
-    for match in [pattern, *glob.glob(pattern, recursive=True)]:  # noqa: PTH207  the pattern may be absolute
-        yield from _below(match)
+    for match in chain([pattern], glob.iglob(pattern, recursive=True)):  # noqa: PTH207  the pattern may be absolute
+        yield from _below(match, limit)
 
 
-def _below(path: str) -> Iterator[tuple[str, os.stat_result]]:
+def _below(path: str, limit: _Limit) -> Iterator[tuple[str, os.stat_result]]:
     """Yields a file or, for a folder, all files below it."""
     if (status := _status(lambda: os.stat(path))) and not stat.S_ISDIR(status.st_mode):
         yield path, status
@@ -79,7 +105,7 @@ def _below(path: str) -> Iterator[tuple[str, os.stat_result]]:
     waiting = [(0, path)]  # the folder that changed last is first
     while waiting:
         _, folder = heapq.heappop(waiting)
-        for entry in _entries(folder):
+        for entry in _entries(folder, limit):
             if (status := _status(entry.stat)) is None:
                 continue
             if not stat.S_ISDIR(status.st_mode):
@@ -88,10 +114,13 @@ def _below(path: str) -> Iterator[tuple[str, os.stat_result]]:
                 heapq.heappush(waiting, (-status.st_mtime_ns, entry.path))
 
 
-def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+def _entries(folder: str, limit: _Limit) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            yield from entries
+            limit.count()
+            for entry in entries:
+                yield entry
+                limit.count()
     except OSError as error:
         _raise_if_transient(error)
 

@@ -38,6 +38,21 @@ def test_a_scan_that_was_not_finished_says_nothing(tmp_path: Path, seconds: floa
     assert saves.newest(plan, 1999, seconds) == 2000  # this much is known
 
 
+@pytest.mark.parametrize("where", ["checkpoints/{}/", "work/{}.txt", "work/out/{}/"])
+def test_a_scan_that_finds_no_file_ends_in_time(tmp_path: Path, where: str) -> None:
+    plan = saved(tmp_path, 0)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "work" / "out").mkdir()
+    if "out" in where:
+        plan.workload.params["checkpoint"] = "out/*"
+    for number in range(saves.EVERY):
+        path = tmp_path / where.format(number)
+        path.mkdir() if where.endswith("/") else path.touch()
+    with pytest.raises(TimeoutError, match="looked at in 0 s"):
+        saves.newest(plan, math.inf, 0)
+    assert saves.newest(plan) == -1
+
+
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, server = saved(tmp_path, 3), FileServer(monkeypatch)
     server.fail("step-1-2")
