@@ -195,7 +195,7 @@ class ResourceQueries:
         """Returns the QOS that a new job of this user may get; [] if the site has none.
 
         Args:
-            name: the QOS that the job asks for; None: it gets the default one of its account.
+            name: the QOS that the job asks for, perhaps several (`a,b`); None: it gets the default one of its account.
             account: the job's account; None: any of the user's.
         """
         settings = parse_settings(self._run("scontrol", "show", "config"))
@@ -205,7 +205,7 @@ class ResourceQueries:
             self._run(*SACCTMGR, "show", "qos", "format=Name,Flags,MaxWall,MaxTRES"),
             enforced="limits" in settings.get("AccountingStorageEnforce", ""),
         )
-        names = {name}
+        names = {each.lower() for each in (name or "").split(",")}  # newer versions take several (--qos=a,b)
         if name is None:
             cluster, user = settings.get("ClusterName", ""), getpass.getuser()
             text = self._run(
@@ -213,7 +213,7 @@ class ResourceQueries:
                 "format=Account,DefaultQOS,QOS",
             )  # fmt: skip
             names = {*default_qos(text, account)}
-        return [each for each in known if each.name in names]
+        return [each for each in known if each.name.lower() in names]  # as Slurm compares them
 
     def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> Trial:
         """Returns when a job with these sbatch options would start (`sbatch --test-only`). Submits nothing."""
@@ -360,8 +360,9 @@ def default_qos(text: str, account: str | None) -> set[str]:
     It is the account's default one, its only one, or `normal` (job_mgr.c, _determine_and_validate_qos).
     """
     rows = [(line.split("|") + [""] * 3)[:3] for line in text.splitlines()]
-    mine = [row for row in rows if account in (None, row[0])]
-    return {default or (own if own and "," not in own else "normal") for _, default, own in mine} or {"normal"}
+    mine = [row for row in rows if account is None or row[0].lower() == account.lower()]
+    found = {default or (own if own and "," not in own else "normal") for _, default, own in mine} or {"normal"}
+    return {each.lower() for each in found}
 
 
 def parse_limit(text: str, what: str, column: str) -> str:

@@ -59,6 +59,9 @@ def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sit
     [
         ({"cluster": {"qos": "long"}, "time": "12h"}, {}),
         ({"cluster": {"qos": "free"}, "time": "30d"}, {}),
+        ({"cluster": {"qos": "Long"}, "time": "12h"}, {}),
+        ({"cluster": {"qos": "normal,long"}, "time": "12h"}, {}),
+        ({"cluster": {"account": "Slow"}, "time": "12h"}, {}),
         ({"cluster": {"qos": "wide", "partition": "debug"}, "time": "10m", "nodes": 2}, {}),
         ({"cluster": {"qos": "long", "partition": "debug"}, "time": "1d", "nodes": 2}, {}),
         ({"time": "12h"}, {"SBATCH_QOS": "long"}),
