@@ -87,8 +87,11 @@ class Slurm:
         """Runs a command, and returns its standard output.
 
         Raises:
-            QueryError: the command is not on PATH, fails, or exceeds the timeout.
+            QueryError: the command is not on PATH, fails, or exceeds the timeout; or SLURM_CLUSTERS names several
+                clusters, whose jobs have the same numbers.
         """
+        if problem := several_clusters(os.environ):
+            raise QueryError(problem)
         return query(*command, timeout=self.timeout, environment=quiet_environment()).stdout
 
     def partitions(self) -> list[Partition]:
@@ -301,11 +304,18 @@ def in_cluster() -> list[str]:
     return [f"--clusters={cluster}"] if cluster else []
 
 
+def several_clusters(environ: Mapping[str, str]) -> str | None:
+    """Returns why SLURM_CLUSTERS does not name one cluster, or None if it does, or names none."""
+    clusters = environ.get("SLURM_CLUSTERS", "")
+    several = "," in clusters or clusters == "all"
+    return f"SLURM_CLUSTERS={clusters}: a job's number is that of one cluster: name one" if several else None
+
+
 def ambiguous_cluster(environ: Mapping[str, str]) -> str | None:
     """Returns why these variables do not name one cluster for all of Slurm's commands, or None if they do."""
     clusters, of_sbatch = environ.get("SLURM_CLUSTERS", ""), environ.get("SBATCH_CLUSTERS", "")
-    if "," in clusters or clusters == "all":
-        return f"SLURM_CLUSTERS={clusters}: a job's number is that of one cluster: name one"
+    if problem := several_clusters(environ):
+        return problem
     if of_sbatch not in ("", clusters):
         return (
             f"SBATCH_CLUSTERS={of_sbatch}: only sbatch follows it: unset it, and set SLURM_CLUSTERS={of_sbatch}, which "

@@ -276,6 +276,17 @@ def test_a_users_own_formats_do_not_change_what_is_read(commands: Path, monkeypa
     assert [partition.name for partition in Slurm().partitions()] == ["p"]
 
 
+@pytest.mark.parametrize("clusters", ["a,b", "all"])
+def test_jobs_of_several_clusters_are_no_answer(commands: Path, monkeypatch: pytest.MonkeyPatch, clusters: str) -> None:
+    put(commands, "squeue", "echo CLUSTER: a")
+    put(commands, "scancel", f"touch {commands}/cancelled")
+    monkeypatch.setenv("SLURM_CLUSTERS", clusters)
+    for ask in (Slurm().jobs, lambda: Slurm().cancel("7")):
+        with pytest.raises(QueryError, match=f"SLURM_CLUSTERS={clusters}: a job's number is that of one cluster"):
+            ask()
+    assert not (commands / "cancelled").exists()
+
+
 def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """sbatch and sacct by an option, as sacct does not read the variable, and sbatch's job would get it."""
     for name in ("sbatch", "sacct", "squeue", "scontrol", "scancel"):
