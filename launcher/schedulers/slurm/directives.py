@@ -161,7 +161,7 @@ def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
         if not re.fullmatch(r"[a-z][a-z-]+", long_name):
             raise ConfigError(
                 f"cluster.directives: {option!r} is not the long name of an option "
-                "(write `partition`, not `-p` or `--partition`)"
+                "(write `nodelist`, not `-w` or `--nodelist`)"
             )
         require_plain(option, value)
         result[long_name] = value
