@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.schedulers.sge import qrsh
 from launcher.schedulers.sge.qrsh import NodeTasks
 from tests.launch import until
 
@@ -21,3 +22,16 @@ def test_a_start_is_only_missed_where_its_file_could_be_read(
     until(lambda: tasks.poll() == 3, "the process has ended")
     tasks.kill()
     assert ("qrsh -inherit ended with exit code 3" in capsys.readouterr().err) is readable
+
+
+def test_a_qrsh_that_does_not_notice_that_its_node_is_gone_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "0.started"
+    tasks = NodeTasks("node2", ["sleep", "600"], b"\n", started)
+    started.write_text("started\n")
+    tasks.kill()
+    assert tasks.poll() is None, "the program on the node ends its tasks, and then itself"
+    monkeypatch.setattr(qrsh, "UNREACHABLE", 0.0)
+    tasks.kill()
+    until(lambda: tasks.poll() == -9, "the end of it")

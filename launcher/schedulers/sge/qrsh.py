@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from launcher.schedulers import tasks as spawn
 from launcher.schedulers.sge import node
 from launcher.schedulers.sge.find_command import find
 from launcher.schedulers.sge.hosts import hosts_of
+
+UNREACHABLE = 10.0  # seconds after SIGKILL was requested in which the program on the node ends its tasks and itself
 
 
 def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
@@ -59,6 +62,7 @@ class NodeTasks:
     def __init__(self, host: str, command: Sequence[str], line: bytes, started: Path) -> None:
         self._host, self._started = host, started
         self._code: int | None = None
+        self._killed: float | None = None
         started.touch()
         # In its own session: it does not get the job's signals, and `terminate` and `kill` forward them.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -75,8 +79,11 @@ class NodeTasks:
         self._write(b"TERM\n")
 
     def kill(self) -> None:
-        self._write(b"KILL\n")
-        if not self._has_started():  # a program that has started reads KILL itself
+        if self._killed is None:
+            self._killed = time.monotonic()
+            self._write(b"KILL\n")
+        # A program that has started reads KILL itself; qrsh may never notice that its node is gone.
+        if not self._has_started() or time.monotonic() > self._killed + UNREACHABLE:
             self._process.kill()
 
     def _has_started(self) -> bool | None:
