@@ -272,8 +272,8 @@ def load_file(path: Path, timeout: float = 0.0) -> Any:
 
 @contextlib.contextmanager
 def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader]:
-    """Context manager for a file of any size: errors of the file system and of memory become Unavailable, all others
-    Damaged with the words `what`. Arbitrary bytes can raise anything."""
+    """Context manager for a file of any size: errors of the file system and of memory become Unavailable, those of a
+    GPU CheckpointError, all others Damaged with the words `what`. Arbitrary bytes can raise anything."""
     size_of_file(path, timeout)  # it is there, and a file
     with RetryingFile(path, timeout) as file:
         try:
@@ -283,8 +283,10 @@ def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader
                 raise file.failure from None
             if isinstance(error, CheckpointError):
                 raise
-            if isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error):
+            if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error):
                 raise Unavailable(f"{path} cannot be read now: there is no memory for it") from None
+            if torch_compat.is_device_error(error):  # tensors on it are filled while the file is open
+                raise CheckpointError(f"{path} cannot be loaded: {_first_line(error)}") from None
             raise Damaged(f"{path} {what}: {_first_line(error)}") from None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from launcher import Env, errors
 from launcher.checkpoint import format as checkpoints
@@ -323,5 +324,28 @@ def test_no_memory_to_read_a_checkpoint_is_no_damage(make: Any, tmp_path: Path, 
 
     monkeypatch.setattr(torch, "load", no_memory)
     with pytest.raises(Unavailable, match="no memory"):
+        checkpointer.load(state)
+    assert (tmp_path / "checkpoints" / "step-000000001").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), Unavailable),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), CheckpointError),
+    ],
+)
+def test_a_gpu_that_fails_while_it_is_filled_is_no_damage(
+    make: Any, tmp_path: Path, monkeypatch: Any, error: Exception, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(module, "SMALL", 0)
+    checkpointer, state = make(), {"model": {"w": torch.ones(3)}}
+    checkpointer.save(1, state, wait=True)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(DefaultLoadPlanner, "resolve_tensor", fails)
+    with pytest.raises(kind):
         checkpointer.load(state)
     assert (tmp_path / "checkpoints" / "step-000000001").is_dir()
