@@ -178,7 +178,7 @@ class Wanted:
                 continue
             parameters = self._parameters.get(owner)
             index = path[len(owner) + 1] if parameters is not None and len(path) > len(owner) + 1 else None
-            if parameters is not None and path[len(owner)] == "state" and isinstance(index, int):
+            if parameters is not None and isinstance(index, int) and path[len(owner)] == "state":
                 if index < len(parameters):  # else of another stage of a pipeline, or of nobody
                     chosen[name] = _like(parameters[index], dtype, shape)
             elif mine is not None or name not in everyone:

@@ -307,6 +307,12 @@ def test_an_optimizer_of_other_parameters_is_refused_and_nothing_changes(make: M
     assert same(fresh.all(), before)
 
 
+def test_a_tensor_where_an_optimizer_is_now_is_refused(make: Make) -> None:
+    make().save(1, {"optimizer": torch.ones(2)}, wait=True)
+    with pytest.raises(Misfit, match="optimizer: groups of no parameters in the checkpoint, of 1 now"):
+        make().load({"optimizer": torch.optim.SGD([torch.zeros(2, requires_grad=True)])})
+
+
 def test_an_object_that_does_not_take_its_state_is_named(make: Make) -> None:
     class Picky(Shadow):
         def load_state_dict(self, state: dict[str, Any]) -> None:
