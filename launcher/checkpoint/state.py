@@ -146,7 +146,9 @@ def plain(value: Any, what: str, path: str = "") -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) in (dict, OrderedDict):
-        return type(value)((plain(key, what, path), plain(item, what, f"{path}.{key}")) for key, item in value.items())
+        return type(value)(
+            (_plain_key(key, what, path), plain(item, what, f"{path}.{key}")) for key, item in value.items()
+        )
     if type(value) in (list, tuple):
         return type(value)(plain(item, what, f"{path}[{index}]") for index, item in enumerate(value))
     try:
@@ -162,6 +164,10 @@ def plain(value: Any, what: str, path: str = "") -> Any:
             "numbers, text, lists, dicts, or objects with state_dict and load_state_dict "
             f"({' '.join(str(error).split())[:200]})"
         ) from None
+
+
+def _plain_key(key: Any, what: str, path: str) -> Any:
+    return key if type(key) is str else plain(key, what, f"a key of {path.lstrip('.') or 'it'}")
 
 
 def _reread(value: Any) -> Any:
@@ -188,7 +194,8 @@ def _take_apart(
         tensors[name], paths[name] = value.detach(), path
         return _NOTHING
     if isinstance(value, Mapping):
-        parts = {key: _take_apart(item, (*path, key), tensors, paths, lists) for key, item in value.items()}
+        items = [(_plain_key(key, "state", dotted(path)), item) for key, item in value.items()]  # keys go into `paths`
+        parts = {key: _take_apart(item, (*path, key), tensors, paths, lists) for key, item in items}
         rest = {key: part for key, part in parts.items() if part is not _NOTHING}
         return rest if rest or not value else _NOTHING
     if has_tensors(value):  # a list or a tuple: as a dict by index, since its tensors are removed

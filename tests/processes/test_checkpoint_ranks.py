@@ -22,7 +22,7 @@ from launcher.checkpoint.agreement import SavesFail
 from launcher.checkpoint.format import CheckpointError, SaveFailed
 from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_values
 from launcher.checkpoint.staging import Staging
-from launcher.checkpoint.state import local_part, plain
+from launcher.checkpoint.state import Content, local_part, plain
 from launcher.paths import PACKAGE
 from launcher.torch_compat import (
     DTensor,
@@ -465,6 +465,18 @@ def test_plain_values_stay_and_numpys_numbers_become_pythons(value: Any, expecte
 def test_what_could_not_be_read_again_is_refused_by_its_place(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^state contains what only pickle can restore: s.* is a "):
         plain({"s": value}, "state")
+
+
+@pytest.mark.parametrize("value", [1, torch.ones(2)])
+@pytest.mark.parametrize("key", [Path("x"), frozenset({1}), object()])
+def test_a_key_that_could_not_be_read_again_is_refused_by_its_place(key: Any, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^state contains what only pickle can restore: a key of s\.t is a "):
+        Content.of({"s": {"t": {key: value}}})
+
+
+def test_a_key_of_numpy_becomes_a_number_of_python() -> None:
+    content = Content.of({"s": {numpy.int64(2): torch.ones(2)}})
+    assert content.paths == {"s.2": ("s", 2)} and type(content.paths["s.2"][1]) is int
 
 
 @pytest.mark.parametrize("small", [0, saving.SMALL])
