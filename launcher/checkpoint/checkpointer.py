@@ -150,7 +150,7 @@ class Checkpointer:
             state: nested dicts of tensors, DTensors, numbers, text, and objects with `state_dict` and
                 `load_state_dict` (models, optimizers, schedulers). What several ranks have under one name must be the
                 same on all of them. A name may exist on some ranks only.
-            rank_state: state of this rank alone (random number generators): tensors, numbers, text, lists.
+            rank_state: state of this rank alone (random number generators, a data loader), of the same types.
             extra: small facts in JSON types (the sample cursor, the epoch).
             metrics: metrics of the current model, by name.
             wait: whether to return only when the checkpoint is published.
@@ -173,7 +173,7 @@ class Checkpointer:
         try:
             save.extra, save.metrics = facts(extra or {}, "extra"), facts(metrics or {}, "metrics")
             save.content = Content.of(expanded(state)[0])
-            save.rank_state = None if rank_state is None else plain(dict(rank_state), "rank_state")
+            save.rank_state = None if rank_state is None else plain(expanded(rank_state)[0], "rank_state")
             save.compare = self._check_replicas and not self._compared
             save.copying = self._staging.start(save.content.tensors, still=still)
         except (TypeError, ValueError) as error:
@@ -313,7 +313,17 @@ class Checkpointer:
         self.wait()
         self._settle()
         with heartbeat.alive():
-            return self._load(Wanted(state, only), strict)
+            wanted, fault = None, None
+            try:
+                wanted = Wanted(state, only)
+            except Exception as error:  # the other ranks must not wait for this one
+                fault = error
+            try:
+                self._peers.on_all(partial(_raise, fault))
+            except CheckpointError as error:
+                raise error from fault
+            assert wanted is not None
+            return self._load(wanted, strict)
 
     def _load(self, wanted: Wanted, strict: bool) -> Loaded | None:
         passed_over: list[str] = []
@@ -435,6 +445,11 @@ class Checkpointer:
             return [problem for found in self._peers.on_all(look) for problem in found]
         except Damaged as error:
             return [str(error)]
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:

@@ -24,7 +24,7 @@ import torch
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import Misfit, SaveFailed
 from launcher.checkpoint.state import dotted, found_in, merge
-from launcher.checkpoint.stateful import expanded, give, objects_in, stateful
+from launcher.checkpoint.stateful import give, objects_in, stateful
 from launcher.errors import RESUME, ConfigError
 from launcher.formatting import plural
 from launcher.runs import lease
@@ -352,7 +352,7 @@ class Resumable:
     def _save(self, step: int, wait: bool = False) -> None:
         assert self._checkpointer is not None
         known = self._metrics
-        own = {"state": expanded(self._rank_state)[0], "generators": generators(self._env.device)}
+        own = {"state": self._rank_state, "generators": generators(self._env.device)}
         seconds = self._checkpointer.save(
             step, self._state, rank_state=own, extra={"conditions": self._conditions, "best": self._best},
             metrics=known[1] if known is not None and known[0] == step else {}, wait=wait,

@@ -23,6 +23,7 @@ from launcher.checkpoint.format import CheckpointError, SaveFailed
 from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_values
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, local_part, plain
+from launcher.checkpoint.stateful import Generator
 from launcher.paths import PACKAGE
 from launcher.torch_compat import (
     DTensor,
@@ -86,6 +87,39 @@ def test_a_rank_that_fails_while_it_stages_fails_this_save_on_all_and_no_later_o
             assert f"rank {rank}: MemoryError: no pinned memory" in first
         assert others == ["saved", "saved"]
     assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
+
+
+class Fails:
+    """An object whose state_dict raises."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("no such layer")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def fail_in_state_dict(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={}, timeout=20)
+    part = {"part": Fails() if env.rank == 1 else Generator(torch.Generator())}
+    said = []
+    for call in (
+        lambda: checkpointer.load(part),
+        lambda: checkpointer.save(1, {"w": torch.ones(2)}, rank_state=part, wait=True),
+    ):
+        try:
+            call()
+        except CheckpointError as error:
+            said.append(str(error))
+    checkpointer._final = None
+    checkpointer.close()
+    return {"said": said}
+
+
+def test_an_object_that_fails_on_one_rank_fails_the_load_and_the_save_on_all(tmp_path: Path) -> None:
+    for result in run_ranks(fail_in_state_dict, {"folder": str(tmp_path / "checkpoints")}, 2):
+        load, save = result.metrics["said"]
+        assert load == "rank 1: KeyError: 'no such layer'" and "rank 1: KeyError: 'no such layer'" in save
 
 
 def too_slow(config: dict[str, Any], env: Env) -> dict[str, Any]:

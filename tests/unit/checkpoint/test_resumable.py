@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from launcher.checkpoint import resumable
-from launcher.checkpoint.format import Misfit
+from launcher.checkpoint.format import CheckpointError, Misfit
 from launcher.checkpoint.resumable import (
     Resumable,
     changes,
@@ -358,7 +358,7 @@ def test_what_has_no_state_is_refused_before_a_step_is_done(tmp_path: Path) -> N
     with pytest.raises(TypeError, match="rank_state: loader is a DataLoader: give an object with state_dict"):
         Resumable({}, {"loader": loader}, folder=tmp_path / "checkpoints")
     it = Resumable({"loader": loader}, folder=tmp_path / "checkpoints")
-    with pytest.raises(TypeError, match=r"loader is a torch\..*DataLoader.*or objects with state_dict and load_state"):
+    with pytest.raises(CheckpointError, match=r"loader is a torch\..*DataLoader.*or objects with state_dict"):
         it.load()
     it.close()
 
