@@ -263,7 +263,8 @@ class Resumable:
                     f"{plural(loaded.world_size, 'rank')} saved it, and there are {self._env.world_size} now: continue "
                     "at that size, give what fits any number of ranks to `state`, or leave it out: load(only=[...])"
                 )
-            seed_generators(self._seed, loaded.step, self._env.rank)
+            if whole:
+                seed_generators(self._seed, loaded.step, self._env.rank)
             return
         saved, objects = loaded.rank_state.get("state", {}), objects_in(wanted)
         lacking = [dotted(path) for path in objects if found_in(saved, path) is None]

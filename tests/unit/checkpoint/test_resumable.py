@@ -16,6 +16,7 @@ from torch import nn
 
 from launcher.checkpoint import resumable
 from launcher.checkpoint.format import CheckpointError, Misfit
+from launcher.checkpoint.loading import Loaded
 from launcher.checkpoint.resumable import (
     Resumable,
     changes,
@@ -350,6 +351,17 @@ def test_a_part_of_a_training_can_be_restored(tmp_path: Path) -> None:
     assert (
         repr(parts.model.state_dict()) == repr(done.model.state_dict()) and parts.optimizer.state_dict()["state"] == {}
     )
+    it.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_generators_are_seeded_anew_only_if_all_is_restored(tmp_path: Path, whole: bool) -> None:
+    it = training(Parts(1), tmp_path / "checkpoints")
+    before = generators(torch.device("cpu"))
+    expected = draw()
+    restore_generators(before, torch.device("cpu"))
+    it._restore_rank(Loaded(1, tmp_path, {}, {}, None, 2, {}), {}, whole=whole)
+    assert (draw() == expected) == (not whole)
     it.close()
 
 
