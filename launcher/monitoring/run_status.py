@@ -12,6 +12,7 @@ If the scheduler does not respond, or has no record of a job, the run's files al
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -35,6 +36,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed, Cancelled, Progress, Refused
 from launcher.runs.history import RunHistory, read_history
 from launcher.runs.journal import process_of
+from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
 from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
@@ -374,17 +376,28 @@ class JobMonitor:
                 process.signal(signal.SIGKILL if kill else signal.SIGTERM)
             return
         scheduler = queries(plan)
-        token = run.record()["token"]
-        job_id = history.job_id or scheduler.find(token, plan.name)
-        if job_id is None:  # its submission was interrupted before there was a job
-            run.journal(Refused(token=token))
+        known = _submitted(run, plan, scheduler) if history.job_id is None else history
+        if known is None or known.job_id is None:
             return
         try:
-            for each in (job_id, *history.waiting):
+            for each in (known.job_id, *known.waiting):
                 scheduler.cancel(each)
         finally:
             forget(plan)
         secrets.forget(plan.run_dir, plan.secrets_dir)
+
+
+def _submitted(run: Run, plan: JobPlan, scheduler: Queries) -> RunHistory | None:
+    """Returns the history of a run whose submission was not recorded, with its job; None: there is no job."""
+    with only_submitter(run.path):  # another command may be submitting it
+        history, token = read_history(run), run.record()["token"]
+        job_id = history.job_id or scheduler.find(token, plan.name)
+        if job_id is None:  # its submission was interrupted before there was a job
+            run.journal(Refused(token=token))
+            return None
+        if history.job_id is not None:  # the journal must not end with the submission
+            run.journal(cancelled())
+        return dataclasses.replace(history, job_id=job_id)
 
 
 def _end_unknown(history: RunHistory) -> bool:
