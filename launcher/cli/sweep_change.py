@@ -96,10 +96,12 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
         print(f"{sweep.id}: {_points(over)} {'is' if len(over) == 1 else 'are'} over already")
     if not before and points is None:
         print(f"{sweep.id} is over already")
-    if queued := [index for index, state in before.items() if state == RunState.QUEUED.value]:
-        homes = [sweep.run(index).path for index in queued]
-        homes += [sweep.path] if points is None else []
-        for problem in release_followers(homes, sweep.run(queued[0]).plan()):
+    packed = points is None and sweep.manifest().packing is not None  # its pilots may have been queued
+    queued = [sweep.run(index) for index, state in before.items() if packed or state == RunState.QUEUED.value]
+    job = sweep.pilot(0) if packed else next(iter(queued), None)
+    if queued and job is not None and job.recorded():
+        homes = [each.path for each in queued] + ([sweep.path] if points is None else [])
+        for problem in release_followers(homes, job.plan()):
             print(f"launcher: {problem}", file=sys.stderr)
     return 0
 

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.launch import Launcher
 
 STAGES = "workload.entry=tests.chaos.stages"
@@ -48,10 +50,11 @@ def test_who_waits_for_a_run_that_is_cancelled_before_it_starts_does_not_wait_fo
     assert "first is cancelled, and after=ok:first was asked for" in launcher("status", "wants-success").stdout
 
 
+@pytest.mark.parametrize("more", [(), ("sweep.pack=1",)], ids=["jobs", "pilots"])
 def test_who_waits_for_a_sweep_that_is_cancelled_is_submitted_again_once_and_not_if_it_was_cancelled(
-    launcher: Launcher,
+    launcher: Launcher, more: tuple[str, ...]
 ) -> None:
-    held = ("cluster.directives.h=true", "sweep.id=points")
+    held = ("cluster.directives.h=true", "sweep.id=points", *more)
     launcher.submit("-m", "workload=collective", f"{STAGES}:works", "seed=1,2,3", *held)
     for name in ("behind", "unwanted"):
         stage(launcher, name, "works", "after=any:points")
