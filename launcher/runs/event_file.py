@@ -246,11 +246,12 @@ def _lines(pieces: Sequence[bytes]) -> list[bytes]:
         if piece.count(b"\n") <= most:
             lines += piece.split(b"\n")
             continue
-        step, most = len(piece) // _PIECES + 1, most // _PIECES
-        for begin in range(0, len(piece), step):
+        last = piece.rfind(b"\n", 0, piece.rfind(b"\n")) + 1  # the last whole line; what follows it is being written
+        step, most = last // _PIECES + 1, most // _PIECES
+        for begin in range(0, last, step):
             first = piece.find(b"\n", begin) + 1 if begin else 0
-            lines += piece[first : begin + step].split(b"\n", most)[:most]
-        lines.append(piece.rstrip(b"\n").rpartition(b"\n")[2])
+            lines += piece[first : min(begin + step, last)].split(b"\n", most)[:most]
+        lines.append(piece[last:].partition(b"\n")[0])
     return lines
 
 

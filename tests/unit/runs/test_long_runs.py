@@ -163,6 +163,16 @@ def test_of_too_many_lines_some_are_read_that_are_evenly_apart(
     assert gap(curves([found])[0], 10_000) < GAP
 
 
+@pytest.mark.parametrize("cut", ["", '{"time": 1e9, "eve'])
+def test_of_too_many_lines_none_is_read_twice(attempt: Attempt, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "EVENTS_LINES", 1000)
+    path = attempt.events_file("rank-0")
+    path.write_text(lines(10_000) + lines(5, metrics=300).replace('"step": ', '"step": 1000') + cut)  # long ones last
+    steps = [event["step"] for event in event_file.read(path)]
+    assert len(steps) == len({*steps})
+    assert steps[-1] == 10005
+
+
 def test_the_report_of_an_old_run_has_whole_curves(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "EVENTS_BYTES", 1 << 18)
     attempt.events_file("rank-0").write_text(lines(20_000))
