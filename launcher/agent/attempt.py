@@ -325,10 +325,12 @@ class _Agent:
         def run(placement: Placement) -> dict[str, Any]:
             return run_rank(self._plan, placement.place, **self._files(placement), lives=self._lives)
 
+        # A rank that kept the store's socket would let others connect, and wait, when the store is gone.
+        store_socket = [] if rendezvous.listener is None else [rendezvous.listener.fileno()]
         try:
             self._workers.start(
                 ranks, run, round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
-                close_in_child=self._control.descriptors(), ignore=ignored_signals(self._lives),
+                close_in_child=[*self._control.descriptors(), *store_socket], ignore=ignored_signals(self._lives),
             )  # fmt: skip
         except StartError as error:
             raise self._cannot_start(rendezvous, fault_of_start(error, self.own.host)) from None

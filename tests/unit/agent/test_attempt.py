@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +57,11 @@ class Script:
         }  # fmt: skip
         self.calls: list[str] = []
         self.control: Any = None
+        self.closed: Collection[int] = ()  # descriptors that ranks close
+
+    def start(self, *_: object, close_in_child: Collection[int], **__: object) -> Any:
+        self.closed = close_in_child
+        return self.call("start")
 
     def call(self, name: str) -> Any:
         self.calls.append(name)
@@ -95,7 +100,7 @@ class FakeControl:
 
 class FakeWorkers:
     def __init__(self, script: Script) -> None:
-        self.start = lambda *_, **__: script.call("start")
+        self.start = script.start
         self.open_gate = lambda: script.call("open_gate")
         self.close = lambda: None
 
@@ -293,6 +298,14 @@ def test_a_store_whose_process_cannot_be_forked_is_told(script: Script, tmp_path
     fault = failure["fault"]
     assert fault["code"] == "agent" and fault["error"].endswith("Resource temporarily unavailable")
     assert fault["accused"] == [{"host": "node0"}]
+
+
+def test_ranks_do_not_keep_the_socket_of_their_store(script: Script, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        script.steps["first"] = [(History(), Rendezvous("localhost", 1, MEMBERS, None, listener))]
+        script.steps["start"] = [StartError(0, OSError(errno.EAGAIN, "Resource temporarily unavailable"))]
+        assert ended(tmp_path) == errors.RESUME
+        assert script.closed == [listener.fileno()]
 
 
 def test_the_fault_of_a_rendezvous_is_an_event(script: Script, tmp_path: Path) -> None:
