@@ -92,7 +92,9 @@ class Slurm:
         """
         if problem := several_clusters(os.environ):
             raise QueryError(problem)
-        return query(*command, timeout=self.timeout, environment=quiet_environment()).stdout
+        text = query(*command, timeout=self.timeout, environment=quiet_environment()).stdout
+        # With SLURM_CLUSTERS squeue and sinfo print this first, despite --noheader (squeue.c, _multi_cluster).
+        return re.sub(r"\ACLUSTER: .*\n", "", text)
 
     def partitions(self) -> list[Partition]:
         """Returns all partitions that this user can see."""

@@ -287,6 +287,13 @@ def test_jobs_of_several_clusters_are_no_answer(commands: Path, monkeypatch: pyt
     assert not (commands / "cancelled").exists()
 
 
+def test_the_line_with_the_name_of_the_cluster_is_no_answer(commands: Path) -> None:
+    put(commands, "squeue", 'echo "CLUSTER: other"; case "$*" in *--jobs*) echo "PENDING|Priority" ;; esac')
+    assert Slurm().jobs() == {}
+    assert Slurm().state_and_reason("7") == ("PENDING", "Priority")
+    assert not Slurm().count_jobs()
+
+
 def test_all_commands_ask_the_cluster_of_slurm_clusters(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """sbatch and sacct by an option, as sacct does not read the variable, and sbatch's job would get it."""
     for name in ("sbatch", "sacct", "squeue", "scontrol", "scancel"):
