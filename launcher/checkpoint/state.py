@@ -273,7 +273,7 @@ def is_named(name: str, keys: Sequence[str]) -> bool:
 
 
 def named_part(value: Any, keys: Sequence[str], path: Path = ()) -> Any:
-    """Returns the part of nested values that the dotted names `keys` name; None or {}: they name nothing there.
+    """Returns the part of nested values that the dotted names `keys` name; {}: they name nothing there.
 
     Args:
         value: the nested values.
@@ -282,10 +282,11 @@ def named_part(value: Any, keys: Sequence[str], path: Path = ()) -> Any:
     """
     if not keys or (path and is_named(dotted(path), keys)):
         return value
+    parts: dict[Any, Any] = {}
     if isinstance(value, dict):
         parts = {key: named_part(item, keys, (*path, key)) for key, item in value.items()}
-        return {key: part for key, part in parts.items() if part is not None and part != {}}
-    return None
+    named = {key: part for key, part in parts.items() if part is not _NOTHING}
+    return named if named or not path else _NOTHING
 
 
 def fill(target: Tensor, whole: Tensor) -> None:

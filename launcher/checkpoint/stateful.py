@@ -194,9 +194,7 @@ class Wanted:
         """
         there = {path[:end] for path in paths.values() for end in range(1, len(path) + 1)}
         named = {dotted(path) for path in there}
-        lines = [
-            f"{name}: {ABSENT}" for name in self.only if name not in named and named_part(values, [name]) in ({}, None)
-        ]
+        lines = [f"{name}: {ABSENT}" for name in self.only if name not in named and not named_part(values, [name])]
         for path, item in self._objects.items():
             if path not in there and found_in(values, path) is None and dotted(path) not in self.only:
                 lines.append(f"{dotted(path)}: {ABSENT}")

@@ -350,6 +350,15 @@ def test_a_part_that_does_not_exist_is_refused(make: Make, name: str) -> None:
 # -- wrappers, plain values
 
 
+@pytest.mark.parametrize(("name", "value"), [("best", None), ("scaler", {}), ("n.x", None), ("n.y", False)])
+def test_a_part_may_be_none_or_empty(make: Make, name: str, value: Any) -> None:
+    state = {"w": torch.ones(3), "best": None, "scaler": {}, "n": {"x": None, "y": False, "z": 1}}
+    make().save(1, state, wait=True)
+    loaded = make().load(state, only=[name])
+    first, *inner = name.split(".")
+    assert loaded is not None and loaded.values == {first: {inner[0]: value} if inner else value}
+
+
 def test_a_compiled_model_has_the_names_of_the_model(make: Make) -> None:
     loop, fresh = Loop("AdamW", seed=1), Loop("AdamW", seed=2)
     make().save(1, {"model": torch.compile(loop.model)}, wait=True)
