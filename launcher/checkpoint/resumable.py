@@ -258,10 +258,15 @@ class Resumable:
         """Restores what is this rank's own; `whole`: all of it, with the generators."""
         if loaded.rank_state is None:
             if wanted:
+                why = "it has no state of single ranks: "
+                if loaded.world_size != self._env.world_size:
+                    why = (
+                        f"{plural(loaded.world_size, 'rank')} saved it, and there are {self._env.world_size} now: "
+                        "continue at that size, give what fits any number of ranks to `state`, or "
+                    )
                 raise Misfit(
-                    f"{loaded.path}: {', '.join(wanted)} of each rank cannot be restored, since "
-                    f"{plural(loaded.world_size, 'rank')} saved it, and there are {self._env.world_size} now: continue "
-                    "at that size, give what fits any number of ranks to `state`, or leave it out: load(only=[...])"
+                    f"{loaded.path}: {', '.join(wanted)} of each rank cannot be restored, since {why}leave it out: "
+                    "load(only=[...])"
                 )
             if whole:
                 seed_generators(self._seed, loaded.step, self._env.rank)

@@ -354,6 +354,19 @@ def test_a_part_of_a_training_can_be_restored(tmp_path: Path) -> None:
     it.close()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [(1, "since it has no state of single ranks"), (2, "since 2 ranks saved it")],
+)
+def test_the_state_of_each_rank_that_is_not_there_is_refused_with_the_reason(
+    tmp_path: Path, ranks: int, why: str
+) -> None:
+    it = training(Parts(1), tmp_path / "checkpoints")
+    with pytest.raises(Misfit, match=f"words of each rank cannot be restored, {why}"):
+        it._restore_rank(Loaded(1, tmp_path, {}, {}, None, ranks, {}), {"words": Words()}, whole=True)
+    it.close()
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_generators_are_seeded_anew_only_if_all_is_restored(tmp_path: Path, whole: bool) -> None:
     it = training(Parts(1), tmp_path / "checkpoints")
