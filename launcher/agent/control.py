@@ -301,13 +301,14 @@ class Control(Link):
         self._began = None
         try:
             claimed = self._rounds.claim(number, self.own, self._hub.port, members)
-            self._began = self._rounds.time_of(number)
         except OSError as error:  # a full disk, or a file server that does not answer
             problem = f"round {number} cannot be recorded: {error}"
             if number and self.elastic:  # the other side of a partition may have recorded it
                 return Fault(code=FaultCode.AGENT, host=self.own.host, error=problem)
             print(f"launcher: {problem}", file=sys.stderr, flush=True)
             return None
+        with contextlib.suppress(OSError):  # the round is ours, also if its time cannot be read now
+            self._began = self._rounds.time_of(number)
         return None if claimed else self._late()
 
     def _late(self) -> Fault:

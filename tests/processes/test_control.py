@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -481,6 +482,18 @@ def test_a_claim_whose_answer_was_lost_on_the_way_is_still_ours(
     rounds = Rounds(tmp_path / "rounds")
     assert rounds.claim(0, ME, 1234, [ME])
     assert not rounds.claim(0, Member(1, 1, "node1", 1), 99, [])
+
+
+def test_a_round_whose_time_cannot_be_read_is_still_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(number: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    agent = make(0, least=1)
+    monkeypatch.setattr(agent._rounds, "time_of", unreadable)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "_hub", SimpleNamespace(port=1))
+        assert agent._claim(1, [agent.own]) is None
+    assert agent._rounds.begun(1)
 
 
 def test_many_claim_a_round_and_one_gets_it(tmp_path: Path) -> None:
