@@ -329,14 +329,14 @@ def test_no_memory_to_read_a_checkpoint_is_no_damage(make: Any, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    "error",
     [
-        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), Unavailable),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), CheckpointError),
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
     ],
 )
 def test_a_gpu_that_fails_while_it_is_filled_is_no_damage(
-    make: Any, tmp_path: Path, monkeypatch: Any, error: Exception, kind: type[Exception]
+    make: Any, tmp_path: Path, monkeypatch: Any, error: Exception
 ) -> None:
     monkeypatch.setattr(module, "SMALL", 0)
     checkpointer, state = make(), {"model": {"w": torch.ones(3)}}
@@ -346,6 +346,6 @@ def test_a_gpu_that_fails_while_it_is_filled_is_no_damage(
         raise error
 
     monkeypatch.setattr(DefaultLoadPlanner, "resolve_tensor", fails)
-    with pytest.raises(kind):
+    with pytest.raises(CheckpointError):  # before torch 2.6 tensors are filled after the file is closed
         checkpointer.load(state)
     assert (tmp_path / "checkpoints" / "step-000000001").is_dir()
