@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +12,11 @@ import torch
 
 from launcher import Env
 from launcher.checkpoint import Checkpointer, files, saving
+from tests.unit.operations import operations
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
-
-
-def calls(function: Callable[[], Any]) -> int:
-    """Returns the number of calls of functions, of Python's and of C's, that a function makes in this thread."""
-    count = 0
-
-    def see(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(see)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 @pytest.mark.parametrize("small", [0, saving.SMALL], ids=["sharded", "single"])
@@ -47,8 +29,8 @@ def test_ten_times_the_tensors_are_ten_times_the_work(
         checkpointer = Checkpointer(tmp_path / str(count), ALONE, identity={}, background=False)
         state = {"model": {f"layer{number}": torch.full((2, 3), number) for number in range(count)}}
         checkpointer.save(1, state)  # the first one imports modules, and compares replicas
-        saved = calls(lambda: checkpointer.save(2, state))
-        loaded = calls(lambda: checkpointer.load(state))
+        saved = operations(lambda: checkpointer.save(2, state))
+        loaded = operations(lambda: checkpointer.load(state))
         checkpointer.close()
         return saved, loaded
 
