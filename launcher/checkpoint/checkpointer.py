@@ -281,7 +281,14 @@ class Checkpointer:
 
     # -- loading
 
-    def load(self, state: Mapping[str, Any], *, strict: bool = False, only: Sequence[str] = ()) -> Loaded | None:
+    def load(
+        self,
+        state: Mapping[str, Any],
+        *,
+        strict: bool = False,
+        only: Sequence[str] = (),
+        accept: Callable[[Loaded], None] = lambda _: None,
+    ) -> Loaded | None:
         """Restores the newest checkpoint, all of it, into `state`; each rank reads the part that it needs.
 
         | the checkpoint | result |
@@ -298,6 +305,8 @@ class Checkpointer:
             strict: whether to refuse a checkpoint of another world size or torch version, since results could differ.
             only: dotted names (`model`, `nested.optimizer`) of what is loaded; empty: everything. Nothing else changes,
                 and what is left out is logged.
+            accept: is called on each rank with what will be returned, before anything changes; an error that it raises
+                on any rank refuses the checkpoint on all.
 
         Returns:
             What the checkpoint has besides tensors. None if there is no checkpoint; also if none is sound and
@@ -323,9 +332,9 @@ class Checkpointer:
             except CheckpointError as error:
                 raise error from fault
             assert wanted is not None
-            return self._load(wanted, strict)
+            return self._load(wanted, strict, accept)
 
-    def _load(self, wanted: Wanted, strict: bool) -> Loaded | None:
+    def _load(self, wanted: Wanted, strict: bool, accept: Callable[[Loaded], None]) -> Loaded | None:
         passed_over: list[str] = []
         left: list[tuple[Path, Manifest]] = []  # on rank 0
         changed = False  # whether some tensors of the state may have changed
@@ -357,6 +366,11 @@ class Checkpointer:
                 problems = self._problems(opened.open)
                 if not problems:
                     self._problems(partial(opened.require_fit, self._names([*opened.tensors, *wanted.roots])))
+                    loaded = Loaded(
+                        manifest.step, path, manifest.extra, manifest.metrics, opened.rank_state, manifest.world_size,
+                        named_part(opened.values, wanted.only), tuple(passed_over),
+                    )  # fmt: skip
+                    self._peers.on_all(partial(accept, loaded))
                     changed = True
                     problems = self._problems(opened.read)
                 if problems and self._verify and manifest.torch != torch.__version__:
@@ -369,10 +383,7 @@ class Checkpointer:
                 if wanted.only and self._first:
                     log_line(f"only {', '.join(wanted.only)} loaded from {path.name}: all else is left out", sys.stdout)
                 self._folder.continue_from(manifest)
-                return Loaded(
-                    manifest.step, path, manifest.extra, manifest.metrics, opened.rank_state, manifest.world_size,
-                    named_part(opened.values, wanted.only), tuple(passed_over),
-                )  # fmt: skip
+                return loaded
             passed_over.append(self._peers.on_first(partial(self._pass_over, path, problems, manifest)))
         self._peers.on_first(partial(self._require_nothing_lost, passed_over, changed))
         return None

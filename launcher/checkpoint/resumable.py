@@ -23,7 +23,7 @@ import torch
 
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import Misfit, SaveFailed
-from launcher.checkpoint.state import dotted, found_in, merge
+from launcher.checkpoint.state import found_in, merge
 from launcher.checkpoint.stateful import give, objects_in, stateful
 from launcher.errors import RESUME, ConfigError
 from launcher.formatting import plural
@@ -237,25 +237,41 @@ class Resumable:
         Raises:
             Misfit: the checkpoint is of another training, or not all of it can be restored; the text lists the
                 differences. Or resume.strict is set, and the result could differ from that of an undisturbed run.
+                Nothing was changed.
         """
         if self._checkpointer is None:
             return 0
         of_rank = {name: item for name, item in self._rank_state.items() if not only or name in only}
         if only and not set(only) - of_rank.keys():
             raise ValueError(f"only={list(only)}: name something of `state` too")
-        loaded = self._checkpointer.load(self._state, only=[name for name in only if name not in of_rank])
+        loaded = self._checkpointer.load(
+            self._state, only=[name for name in only if name not in of_rank],
+            accept=lambda found: self._require_fit(found, of_rank, whole=not only),
+        )  # fmt: skip
         if loaded is None:
             return 0
         _update(self._state, merge(self._state, loaded.values))
-        self._compare(loaded)
+        self._say_where_it_continues(loaded)
         self._restore_rank(loaded, of_rank, whole=not only)
         self._best = loaded.extra.get("best")
         self._saved_step = loaded.step
         self._restart, self._last_save = time.monotonic() - self._began, time.monotonic()
         return loaded.step
 
-    def _restore_rank(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
-        """Restores what is this rank's own; `whole`: all of it, with the generators."""
+    def _require_fit(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
+        """Raises Misfit if what is this rank's own cannot be restored, or the conditions differ with resume.strict.
+
+        Args:
+            loaded: the checkpoint.
+            wanted: what is to be restored of `rank_state`.
+            whole: whether this is all of it.
+        """
+        _, changed = self._changes(loaded)
+        if changed and self.run.resume.strict:
+            raise Misfit(
+                f"resume.strict=true refuses {loaded.path}: the result could differ from that of an undisturbed run, "
+                f"because of {', '.join(changed)}. Continue as before, or set resume.strict=false"
+            )
         if loaded.rank_state is None:
             if wanted:
                 why = "it has no state of single ranks: "
@@ -268,17 +284,23 @@ class Resumable:
                     f"{loaded.path}: {', '.join(wanted)} of each rank cannot be restored, since {why}leave it out: "
                     "load(only=[...])"
                 )
-            if whole:
-                seed_generators(self._seed, loaded.step, self._env.rank)
             return
-        saved, objects = loaded.rank_state.get("state", {}), objects_in(wanted)
-        lacking = [dotted(path) for path in objects if found_in(saved, path) is None]
+        saved = loaded.rank_state.get("state", {})
+        lacking = [path for path in objects_in(wanted) if found_in(saved, path) is None]
         if lacking or (whole and saved.keys() - wanted.keys()):
             raise Misfit(
                 f"{loaded.path} has {', '.join(saved) or 'nothing'} of each rank, and `rank_state` is "
                 f"{', '.join(wanted) or 'empty'} now: give the same, or name what is to be loaded: load(only=[...])"
             )
-        for path, item in objects.items():
+
+    def _restore_rank(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
+        """Restores what is this rank's own; `whole`: all of it, with the generators."""
+        if loaded.rank_state is None:
+            if whole:
+                seed_generators(self._seed, loaded.step, self._env.rank)
+            return
+        saved = loaded.rank_state.get("state", {})
+        for path, item in objects_in(wanted).items():
             give(path, item, found_in(saved, path))
         _update(self._rank_state, {name: saved[name] for name in wanted if name in saved})
         if whole:
@@ -378,31 +400,25 @@ class Resumable:
         self.close()
         sys.exit(RESUME)
 
-    def _compare(self, loaded: Loaded) -> None:
-        """Prints on rank 0 which checkpoint the training continues from, and which conditions have changed.
-
-        Raises:
-            Misfit: resume.strict is set, and the result could differ from that of an undisturbed run.
-        """
+    def _changes(self, loaded: Loaded) -> tuple[list[str], list[str]]:
+        """Returns the conditions that have changed: those that leave the weights bitwise equal, and the others."""
         now = dict(self._conditions)
         saved = dict(loaded.extra.get("conditions", now))
         same_bits: list[str] = []
         if self.run.train.invariant:
             same_bits = changes({"world size": saved.pop("world size")}, {"world size": now.pop("world size")})
-        changed = changes(saved, now)
-        if changed and self.run.resume.strict:
-            raise Misfit(
-                f"resume.strict=true refuses {loaded.path}: the result could differ from that of an undisturbed run, "
-                f"because of {', '.join(changed)}. Continue as before, or set resume.strict=false"
-            )
-        if self._env.rank == 0:
-            _say(
-                f"continues after step {loaded.step} ({loaded.path.name}, saved by {plural(loaded.world_size, 'rank')})"
-            )
-            for change in same_bits:
-                _say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
-            for change in changed:
-                _say(f"{change}: {_consequence(change)}")
+        return same_bits, changes(saved, now)
+
+    def _say_where_it_continues(self, loaded: Loaded) -> None:
+        """Prints on rank 0 which checkpoint the training continues from, and which conditions have changed."""
+        if self._env.rank != 0:
+            return
+        same_bits, changed = self._changes(loaded)
+        _say(f"continues after step {loaded.step} ({loaded.path.name}, saved by {plural(loaded.world_size, 'rank')})")
+        for change in same_bits:
+            _say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
+        for change in changed:
+            _say(f"{change}: {_consequence(change)}")
 
 
 def _say(text: str) -> None:

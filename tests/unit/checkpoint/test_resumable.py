@@ -332,10 +332,11 @@ def test_what_cannot_be_restored_is_refused_by_name(tmp_path: Path, change: Any,
     finished(tmp_path / "checkpoints")
     parts = Parts(2)
     change(parts)
-    it = training(parts, tmp_path / "checkpoints")
+    it, before = training(parts, tmp_path / "checkpoints"), repr(parts.model.state_dict())
     with pytest.raises(Misfit, match=words):
         it.load()
     it.close()
+    assert repr(parts.model.state_dict()) == before, "a training that goes on nevertheless has its own weights"
 
 
 def test_a_part_of_a_training_can_be_restored(tmp_path: Path) -> None:
@@ -363,7 +364,7 @@ def test_the_state_of_each_rank_that_is_not_there_is_refused_with_the_reason(
 ) -> None:
     it = training(Parts(1), tmp_path / "checkpoints")
     with pytest.raises(Misfit, match=f"words of each rank cannot be restored, {why}"):
-        it._restore_rank(Loaded(1, tmp_path, {}, {}, None, ranks, {}), {"words": Words()}, whole=True)
+        it._require_fit(Loaded(1, tmp_path, {}, {}, None, ranks, {}), {"words": Words()}, whole=True)
     it.close()
 
 
