@@ -99,9 +99,10 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
     packed = points is None and sweep.manifest().packing is not None  # its pilots may have been queued
     queued = [sweep.run(index) for index, state in before.items() if packed or state == RunState.QUEUED.value]
     job = sweep.pilot(0) if packed else next(iter(queued), None)
-    if queued and job is not None and job.recorded():
+    plan = job.plan() if queued and job is not None and job.recorded() else None
+    if plan is not None and plan.queued:
         homes = [each.path for each in queued] + ([sweep.path] if points is None else [])
-        for problem in release_followers(homes, job.plan()):
+        for problem in release_followers(homes, plan):
             print(f"launcher: {problem}", file=sys.stderr)
     return 0
 
