@@ -84,16 +84,14 @@ class Reporter:
         if not written and now - self._stepped >= STEP:
             written = self._events(self._newest)
         self._stepped = now if written else self._stepped
-        if self._due_to_trackers[kind](always=done):
-            self._track("train", values, step, done=done)
+        self._track("train", values, step, due=self._due_to_trackers[kind](always=done), done=done)
 
     def evaluated(self, step: int, **values: Any) -> None:
         """Reports the result of an evaluation after `step` steps of the run."""
         if self._attempt is None:
             return
         self._write("evaluated", Evaluated(time=time.time(), step=step, values=values or None))
-        if self._due_to_trackers["evaluated"]():
-            self._track("eval", values, step)
+        self._track("eval", values, step, due=self._due_to_trackers["evaluated"]())
 
     def report(self, **metrics: Any) -> None:
         """Adds metrics to the run's result, and writes the result."""
@@ -128,7 +126,9 @@ class Reporter:
         self._held[kind] = event
         return False
 
-    def _track(self, prefix: str, values: dict[str, Any], step: int | None = None, *, done: bool = False) -> None:
+    def _track(
+        self, prefix: str, values: dict[str, Any], step: int | None = None, *, due: bool = True, done: bool = False
+    ) -> None:
         """Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete."""
         if self._tracked and self._tracking is None:
             try:
@@ -137,6 +137,6 @@ class Reporter:
                 print(f"launcher: nothing is tracked: {error}", file=sys.stderr, flush=True)
             self._tracked = self._tracking is not None
         if self._tracking is not None:
-            self._tracking.log(prefix, values, step)
+            self._tracking.log(prefix, values, step, due=due)
             if done:
                 self._tracking.finished()

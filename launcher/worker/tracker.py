@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-CLOSE_TIMEOUT = 5.0  # seconds to wait at the end for entries that have not reached the trackers
+from launcher import bounds
+from launcher.files.shared_files import read_text, unwrap
+
+CLOSE_TIMEOUT = 5.0  # seconds to wait at the end for entries that have not reached a server
+LOCAL_TIMEOUT = 60.0  # the same for trackers that write to files: on a busy node, their start alone takes longer
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,31 @@ class Entry:
     step: int
     moment: float
     values: Mapping[str, float]
+
+
+def keep(path: Path, entries: Sequence[Entry]) -> None:
+    """Appends entries that did not reach a tracker to its file in the run directory.
+
+    Raises:
+        OSError: they cannot be written.
+        ValueError: the file would exceed `bounds.UNSENT_BYTES`.
+    """
+    data = "".join(json.dumps(astuple(entry)) + "\n" for entry in entries).encode()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as file:
+        if file.tell() + len(data) > bounds.UNSENT_BYTES:
+            raise ValueError(f"{path} has its {bounds.UNSENT_BYTES >> 20} MiB")
+        file.write(data)
+
+
+def kept(path: Path) -> list[Entry]:
+    """Returns the entries in such a file in the order in which they were reported, each once.
+
+    Raises:
+        LauncherError: the file cannot be read.
+    """
+    text = unwrap(read_text(path, bounds.UNSENT_BYTES)) or ""
+    whole = {line for line in text.split("\n")[:-1] if line.endswith("]")}  # a process may be killed while it writes
+    return sorted((Entry(*json.loads(line)) for line in whole), key=lambda entry: entry.moment)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Passes what rank 0 reports to trackers (TensorBoard, MLflow, W&B) without blocking or failing the work.
 
-`progress`, `evaluated` and `report` put numbers into a queue, which threads empty. If it is full, entries are dropped;
-their number is logged at the end. A tracker's first failure is logged; after several in a row it is disabled.
+`progress`, `evaluated` and `report` put numbers into queues, which threads empty. A tracker's first failure is logged;
+after several in a row it is disabled. What does not reach a tracker is kept in the run directory: the next attempt
+sends it, and so does `python -m launcher.worker.tracking RUN_DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import LauncherError
 from launcher.log_line import log_line
 from launcher.redaction import HIDDEN, is_secret, without_password
-from launcher.runs.directory import Attempt
-from launcher.worker.tracker import CLOSE_TIMEOUT, About, Entry, Tracker
+from launcher.runs.directory import Attempt, Run
+from launcher.worker.tracker import CLOSE_TIMEOUT, LOCAL_TIMEOUT, About, Entry, Tracker, keep, kept
 from launcher.worker.tracking_mlflow import MLflow
-from launcher.worker.tracking_tensorboard import TensorBoard
+from launcher.worker.tracking_tensorboard import TensorBoard, redone_from
 from launcher.worker.tracking_wandb import WandB
 
 QUEUE = 10_000  # most entries in a tracker's queue
@@ -32,31 +36,42 @@ FAILURES = 3  # failures in a row after which a tracker is disabled
 class Tracking:
     """Passes entries to trackers, each in its own thread, so that one that hangs does not block others."""
 
-    def __init__(self, trackers: Mapping[str, Callable[[], Tracker]]) -> None:
+    def __init__(
+        self, trackers: Mapping[str, Callable[[], Tracker]], folder: Path | None = None, local: Collection[str] = ()
+    ) -> None:
         """
         Args:
             trackers: for each tracker its name, and a function that makes it, which is called in the tracker's thread
                 since it may take seconds.
+            folder: the run directory, for what does not reach a tracker; None: that is lost.
+            local: names of the trackers that write to files, and are waited for longer at the end.
         """
-        self._feeds = [_Feed(name, make) for name, make in trackers.items()]
+        self._feeds = [
+            _Feed(
+                name, make, unsent(folder, name) if folder else None, LOCAL_TIMEOUT if name in local else CLOSE_TIMEOUT
+            )
+            for name, make in trackers.items()
+        ]
         self._step, self._pid = 0, os.getpid()
+        self._held: dict[str, tuple[int, float, Mapping[str, Any]]] = {}  # of each prefix the newest that was not due
         self._closed = False
         threading.Thread(target=self._close_at_the_end, name="tracking ends", daemon=False).start()
         self._finalize = Finalize(None, self.close, exitpriority=100)  # at the end of forked processes, too
 
-    def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None) -> None:
+    def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None, *, due: bool = True) -> None:
         """Queues the numbers among `values`, each as `prefix/name`; returns at once.
 
         Args:
             prefix: train, eval or result.
             values: the values by name; those that are not numbers are ignored.
             step: steps of the run that are done; None: as many as at the last call.
+            due: False: queues them at the end, unless newer ones with this prefix come.
         """
         self._step = self._step if step is None else step
-        if numbers := dict(numbers_in(prefix, values)):
-            entry = Entry(self._step, time.time(), numbers)
-            for feed in self._feeds:
-                feed.put(entry)
+        if values:
+            self._held[prefix] = (self._step, time.time(), values)
+            if due:
+                self._put(prefix)
 
     def finished(self) -> None:
         """Records that the work is complete, for `Tracker.close`."""
@@ -64,15 +79,28 @@ class Tracking:
             feed.done = True
 
     def close(self) -> None:
-        """Waits at most CLOSE_TIMEOUT seconds until the queues are empty, and logs how many entries were lost."""
+        """Queues the newest values, waits until the queues are empty, and logs how many entries were lost.
+
+        It waits for LOCAL_TIMEOUT seconds for trackers that write to files, and for CLOSE_TIMEOUT for others.
+        """
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = True
+        for prefix in sorted(self._held, key=lambda each: self._held[each][1]):
+            self._put(prefix)
         for feed in self._feeds:
             feed.ends.set()
-        deadline = time.monotonic() + CLOSE_TIMEOUT
+        began = time.monotonic()
         for feed in self._feeds:
-            feed.join(deadline - time.monotonic())
+            feed.join(began + CLOSE_TIMEOUT)
+        for feed in self._feeds:
+            feed.finish(began)
+
+    def _put(self, prefix: str) -> None:
+        step, moment, values = self._held.pop(prefix)
+        if numbers := dict(numbers_in(prefix, values)):
+            for feed in self._feeds:
+                feed.put(Entry(step, moment, numbers))
 
     def _close_at_the_end(self) -> None:
         """Closes when the main thread ends, before `atexit` functions run: W&B's would end the W&B run too early."""
@@ -83,61 +111,99 @@ class Tracking:
 class _Feed:
     """The queue of one tracker, and the thread that empties it."""
 
-    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+    def __init__(self, name: str, make: Callable[[], Tracker], unsent: Path | None, patience: float) -> None:
         self.done, self.ends = False, threading.Event()
-        self._name, self._make = name, make
+        self._name, self._make, self._unsent, self._patience = name, make, unsent, patience
         self._tracker: Tracker | None = None
         self._queue: queue.Queue[Entry] = queue.Queue(QUEUE)
-        self._dropped = self._failures = 0
-        self._warned = self._given_up = False
+        self._taken: list[Entry] = []  # from the queue, and not yet with the tracker
+        self._lost = self._failures = 0
+        self._warned = self._given_up = self._kept = False
         self._thread = threading.Thread(target=self._run, name=f"tracking {name}", daemon=True)
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Queues an entry, or drops it if the queue is full or the tracker disabled; returns at once."""
-        if self._given_up:
-            return
+        """Queues an entry, or keeps it in the run directory if the queue is full."""
         try:
             self._queue.put_nowait(entry)
         except queue.Full:
-            self._dropped += 1
+            self._lose([entry])
 
-    def join(self, timeout: float) -> None:
-        """Waits for the thread, at most `timeout` seconds, and logs how many entries were lost."""
-        self._thread.join(max(0.0, timeout))
-        left = self._dropped + (self._queue.unfinished_tasks if self._thread.is_alive() else 0)
-        if left:
-            log_line(f"{left} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
+    def join(self, deadline: float) -> None:
+        """Waits for the thread until then, and keeps what has not reached the tracker: this process may be killed."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive() and (left := [*self._taken, *self._queue.queue]):
+            self._keep(left)
+
+    def finish(self, began: float) -> None:
+        """Waits for the thread as long as this tracker is waited for, and logs how many entries were lost."""
+        self._thread.join(max(0.0, began + self._patience - time.monotonic()))
+        lost = self._lost + (self._queue.unfinished_tasks if self._thread.is_alive() else 0)
+        if lost and self._unsent and self._kept:
+            log_line(
+                f"{lost} entries did not reach {self._name}, and are kept: the next attempt sends them, or "
+                f"`{Path(sys.executable).name} -m launcher.worker.tracking {self._unsent.parent}`"
+            )
+        elif lost:
+            log_line(f"{lost} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # while the interpreter shuts down, anything may be gone
-            while not (self.ends.is_set() and self._queue.empty()) and not self._given_up:
-                if batch := self._batch():
-                    self._try(lambda batch=batch: self._open().log(batch))  # type: ignore[misc]
-                    for _ in batch:
-                        self._queue.task_done()
+            while not (self.ends.is_set() and self._queue.empty() and not self._taken):
+                taken = self._take()
+                if taken or (self._taken and self.ends.is_set()):
+                    self._send()
+                for _ in range(taken):
+                    self._queue.task_done()
             if self._tracker is not None and not self._given_up:
                 self._try(lambda: self._open().close(self.done))
 
-    def _batch(self) -> list[Entry]:
-        """Returns the next entries in the queue, at most BATCH; waits 0.1 s for the first one, so may be empty."""
-        found = []
+    def _take(self) -> int:
+        """Takes the next entries from the queue, at most BATCH; waits 0.1 s for the first one. Returns their number."""
+        before = len(self._taken)
         with contextlib.suppress(queue.Empty):
-            found.append(self._queue.get(timeout=0.1))
-            while len(found) < BATCH:
-                found.append(self._queue.get_nowait())
-        return found
+            self._taken.append(self._queue.get(timeout=0.1))
+            while len(self._taken) < before + BATCH:
+                self._taken.append(self._queue.get_nowait())
+        return len(self._taken) - before
+
+    def _send(self) -> None:
+        """Gives the tracker what was taken. If it fails, that is given again with the next, in order."""
+        if not self._given_up and self._try(lambda: self._open().log(self._taken)):
+            self._taken = []
+            if self._unsent and self._kept and not self._lost and self._queue.empty():
+                self._unsent.unlink(missing_ok=True)
+                self._kept = False
+        elif self._given_up:
+            self._lose(self._taken)
+            self._taken = []
 
     def _open(self) -> Tracker:
+        """Returns the tracker; makes it at the first call, and takes what earlier attempts could not send."""
         if self._tracker is None:
             self._tracker = self._make()
+            step = redone_from(self._taken[0])
+            if self._unsent and (earlier := kept(self._unsent)):
+                self._taken[:0] = [entry for entry in earlier if entry.step < step]  # later ones are reported again
+                self._kept = True
         return self._tracker
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _lose(self, entries: Sequence[Entry]) -> None:
+        self._lost += len(entries)
+        self._keep(entries)
+
+    def _keep(self, entries: Sequence[Entry]) -> None:
+        if self._unsent:
+            with contextlib.suppress(OSError, ValueError):  # they are counted
+                keep(self._unsent, entries)
+                self._kept = True
+
+    def _try(self, action: Callable[[], None]) -> bool:
         """Calls the tracker, and logs its first failure. FAILURES in a row, or a missing package, disable it."""
         try:
             action()
             self._failures = 0
+            return True
         except Exception as error:
             self._failures += 1
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -147,6 +213,7 @@ class _Feed:
             if self._failures >= FAILURES or isinstance(error, ImportError):
                 self._given_up = True
                 log_line(f"{self._name} is given up: no more is tracked there")
+            return False
 
 
 def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -178,38 +245,76 @@ def _redacted(key: str, value: str) -> str:
     return without_password(value) if "://" in value else value
 
 
+_KNOWN: Mapping[str, Callable[[About], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+def unsent(folder: Path, name: str) -> Path:
+    """Returns the file in a run directory with the entries that did not reach a tracker."""
+    return folder / f"unsent-{name}.jsonl"
+
+
 def of(attempt: Attempt) -> Tracking | None:
     """Starts the trackers of this attempt's run; returns None if the run has none."""
     plan = attempt.run.plan()
     if not plan.track:
         return None
+    tags = {
+        "run": plan.run_id, "attempt": str(attempt.number), "job": os.environ.get("LAUNCHER_JOB_ID", ""),
+        "hosts": os.environ.get("LAUNCHER_HOSTS", ""), "cluster": plan.cluster.name,
+        "ranks": os.environ.get("WORLD_SIZE", ""), "directory": str(attempt.run.path),
+    }  # fmt: skip
+    about = _about(attempt, {name: value for name, value in tags.items() if value})
+    local = {"tensorboard": True, "mlflow": about.uri.startswith("file:"), "wandb": about.mode == "offline"}
+    return Tracking(
+        {name: partial(_KNOWN[name], about) for name in plan.track},
+        attempt.run.path,
+        [name for name in local if local[name]],
+    )
 
-    def about() -> About:
-        runs_dir = Path(plan.run_dir.removesuffix(plan.run_id))
-        folder = attempt.run.path
-        tags = {
-            "run": plan.run_id, "attempt": str(attempt.number), "job": os.environ.get("LAUNCHER_JOB_ID", ""),
-            "hosts": os.environ.get("LAUNCHER_HOSTS", ""), "cluster": plan.cluster.name,
-            "ranks": os.environ.get("WORLD_SIZE", ""), "directory": str(folder),
-        }  # fmt: skip
-        return About(
-            run_id=plan.run_id,
-            attempt=attempt.number,
-            folder=folder,
-            experiment=plan.tracking.experiment,
-            uri=plan.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
-            log_dir=Path(plan.tracking.dir).expanduser() / plan.run_id if plan.tracking.dir else folder / "tensorboard",
-            project=plan.tracking.project or os.environ.get("WANDB_PROJECT") or plan.tracking.experiment,
-            entity=plan.tracking.entity or os.environ.get("WANDB_ENTITY"),
-            mode=plan.tracking.mode or os.environ.get("WANDB_MODE") or "offline",
-            group=plan.tracking.experiment if "/" in plan.run_id else None,
-            config=dict(flat(attempt.run.record().get("config", {}))),
-            tags={name: value for name, value in tags.items() if value},
-        )
 
-    known: dict[str, Callable[[About], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+def _about(attempt: Attempt, tags: Mapping[str, str]) -> About:
+    plan, folder = attempt.run.plan(), attempt.run.path
+    runs_dir = Path(plan.run_dir.removesuffix(plan.run_id))
+    return About(
+        run_id=plan.run_id,
+        attempt=attempt.number,
+        folder=folder,
+        experiment=plan.tracking.experiment,
+        uri=plan.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
+        log_dir=Path(plan.tracking.dir).expanduser() / plan.run_id if plan.tracking.dir else folder / "tensorboard",
+        project=plan.tracking.project or os.environ.get("WANDB_PROJECT") or plan.tracking.experiment,
+        entity=plan.tracking.entity or os.environ.get("WANDB_ENTITY"),
+        mode=plan.tracking.mode or os.environ.get("WANDB_MODE") or "offline",
+        group=plan.tracking.experiment if "/" in plan.run_id else None,
+        config=dict(flat(attempt.run.record().get("config", {}))),
+        tags=tags,
+    )
 
-    def made(name: str) -> Callable[[], Tracker]:
-        return lambda: known[name](about())
 
-    return Tracking({name: made(name) for name in plan.track})
+def send(folder: Path) -> int:
+    """Sends what did not reach the trackers of a run; returns the exit code."""
+    run, code = Run(folder.absolute()), 0
+    for name in run.plan().track:
+        entries = kept(unsent(run.path, name))
+        if not entries:
+            continue
+        try:
+            tracker = _KNOWN[name](_about(run.attempts()[-1], {}))
+            tracker.log(entries)
+            tracker.close(done=run.result() is not None)
+        except Exception as error:
+            log_line(f"{name} failed, and nothing is removed: {type(error).__name__}: {error}")
+            code = 1
+            continue
+        unsent(run.path, name).unlink()
+        print(f"{len(entries)} entries were given to {name}")
+    return code
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m launcher.worker.tracking RUN_DIRECTORY")
+    try:
+        sys.exit(send(Path(sys.argv[1])))
+    except LauncherError as problem:
+        sys.exit(f"launcher: {problem}")

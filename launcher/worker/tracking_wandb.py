@@ -68,7 +68,7 @@ class WandB:
             resume="allow", mode=about.mode, dir=str(about.folder), config=dict(about.config),
             settings=self._wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
-                finish_timeout=tracker.CLOSE_TIMEOUT, **LIMITS,
+                finish_timeout=tracker.LOCAL_TIMEOUT if about.mode == "offline" else tracker.CLOSE_TIMEOUT, **LIMITS,
             ),
         )  # fmt: skip
         for prefix in ("train", "eval", "result"):

@@ -41,6 +41,7 @@ TESTS = {
     "SWEEP_POINTS": "unit/runs/test_sweep_directory.py",
     "SWEEP_OVERRIDES": "unit/runs/test_sweep_directory.py",
     "SEARCH_BYTES": "unit/search/test_search.py",
+    "UNSENT_BYTES": "unit/worker/test_tracking.py::test_what_is_kept_is_bounded_and_read_after_a_kill",
 }
 
 # Large numbers of launcher/ that bound neither what is written nor what is read, by what they are.

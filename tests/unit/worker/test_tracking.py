@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from launcher import bounds
 from launcher.environment import trackers
 from launcher.errors import ConfigError
 from launcher.runs.directory import Run
 from launcher.spec import tracking as tracking_keys
 from launcher.worker import tracking
 from launcher.worker.reporter import Reporter
+from launcher.worker.tracker import keep, kept
 from launcher.worker.tracking import About, Entry, Tracking, flat, numbers_in
 from tests.launch import until
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
@@ -129,7 +132,7 @@ def test_a_tracker_that_fails_for_a_while_is_told_of_once(capfd: pytest.CaptureF
         both.log("train", {"loss": step}, step)
         _settle(both)
     both.close()
-    assert len(other.entries) == 4 and 1 <= len(fake.entries) < 4
+    assert [entry.step for entry in other.entries] == [entry.step for entry in fake.entries] == [0, 1, 2, 3]
     assert capfd.readouterr().err == "launcher: mlflow failed, the run continues: ConnectionError: nobody answers\n"
 
 
@@ -141,7 +144,10 @@ def test_a_tracker_that_keeps_failing_is_given_up(capfd: pytest.CaptureFixture[s
         _settle(both)
     both.close()
     assert 1000 - fake._fails == tracking.FAILURES and fake.done is None
-    assert capfd.readouterr().err.splitlines()[1:] == ["launcher: mlflow is given up: no more is tracked there"]
+    assert capfd.readouterr().err.splitlines()[1:] == [
+        "launcher: mlflow is given up: no more is tracked there",
+        "launcher: 10 entries did not reach mlflow: it takes them more slowly than they come, or hangs",
+    ]
 
 
 def _settle(both: Tracking) -> None:
@@ -191,10 +197,113 @@ def test_a_missing_package_is_told_once_in_the_job(capfd: pytest.CaptureFixture[
         lost.log("train", {"loss": step}, step)
     lost.close()
     told = capfd.readouterr().err.splitlines()
-    assert told == [
+    assert told[:2] == [
         "launcher: mlflow failed, the run continues: ModuleNotFoundError: No module named 'mlflow'",
         "launcher: mlflow is given up: no more is tracked there",
     ]
+    assert told[2].startswith("launcher: 3 entries did not reach mlflow")
+
+
+# -- what does not arrive
+
+
+def test_one_that_writes_to_files_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node, its start alone takes longer than a server is waited for."""
+    monkeypatch.setattr(tracking, "CLOSE_TIMEOUT", 0.0)
+    fake = Fake()
+
+    def slow() -> Fake:
+        both._feeds[0].ends.wait(30)  # its start lasts until the end of the work
+        return fake
+
+    both = Tracking({"wandb": slow}, local=["wandb"])
+    both.log("train", {"loss": 1}, 1)
+    both.finished()
+    both.close()
+    assert (len(fake.entries), fake.done) == (1, True)
+
+
+def test_what_does_not_arrive_is_kept_and_sent_by_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tracking, "CLOSE_TIMEOUT", 0.0)
+    monkeypatch.setattr(tracking, "QUEUE", 3)
+    hangs, fake, path = Fake(held=True), Fake(), tracking.unsent(tmp_path, "mlflow")
+    first = Tracking({"mlflow": lambda: hangs}, tmp_path)
+    first.log("train", {"loss": 0.0}, 0)
+    assert hangs.reached.wait(30)
+    for step in range(1, 8):
+        first.log("train", {"loss": step}, step)
+    first.close()
+    assert "8 entries did not reach mlflow, and are kept" in capfd.readouterr().err
+    assert path.stat().st_mode & 0o777 == 0o600
+    second = Tracking({"mlflow": lambda: fake}, tmp_path)  # which goes on after step 5
+    second.log("train", {"loss": 6.5}, 6)
+    _settle(second)
+    second.close()
+    assert [entry.values["train/loss"] for entry in fake.entries] == [0, 1, 2, 3, 4, 5, 6.5]
+    assert not path.exists() and not capfd.readouterr().err
+    hangs.free()
+
+
+def test_what_one_that_is_given_up_does_not_get_is_kept(tmp_path: Path) -> None:
+    both = Tracking({"mlflow": lambda: Fake(fails=1000)}, tmp_path)
+    for step in range(10):
+        both.log("train", {"loss": step}, step)
+        _settle(both)
+    both.close()
+    assert [entry.step for entry in kept(tracking.unsent(tmp_path, "mlflow"))] == list(range(10))
+
+
+def test_what_is_kept_is_bounded_and_read_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, path = Entry(1, 1000.0, {"train/loss": 0.5}), tmp_path / "unsent"
+    keep(path, [entry])
+    size = path.stat().st_size
+    for limit in (2 * size - 1, 2 * size, 2 * size + 1):
+        path.unlink(missing_ok=True)
+        monkeypatch.setattr(bounds, "UNSENT_BYTES", limit)
+        keep(path, [entry])
+        with pytest.raises(ValueError, match="MiB") if limit < 2 * size else contextlib.nullcontext():
+            keep(path, [Entry(2, 1001.0, {"train/loss": 0.5})])
+        assert len(kept(path)) == (1 if limit < 2 * size else 2)
+    monkeypatch.setattr(bounds, "UNSENT_BYTES", 1000)
+    keep(path, [entry])  # once more: it was kept before the end, and again when the tracker was given up
+    with path.open("a") as file:
+        file.write("[3, 1002.0, {")
+    assert [each.step for each in kept(path)] == [1, 2]
+    assert kept(tmp_path / "none") == []
+
+
+def test_what_is_kept_is_sent_by_a_command(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, path = Fake(), tracking.unsent(run.path, "mlflow")
+    monkeypatch.setattr(tracking, "_KNOWN", {"mlflow": lambda about: fake})
+    keep(path, [Entry(2, 1001.0, {"eval/loss": 0.5}), Entry(1, 1000.0, {"train/loss": 0.5})])
+    fake._fails = 1
+    assert tracking.send(run.path) == 1 and path.exists()
+    assert tracking.send(run.path) == 0 and not path.exists()
+    assert [entry.step for entry in fake.entries] == [1, 2] and fake.done is False
+    assert capsys.readouterr().out == "2 entries were given to mlflow\n"
+
+
+def test_the_newest_values_are_tracked_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of frequent reports some are left out, and never the last one."""
+    fake = Fake()
+    both = tracked(fake=fake)
+    monkeypatch.setattr(tracking, "of", lambda _: both)
+    monkeypatch.setattr("launcher.worker.reporter.INTERVAL", 1e9)
+    monkeypatch.setattr("launcher.worker.reporter.FIRST", 1)
+    reporter = Reporter(run.attempts()[0], 0)
+    for step in range(1, 5):
+        reporter.progress(step, 100, loss=step)
+        reporter.evaluated(step, accuracy=step)
+    reporter.progress(5, 100)
+    both.close()
+    told = [(entry.step, dict(entry.values)) for entry in fake.entries]
+    assert told == [
+        (1, {"train/loss": 1}), (1, {"eval/accuracy": 1}), (4, {"train/loss": 4}), (4, {"eval/accuracy": 4}),
+    ]  # fmt: skip
 
 
 # -- in a run
