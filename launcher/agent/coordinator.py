@@ -6,7 +6,7 @@ No I/O: messages in, messages out. Agents send to the leader:
 |---|---|
 | `hello` | the agent has connected: its `member` row |
 | `ready` | its ranks of the last round are gone: it can start round `round` |
-| `heartbeat` | `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace` of its ranks |
+| `heartbeat` | `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace`, ranks `done` (exited with 0) |
 | `failure` | its ranks failed: see `verdicts.RoundFailure` |
 | `stop` | it was asked to stop: `level` (`end` or `warning`), and the event `stop` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
@@ -42,7 +42,7 @@ from typing import Any
 
 from launcher.agent.failure_detection import AgentState, Blame, FailureDetector, Limits
 from launcher.agent.restart_policy import History, Kind
-from launcher.agent.verdicts import RoundFailure, Verdict, judge
+from launcher.agent.verdicts import RoundFailure, Verdict, early_exit, judge
 from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.hub import refused
@@ -329,6 +329,7 @@ class Coordinator:
         """
         if failure is None or self.verdict is not None:
             return
+        failure = early_exit(failure, tuple(self._watch.done.values()), asked=bool(self._announced))
         agents, lost = self._watch.agents, [index for index in failure.lost if index in self._watch.agents]
         for index in lost:
             agents[index].gone = agents[index].ended = True

@@ -11,7 +11,7 @@ from launcher import bounds
 from launcher.agent.restart_policy import Kind
 from launcher.agent.verdicts import RoundFailure
 from launcher.failures import text
-from launcher.failures.codes import AgentPhase, FaultCode
+from launcher.failures.codes import AgentPhase, FaultCode, HangSign
 from launcher.rendezvous.members import Member
 from launcher.runs.events import Accused, Fault, Hang, HostSignal, Stop
 from launcher.worker.hangs import Blamed
@@ -104,6 +104,7 @@ class FailureDetector:
 
     Attributes:
         agents: the agents of the round, by member index.
+        done: the ranks that have exited with 0, in the order of their exits.
         wants_stacks: whether the caller has to ask the agents for the stacks of their ranks.
         first_stop: the first stop request that an agent reported; None: none has.
     """
@@ -119,6 +120,7 @@ class FailureDetector:
         """
         self._limits, self._own, self.agents, self._blame = limits, own, agents, blame
         self._listened = listened
+        self.done: dict[int, Accused] = {}
         self.wants_stacks = False
         self.first_stop: Stop | None = None
         self._join_by: float | None = None
@@ -148,6 +150,9 @@ class FailureDetector:
         agent.joined = bool(message.get("joined")) or agent.joined
         agent.missing = tuple(message.get("missing", ()))
         agent.idle = float(message.get("idle", 0.0))
+        for rank in message.get("done", ()):
+            if len(self.done) < bounds.ACCUSED:
+                self.done.setdefault(rank, Accused(host=agent.member.host, rank=rank, node=agent.member.node_rank))
 
     def leave(self, agent: AgentState, number: int, now: float) -> None:
         """Records that an agent is ending its ranks because of the signal `number`."""
@@ -216,7 +221,8 @@ class FailureDetector:
 
     def _failure(
         self, kind: Kind, code: FaultCode, blamed: Member | None, accused: Iterable[Accused] = (), *,
-        lost: tuple[int, ...] = (), listens: bool | None = None, exit_code: int | None = None, **details: Any,
+        lost: tuple[int, ...] = (), listens: bool | None = None, exit_code: int | None = None, place: str = "",
+        **details: Any,
     ) -> RoundFailure:  # fmt: skip
         where = blamed or self._own
         fault = Fault(
@@ -224,7 +230,7 @@ class FailureDetector:
             accused=tuple(islice(accused, bounds.ACCUSED)),
         )  # fmt: skip
         resumable = self.any_resumable or self._listened if listens is None else listens
-        return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code)
+        return RoundFailure(kind, fault, self._own.index, resumable, lost, exit_code=exit_code, place=place)
 
     def _silent_agents(self, now: float) -> RoundFailure | None:
         limit = self._limits.heartbeat
@@ -272,7 +278,10 @@ class FailureDetector:
         if not missing:  # all have arrived, and wait for each other: the process group's own timeout applies
             return None
         accused = [Accused(host=member.host, rank=rank) for rank, member in missing]
-        return self._failure(Kind.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout))
+        return self._failure(
+            Kind.HUNG, FaultCode.NOT_JOINED, missing[0][1], accused, seconds=float(timeout),
+            place=f"joining: {[rank for rank, _ in missing[: bounds.ACCUSED]]}",
+        )  # fmt: skip
 
     # -- hangs
 
@@ -306,9 +315,12 @@ class FailureDetector:
             sign=blamed.sign, collective=blamed.collective,
             slowest=hang.step if blamed.step is None else blamed.step, stacks=self._limits.stacks_in,
         )  # fmt: skip
+        early = blamed.sign is HangSign.ENDED  # the others wait for ranks that have exited with 0
         return self._failure(
-            Kind.HUNG, FaultCode.HANG, self._member_of(rank), accused, rank=rank, limit=hang.limit,
-            seconds=hang.seconds, hang=details,
+            Kind.RAISED if early else Kind.HUNG, FaultCode.RETURNED_EARLY if early else FaultCode.HANG,
+            self._member_of(rank), accused, rank=rank, limit=hang.limit, seconds=hang.seconds, hang=details,
+            listens=False if early else None,
+            place=f"{blamed.sign.value}: {blamed.frame or [each.rank for each in blamed.ranks]}",
         )  # fmt: skip
 
     def _member_of(self, rank: int | None) -> Member | None:

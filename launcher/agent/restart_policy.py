@@ -43,19 +43,22 @@ class History:
         best: highest step of the run at the end of any earlier round; -1: none.
         tried: number of restarts in a row without progress.
         listened: whether ranks of an earlier round could resume: they listened for stop requests.
+        hung: where the last round hung (`RoundFailure.place`); empty: it did not.
     """
 
     round: int = 0
     best: int = -1
     tried: int = 0
     listened: bool = False
+    hung: str = ""
 
-    def after(self, step: int, *, counts: bool = True) -> History:
+    def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
         """Returns the history at the start of the next round.
 
         Args:
             step: step of the run that this round reached.
             counts: whether this restart counts towards max_restarts.
+            hung: where this round hung; empty: it did not.
         """
         further = step > self.best
         return replace(
@@ -64,6 +67,7 @@ class History:
             best=max(step, self.best),
             tried=(0 if further else self.tried) + counts,
             listened=True,
+            hung=hung,
         )
 
 
@@ -76,6 +80,7 @@ def decide(
     stopping: bool,
     enough: bool,
     max_restarts: int,
+    again: bool = False,
 ) -> Then:
     """Returns what follows a failure. Pure. The first row that applies decides.
 
@@ -88,6 +93,7 @@ def decide(
     | an error of the program (RAISED) in a round without progress | fail: it would happen again |
     | a stop request | resume |
     | too few nodes are left | resume |
+    | a hang at the same place as that of the round before (`again`), without progress | fail: it would happen again |
     | the round made progress, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
     | it is unknown whether the round made progress; max_restarts is not 0 | resume |
     | otherwise | fail |
@@ -100,6 +106,7 @@ def decide(
         stopping: whether the agents have got a stop request.
         enough: whether at least min_nodes are left.
         max_restarts: maximum number of restarts in a row without progress; 0: no restart after a failure.
+        again: whether the ranks hung where they had hung in the round before.
     """
     if kind is Kind.NO_RETRY:
         return Then.NO_RETRY
@@ -113,6 +120,8 @@ def decide(
         return Then.FAIL
     if stopping or not enough:
         return Then.RESUME
+    if again and progress is False:
+        return Then.FAIL
     if max_restarts and (progress or history.tried < max_restarts):
         return Then.RESTART
     return Then.RESUME if max_restarts and progress is None else Then.FAIL

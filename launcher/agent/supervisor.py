@@ -232,8 +232,10 @@ class Supervisor:
         joined = ranks.joined(self._exits)
         changed = (status.get("resumable"), status.get("joined")) != (self._resumable, joined)
         first_step = status.get("step", -1) < 0 <= ranks.step
-        status.update(step=ranks.step, resumable=self._resumable, joined=joined)
-        if changed or first_step:
+        done = [self._first_rank + place for place, ended in self._exits.items() if ended.code == errors.DONE]
+        first_exit = bool(done) and not status.get("done")
+        status.update(step=ranks.step, resumable=self._resumable, joined=joined, done=done)
+        if changed or first_step or first_exit:
             self._control.heartbeat()
         if self._phase is not Phase.RUNNING or not ranks.due(now):
             return

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from launcher.agent.restart_policy import History, Kind, Then, decide
 from launcher.failures import text
+from launcher.failures.codes import FaultCode
 from launcher.runs import event_json
-from launcher.runs.events import Fault, Restart, Stop
+from launcher.runs.events import Accused, Fault, Restart, Stop
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RoundFailure:
         lost: member indices of the agents that are gone.
         stop: why ranks have exited with code 75, to resume later; None: they have not.
         exit_code: exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict.
+        place: where the ranks hang, to be compared with other rounds; empty: they do not.
     """
 
     kind: Kind
@@ -33,6 +35,7 @@ class RoundFailure:
     lost: tuple[int, ...] = ()
     stop: Stop | None = None
     exit_code: int | None = None
+    place: str = ""
 
     @property
     def step(self) -> int:
@@ -45,6 +48,7 @@ class RoundFailure:
             "kind": self.kind.value, "fault": event_json.values(self.fault), "member": self.member,
             "listens": self.listens, "lost": list(self.lost),
             "stop": event_json.values(self.stop) if self.stop else None, "exit_code": self.exit_code,
+            "place": self.place,
         }  # fmt: skip
 
     @classmethod
@@ -54,7 +58,7 @@ class RoundFailure:
         return cls(
             Kind(message["kind"]), event_json.from_values(Fault, message["fault"]), int(message["member"]),
             bool(message["listens"]), tuple(message["lost"]),
-            None if stop is None else event_json.from_values(Stop, stop), message["exit_code"],
+            None if stop is None else event_json.from_values(Stop, stop), message["exit_code"], message["place"],
         )  # fmt: skip
 
 
@@ -114,6 +118,32 @@ class Verdict:
         return cls(failure, Then(message["then"]), int(message["ends_with"]), History(**message["history"]))
 
 
+def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:
+    """Returns the failure that caused a given one: ranks that had exited with 0 too early, or itself. Pure.
+
+    | failure | ranks that have exited with 0 | a stop request | result |
+    |---|---|---|---|
+    | a rank lost a peer | some | no | RETURNED_EARLY of these ranks; a retry would fail as well |
+    | a rank lost a peer | some | yes: they may have saved | the failure |
+    | a rank lost a peer | none | any | the failure |
+    | any other | any | any | the failure: it explains itself |
+
+    Args:
+        failure: the first failure of the round.
+        done: the ranks that have exited with 0, in the order of their exits.
+        asked: whether ranks were asked to stop.
+    """
+    lost = failure.fault
+    if failure.kind is not Kind.LOST_PEER or asked or not done:
+        return failure
+    needed_by = None if lost.rank is None else Accused(host=lost.host, rank=lost.rank)
+    fault = Fault(
+        code=FaultCode.RETURNED_EARLY, host=done[0].host, node=done[0].node, rank=done[0].rank, exit_code=0,
+        step=lost.step, accused=tuple(done), needed_by=needed_by,
+    )  # fmt: skip
+    return replace(failure, kind=Kind.RAISED, fault=fault, listens=False)
+
+
 def judge(
     failure: RoundFailure,
     history: History,
@@ -139,6 +169,7 @@ def judge(
     steps, counts = failure.step > history.best, failure.listens and failure.kind not in (Kind.NO_RETRY, Kind.LEFT)
     progress = saved() if counts and not steps else steps
     further = max(failure.step, history.best + 1) if progress else failure.step
+    again = failure.place != "" and failure.place == history.hung
     then = decide(
         failure.kind,
         history,
@@ -147,11 +178,12 @@ def judge(
         stopping=stopping,
         enough=members - len(failure.lost) >= least,
         max_restarts=max_restarts,
+        again=again,
     )
     if then is Then.RESTART:
-        history = history.after(further, counts=failure.kind is not Kind.REGROUP)
+        history = history.after(further, counts=failure.kind is not Kind.REGROUP, hung=failure.place)
     elif then is Then.FAIL and failure.kind is not Kind.RAISED and history.tried:
-        given_up = replace(failure.fault, restarts=history.tried, max_restarts=max_restarts)
+        given_up = replace(failure.fault, restarts=history.tried, max_restarts=max_restarts, repeated=again)
         failure = replace(failure, fault=given_up)
     return Verdict(failure, then, failure.exit_code or then.exit_code, history)
 

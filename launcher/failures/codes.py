@@ -25,7 +25,7 @@ class FaultCode(Code):
     LOST_PEER = "lost_peer"  # an exception because another rank had ended
     SIGNALLED = "signalled"  # killed by a signal
     EXITED = "exited"  # a non-zero exit code without an exception
-    RETURNED_EARLY = "returned_early"  # exit code 0 before its work was done (os._exit(0))
+    RETURNED_EARLY = "returned_early"  # exit code 0 before its work was done (os._exit(0)), or while others need it
     LEFT = "left"  # exit code 75: it has saved, and the run can be resumed
     NO_RETRY = "no_retry"  # exit code 93: a retry would fail too
     NOT_STARTED = "not_started"  # no process, memory or file descriptor is left, or its log files cannot be written
@@ -62,6 +62,7 @@ class FaultCode(Code):
 class HangSign(Code):
     """What identified the ranks that cause a hang."""
 
+    ENDED = "ended"  # it has exited with 0, and all others wait for ranks
     STOPPED = "stopped"  # the process is stopped (state T)
     DEVICE = "device"  # the process waits for a device or a file server (state D)
     NO_STACK = "no_stack"  # the rank wrote no stack: its interpreter does not run

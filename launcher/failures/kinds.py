@@ -29,6 +29,7 @@ class Kind(str, Enum):
     HANG = "hang"
     KILLED = "killed"
     EXITED = "exited"
+    EXITED_EARLY = "exited-early"
     IMPORT_ERROR = "import-error"
     CONFIG_ERROR = "config-error"
     FILE_MISSING = "file-missing"
@@ -56,6 +57,7 @@ _LABELS = {
     Kind.HANG: "a rank hangs",
     Kind.KILLED: "killed by a signal",
     Kind.EXITED: "exited without an error message",
+    Kind.EXITED_EARLY: "a rank exited with 0 before its work was done",
     Kind.IMPORT_ERROR: "an import failed",
     Kind.CONFIG_ERROR: "a setting cannot be used",
     Kind.FILE_MISSING: "a file or a data set is missing",

@@ -58,6 +58,8 @@ def signal_name(number: int) -> str:
 def of_fault(fault: Fault) -> str:
     """Returns what failed and where, as one line, with the number of restarts that did not help."""
     cause = _FAULTS.get(fault.code, _error)(fault)
+    if fault.repeated:
+        return f"{cause}; after a restart they hung there again"
     if not fault.restarts:
         return cause
     return f"{cause}; {plural(fault.restarts, 'restart')} got no further (launch.max_restarts={fault.max_restarts})"
@@ -173,22 +175,19 @@ def _seconds(fault: Fault, preposition: str) -> str:
 
 def _hang(fault: Fault) -> str:
     ranks = "; ".join(_rank_on(each.rank, each.host) for each in fault.accused[:MOST_RANKS]) or "all ranks"
-    sign, collective, slowest, stacks = HangSign.UNKNOWN, None, None, ""
-    if fault.hang is not None:
-        sign, collective, slowest, stacks = (
-            fault.hang.sign,
-            fault.hang.collective,
-            fault.hang.slowest,
-            fault.hang.stacks,
-        )
+    sign, collective = (fault.hang.sign, fault.hang.collective) if fault.hang else (HangSign.UNKNOWN, None)
     does = _SIGNS.get(sign, "hangs" if fault.accused else "hang") if collective is None else _blocks(collective)
+    return f"{ranks} {does}{_expired(fault)}"
+
+
+def _expired(fault: Fault) -> str:
+    """Returns which limit of a hang expired, after which step, and where the stacks are; empty: it is no hang."""
+    slowest, stacks = (fault.hang.slowest, fault.hang.stacks) if fault.hang else (None, "")
     preposition = "within" if fault.limit == "launch.start_timeout" else "for"
     why = _LIMITS.get(fault.limit or "", "").format(seconds=_seconds(fault, preposition))
     if why and slowest is not None:
         why += f" after step {slowest}" if slowest >= 0 else " before the first step"
-    return (
-        f"{ranks} {does}" + (f": {why}" if why else "") + (f"; the stacks of all ranks are in {stacks}" * bool(stacks))
-    )
+    return (f": {why}" if why else "") + (f"; the stacks of all ranks are in {stacks}" if stacks else "")
 
 
 _BLOCKS = {
@@ -207,6 +206,15 @@ def _blocks(collective: BlockedCollective) -> str:
         what=f"{collective.operation} (number {collective.number} of process group {collective.group})",
         waiting=f"rank{'' if one else 's'} {collective.waiting} wait{'s' if one else ''}", called=collective.called,
     )  # fmt: skip
+
+
+def _returned_early(fault: Fault) -> str:
+    more = max(0, len(fault.accused) - 1)
+    ranks = _rank(fault) + (f" and {plural(more, 'other rank')}" if more else "")
+    if fault.needed_by is None and fault.hang is None:
+        return f"{ranks} exited with code 0 before its work was done"
+    who = _rank_on(fault.needed_by.rank, fault.needed_by.host) if fault.needed_by else "all others"
+    return f"{ranks} exited with code 0 while {who} still needed {'them' if more else 'it'}{_expired(fault)}"
 
 
 def _not_joined(fault: Fault) -> str:
@@ -295,7 +303,7 @@ _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
     FaultCode.LOST_PEER: lambda fault: f"{_rank(fault)} lost another rank ({fault.error})",
     FaultCode.SIGNALLED: _ended,
     FaultCode.EXITED: _error_or_end,
-    FaultCode.RETURNED_EARLY: lambda fault: f"{_rank(fault)} exited with code 0 before its work was done",
+    FaultCode.RETURNED_EARLY: _returned_early,
     FaultCode.LEFT: _ended,
     FaultCode.NO_RETRY: _error_or_end,
     FaultCode.NOT_STARTED: _not_started,

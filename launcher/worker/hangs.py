@@ -62,21 +62,25 @@ class Blamed:
         sign: the evidence by which they were found.
         collective: the collective that they block, if the sign is HangSign.RECORDER.
         step: steps of the run that the slowest of them has done; None if there were no reports.
+        frame: newest frame of the first of them; empty: it has written none.
     """
 
     ranks: tuple[Accused, ...]
     sign: HangSign
     collective: BlockedCollective | None = None
     step: int | None = None
+    frame: str = ""
 
 
 def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, BlockedCollective | None]:
     """Returns the ranks to blame for a hang, and why. Pure.
 
-    The first row decides if it applies to any rank; else the first other row that applies to some ranks but not to all.
+    The first two rows decide if they apply to any rank; else the first other row that applies to some ranks but not to
+    all. Ranks that have ended (with 0, or they would have failed) are left out of the other rows.
 
     | a rank is to blame if it | evidence |
     |---|---|
+    | has ended, and all others wait for ranks | it has no process; their stacks |
     | is stopped, or waits for a device or a file server | process state T, t or D |
     | wrote no stacks | its interpreter does not run |
     | blocks a collective on the GPUs | the flight recorders; see `flight_recorder.blame` |
@@ -87,6 +91,10 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, Blocked
         The ranks to blame (all ranks if no row applies), the kind of evidence, and the collective that they block if
         the evidence is a flight recorder.
     """
+    ended = [each for each in reports if not each.state]
+    reports = [each for each in reports if each.state] or reports
+    if len(ended) not in (0, len(reports)) and all(waits(each.stack) for each in reports):
+        return ended, HangSign.ENDED, None
     stopped = [each for each in reports if each.state in ("T", "t", "D")]
     if stopped:
         return stopped, HangSign.DEVICE if stopped[0].state == "D" else HangSign.STOPPED, None
@@ -208,7 +216,8 @@ def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
     """
     guilty, sign, collective = suspects([Report(**report) for report in reports])
     ranks = tuple(Accused(host=each.host, rank=each.rank) for each in guilty[:MOST_BLAMED])
-    return Blamed(ranks, sign, collective, min((each.step for each in guilty), default=None))
+    frame = newest_frame(guilty[0].stack) if guilty else ""
+    return Blamed(ranks, sign, collective, min((each.step for each in guilty), default=None), frame)
 
 
 class Stacks:

@@ -190,6 +190,51 @@ def test_a_program_without_a_sign_of_life_is_ended(launcher: Launcher, tmp_path:
     assert (result.fault["code"], result.fault["limit"]) == ("hang", "launch.idle_timeout")
 
 
+EARLY = """import os, sys, time
+import torch, torch.distributed as dist
+last = os.environ["RANK"] == os.environ["EARLY"]
+if last and os.environ["WHEN"] == "before":
+    sys.exit(0)
+dist.init_process_group("gloo")
+if last and os.environ["WHEN"] == "joined":
+    sys.exit(0)
+dist.all_reduce(torch.ones(1))
+time.sleep(0 if last else 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "when"),
+    [("local", "joined"), ("local", "before"), ("slurm", "joined"), ("local", "done")],
+    indirect=["launcher"],
+)
+def test_a_program_of_which_a_rank_exits_with_0_while_the_others_need_it(
+    launcher: Launcher, tmp_path: Path, when: str
+) -> None:
+    (tmp_path / "early.py").write_text(EARLY)
+    shape = ("nodes=2", "procs_per_node=2", "launch.idle_timeout=4")
+    done = launcher("run", f"{tmp_path}/early.py", *launcher.overrides, *shape, "wait=true", EARLY="2", WHEN=when)
+    output = done.stdout + done.stderr
+    if when == "done":  # it only ends before the others
+        assert done.returncode == 0, output
+        return
+    assert done.returncode == 1, output
+    told = json.loads(launcher("post-mortem", "latest", "--json").stdout)["verdict"]
+    assert (told["kind"], told["code"], told["rank"], told["restarts"]) == ("exited-early", "returned_early", 2, [])
+    assert told["cause"].startswith(f"rank 2 on {launcher.hosts[1]} exited with code 0 while "), told["cause"]
+
+
+@local
+def test_ranks_that_hang_at_the_same_place_after_a_restart_are_given_up(launcher: Launcher) -> None:
+    result = count(
+        launcher, *TWO_BY_TWO, "launch.hang_timeout=3", FAULT="hang", FAULT_RANK="2", FAULT_TIMES="9",
+        COUNTING_SAVE_EVERY="3",
+    )  # fmt: skip
+    assert result.code == 1, result.output
+    assert len(restarts(launcher)) == 1
+    assert (result.fault["code"], result.fault["rank"], result.fault["repeated"]) == ("hang", 2, True)
+
+
 @local
 def test_ranks_that_listen_are_told_to_stop_and_leave_by_themselves(launcher: Launcher) -> None:
     """Only one agent gets the signal; the others hear of it. A second signal changes nothing."""

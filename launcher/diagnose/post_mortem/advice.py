@@ -252,6 +252,15 @@ def _exited(case: Case) -> Steps:
     return [hint, *([f"its last lines: {case.log}"] if case.log else []), Step("then", case.resume())]
 
 
+def _exited_early(case: Case) -> Steps:
+    return [
+        "all ranks must call the same collectives: does this one return early, or have fewer batches than the others? "
+        "(torch.distributed.algorithms.join.Join lets a rank with fewer batches wait)",
+        "a rank that has nothing more to do waits for the others: torch.distributed.barrier() before it exits",
+        Step("then", case.resume()),
+    ]
+
+
 def _code(case: Case) -> Steps:
     debug = "breakpoint() in a batch job: debug.rank=0 (docs/debugging.md)"
     return ["fix the code; the traceback shows where it failed", Step("then", case.resume()), debug]
@@ -341,6 +350,7 @@ _ADVICE: dict[Kind, Callable[[Case], Steps]] = {
     Kind.HANG: _hang,
     Kind.KILLED: _killed,
     Kind.EXITED: _exited,
+    Kind.EXITED_EARLY: _exited_early,
     Kind.IMPORT_ERROR: _import,
     Kind.CONFIG_ERROR: _config,
     Kind.FILE_MISSING: _file,

@@ -157,7 +157,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
         attempt.number, verdict, time=(event.time if event else 0) or _ended(evidence, events), rank=rank, host=host,
         by=_user([past.by] if past else []), same=same, followed=followed, others=others, restarts=restarts(events),
         traceback=traces.own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
-        stacks=_stacks(attempt) if fault.code is FaultCode.HANG else _crash(attempt, rank),
+        stacks=_stacks(attempt) if fault.code is FaultCode.HANG or fault.hang else _crash(attempt, rank),
         files=files, memory=evidence.memory, todo=tuple(advice(case)), codes=evidence.codes, fault=fault,
     )  # fmt: skip
 

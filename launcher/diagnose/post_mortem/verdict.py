@@ -259,7 +259,7 @@ def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
         return Verdict(Kind.CANCELLED if seen.state is RunState.CANCELLED else Kind.STOPPED, cause, sure=False)
     if fault.code is FaultCode.NO_RETRY:
         return Verdict(Kind.CONFIG_ERROR, cause)
-    return Verdict(Kind.EXITED, cause)
+    return Verdict(Kind.EXITED_EARLY if fault.code is FaultCode.RETURNED_EARLY else Kind.EXITED, cause)
 
 
 def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:

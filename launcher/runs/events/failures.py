@@ -146,10 +146,12 @@ class Fault(Event):
         agents: details of RENDEZVOUS_TIMEOUT and TOO_FEW.
         preflight: details of PREFLIGHT.
         during: what the agent was doing when the fault happened.
+        needed_by: for RETURNED_EARLY, the rank that lost its peer; None: unknown.
         then: signal that an agent received after the fault, perhaps because of it.
         back: for NODE_RETURNED, the agents that came back.
         restarts: for a fault that ends the attempt, number of previous restarts in a row without progress.
         max_restarts: for a fault that ends the attempt, the value of launch.max_restarts.
+        repeated: for a fault that ends the attempt, whether the ranks hung where they had hung before the restart.
         traceback: traceback of the rank.
         memory: bytes used, bytes allowed and number of kills; see `launcher.agent.memory`.
         ends_with: exit code of the attempt; None: the fault does not end it.
@@ -173,10 +175,12 @@ class Fault(Event):
     agents: AgentCount | None = None
     preflight: PreflightFailure | None = None
     during: AgentPhase | None = None
+    needed_by: Accused | None = None
     then: HostSignal | None = None
     back: tuple[Place, ...] = ()
     restarts: int = 0
     max_restarts: int | None = None
+    repeated: bool = False
     traceback: str | None = None
     memory: Mapping[str, int] | None = None
     ends_with: int | None = None

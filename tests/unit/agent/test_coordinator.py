@@ -18,7 +18,7 @@ from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous.channel import encode
 from launcher.rendezvous.members import Member
-from launcher.runs import event_file
+from launcher.runs import event_file, event_json
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed
 
@@ -512,6 +512,49 @@ def test_silent_ranks_stacks_and_blame() -> None:
     assert (fault["limit"], fault["seconds"], fault["hang"]["slowest"]) == ("launch.hang_timeout", 30, 7)
 
 
+def hang(cluster: Cluster, at: str) -> dict[str, Any]:
+    """Rank 1 hangs; returns the verdict. `at`: the newest frame of its stack."""
+    cluster.blamed = Blamed((Accused(host="node1", rank=1),), HangSign.OUTSIDE, step=5, frame=at)
+    cluster.receive(1, "silent", ranks=[1])
+    for index in range(3):
+        cluster.receive(index, "stacks", reports=[])
+    cluster.tick()
+    return cluster.one("verdict")
+
+
+@pytest.mark.parametrize(
+    ("second", "step", "then"),
+    [("train.py", 5, "fail"), ("data.py", 5, "restart"), ("train.py", 6, "restart")],
+    ids=["the same place", "another place", "the same place, further on"],
+)
+def test_ranks_that_hang_at_the_same_place_again_are_given_up(second: str, step: int, then: str) -> None:
+    cluster = Cluster().begin()
+    first = hang(cluster, "train.py")
+    assert first["then"] == "restart"
+    cluster.gather(History(**first["history"]))
+    for index in (1, 2):
+        cluster.receive(index, "ready", round=1)
+    cluster.tick()
+    cluster.one("begin")
+    cluster.coordinator.watch(cluster.now)
+    for index in range(3):
+        cluster.receive(index, "heartbeat", step=step, resumable=True, joined=True)
+    verdict = hang(cluster, second)
+    assert verdict["then"] == then
+    assert verdict["fault"].get("repeated", False) is (then == "fail")
+
+
+def test_a_rank_that_has_exited_with_0_while_the_others_wait_for_it_is_the_failure() -> None:
+    cluster = Cluster().begin()
+    cluster.blamed = blamed(1, sign=HangSign.ENDED, step=3)
+    cluster.receive(2, "silent", ranks=[2])
+    for index in range(3):
+        cluster.receive(index, "stacks", reports=[])
+    cluster.tick()
+    verdict = cluster.one("verdict")
+    assert (verdict["then"], verdict["fault"]["code"], verdict["fault"]["rank"]) == ("fail", "returned_early", 1)
+
+
 def test_stacks_that_do_not_come_in_time_are_done_without() -> None:
     cluster = Cluster().begin()
     cluster.blamed = blamed(sign=HangSign.ALL, step=None)
@@ -529,6 +572,56 @@ def test_a_failure_while_stacks_are_awaited_comes_first() -> None:
     cluster.fail(1, "killed")
     cluster.wait(STACKS + 1, beats=[1, 2])
     assert cluster.one("verdict")["fault"]["rank"] == 1
+
+
+# -- ranks that exit with 0
+
+
+def lost_peer(cluster: Cluster, index: int) -> dict[str, Any]:
+    """The rank of an agent loses its peer; returns the verdict."""
+    cluster.fail(index, "lost peer")
+    return cluster.one("verdict")
+
+
+def test_a_rank_that_exits_with_0_before_another_loses_its_peer_is_the_failure_and_no_retry_helps() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(2, "heartbeat", step=5, resumable=True, joined=True, done=[2])
+    cluster.receive(1, "heartbeat", step=5, resumable=True, joined=True, done=[1])
+    cluster.none("verdict")
+    verdict = lost_peer(cluster, 0)
+    assert (verdict["kind"], verdict["then"], verdict["ends_with"]) == ("raised", "fail", 1)
+    fault = event_json.from_values(Fault, verdict["fault"])
+    assert (fault.code, fault.rank, fault.host, fault.node) == (FaultCode.RETURNED_EARLY, 2, "node2", 2)
+    assert [each.rank for each in fault.accused] == [2, 1]
+    assert fault.needed_by == Accused(host="node0", rank=0)
+    assert verdict["member"] == 0  # which writes the event
+
+
+def test_ranks_that_only_end_at_different_times_are_no_failure() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(2, "heartbeat", step=5, resumable=True, joined=True, done=[2])
+    cluster.receive(2, "ended")
+    cluster.wait(100, beats=[0, 1, 2])
+    cluster.none("verdict")
+    cluster.receive(1, "ended")
+    cluster.receive(0, "ended")
+    assert cluster.one("over")["final"] is True
+
+
+def test_ranks_that_exit_with_0_after_a_stop_request_have_done_what_they_were_asked() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(1, "stop", level="end", stop=stop_of(1))
+    cluster.receive(2, "heartbeat", step=5, resumable=True, joined=True, done=[2])
+    verdict = lost_peer(cluster, 0)
+    assert (verdict["kind"], verdict["then"]) == ("lost peer", "resume")
+
+
+@pytest.mark.parametrize("kind", ["killed", "raised", "lost node"])
+def test_a_failure_that_explains_itself_is_not_blamed_on_ranks_that_have_exited(kind: str) -> None:
+    cluster = Cluster().begin()
+    cluster.receive(2, "heartbeat", step=5, resumable=True, joined=True, done=[2])
+    cluster.fail(1, kind)
+    assert cluster.one("verdict")["kind"] == kind
 
 
 # -- stop requests of ranks that cannot resume

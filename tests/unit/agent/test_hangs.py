@@ -62,6 +62,10 @@ def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIV
         ([rank(0), rank(1, state="T", stack=""), rank(2, stack=OUTSIDE)], [1], HangSign.STOPPED, None),
         ([rank(0), rank(1, state="D", stack=""), rank(2)], [1], HangSign.DEVICE, None),
         ([rank(0), rank(1), rank(2, stack="")], [2], HangSign.NO_STACK, None),
+        ([rank(0), rank(1, state="", stack=""), rank(2, stack=BACKWARD)], [1], HangSign.ENDED, None),
+        ([rank(0), rank(1, state="", stack=""), rank(2, stack=OUTSIDE)], [2], HangSign.OUTSIDE, None),
+        ([rank(0, stack=OUTSIDE), rank(1, state="", stack="")], [0], HangSign.ALL, None),
+        ([rank(0, state="", stack=""), rank(1, state="", stack="")], [0, 1], HangSign.ALL, None),
         ([rank(0), rank(1, stack=OUTSIDE), rank(2, stack=BACKWARD)], [1], HangSign.OUTSIDE, None),
         ([rank(0), rank(1), rank(2, step=4)], [2], HangSign.BEHIND, None),
         (

@@ -14,10 +14,12 @@ SPENT = History(round=4, best=20, tried=3, listened=True)
 
 def verdict(
     kind: Kind, history: History = AFTER_PROGRESS, *, listens: bool = True, stopping: bool = False, enough: bool = True,
-    step: int = 20, unknown: bool = False,
+    step: int = 20, unknown: bool = False, again: bool = False,
 ) -> Then:  # fmt: skip
     progress = None if unknown else step > history.best
-    return decide(kind, history, progress, listens=listens, stopping=stopping, enough=enough, max_restarts=3)
+    return decide(
+        kind, history, progress, listens=listens, stopping=stopping, enough=enough, max_restarts=3, again=again
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,11 @@ def verdict(
         (Kind.KILLED, {"history": SPENT}, Then.FAIL),
         (Kind.KILLED, {"history": SPENT, "step": 21}, Then.RESTART),
         (Kind.HUNG, {"history": SPENT}, Then.FAIL),
+        (Kind.HUNG, {"step": 4}, Then.RESTART),
+        (Kind.HUNG, {"step": 4, "again": True}, Then.FAIL),
+        (Kind.HUNG, {"step": 4, "again": True, "stopping": True}, Then.RESUME),
+        (Kind.HUNG, {"again": True}, Then.RESTART),
+        (Kind.HUNG, {"again": True, "unknown": True}, Then.RESTART),
         (Kind.LOST_NODE, {"history": SPENT}, Then.FAIL),
         (Kind.RAISED, {"unknown": True}, Then.RESTART),
         (Kind.RAISED, {"unknown": True, "stopping": True}, Then.RESUME),

@@ -412,6 +412,21 @@ def test_a_rank_that_exits_early_with_0_has_failed(job: Callable[..., Job]) -> N
     assert (one.fault().code, one.fault().rank, one.fault().host) == (FaultCode.RETURNED_EARLY, 3, "node1")
 
 
+@pytest.mark.parametrize("agent", [0, 1], ids=["of the same node", "of another node"])
+def test_a_rank_that_returns_before_another_one_loses_it_has_failed(job: Callable[..., Job], agent: int) -> None:
+    one = job()
+    one.agents[agent].workers.end(1, 0, returned={})
+    one.run(2)
+    assert one.ended() == [None, None]
+    one.agents[0].workers.end(0, 1, error=raised("Connection closed by peer", lost_peer=True))
+    one.run(1)
+    assert one.ended() == [errors.FAILED, errors.FAILED]
+    fault = one.fault(1)
+    assert (fault.code, fault.rank, fault.host) == (FaultCode.RETURNED_EARLY, 2 * agent + 1, f"node{agent}")
+    assert fault.needed_by == Accused(host="node0", rank=0)
+    assert [event["event"] for event in one.agents[0].told()] == ["fault"]
+
+
 def test_93_ends_the_attempt_for_good(job: Callable[..., Job]) -> None:
     one = job()
     one.agents[1].workers.end(0, errors.NO_RETRY)

@@ -344,7 +344,9 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(ABORTED), Kind.KILLED, None),
         # left
         (failed(exited(7)), Kind.EXITED, None),
-        (failed(exited(0, FaultCode.RETURNED_EARLY)), Kind.EXITED, None),
+        (failed(exited(0, FaultCode.RETURNED_EARLY)), Kind.EXITED_EARLY, None),
+        (failed(exited(0, FaultCode.RETURNED_EARLY), log=("Traceback (most recent call last):", "  x", "E: no")),
+         Kind.EXCEPTION, f"{SAY}: E: no"),
         (failed(exited(93, FaultCode.NO_RETRY), ended=93), Kind.CONFIG_ERROR, None),
         (failed(exited(1), log=("OSError: [Errno 28] No space left on device",)), Kind.DISK_FULL, None),
         (failed(exited(1), log=("a", "Traceback (most recent call last):", "  x", "E: no")), Kind.EXCEPTION,

@@ -59,6 +59,14 @@ HANG = {"code": FaultCode.HANG, "limit": "launch.hang_timeout", "seconds": 30.0}
         ({"code": FaultCode.NO_RETRY, "rank": 1, "exit_code": 93, "error": "ValueError: no"},
          "rank 1 on node1: ValueError: no"),
         ({"code": FaultCode.RETURNED_EARLY, "rank": 1}, "rank 1 on node1 exited with code 0 before its work was done"),
+        ({"code": FaultCode.RETURNED_EARLY, "rank": 1, "accused": (RANK1,), "needed_by": Accused("node2", 0)},
+         "rank 1 on node1 exited with code 0 while rank 0 on node2 still needed it"),
+        ({**HANG, "code": FaultCode.RETURNED_EARLY, "rank": 1, "accused": (RANK1, RANK2),
+          "hang": Hang(sign=HangSign.ENDED, slowest=7, stacks="/logs")},
+         "rank 1 on node1 and 1 other rank exited with code 0 while all others still needed them: no step for 30 s "
+         "(launch.hang_timeout) after step 7; the stacks of all ranks are in /logs"),
+        ({**HANG, "accused": (RANK1,), "repeated": True, "restarts": 1},
+         "rank 1 on node1 hangs: no step for 30 s (launch.hang_timeout); after a restart they hung there again"),
         ({"code": FaultCode.LEFT, "rank": 1, "exit_code": 75}, "rank 1 on node1: exited with code 75"),
         ({"code": FaultCode.STILL_THERE, "rank": 1, "error": "rank 1 (process 7, state D)"},
          "on node1 ranks of the round before still exist after SIGKILL: rank 1 (process 7, state D); what they hold "
