@@ -62,7 +62,7 @@ NO_ANSWER = re.compile(
 JOB_LIMIT = re.compile(r"max_queued|Maximum number of jobs|would exceed|exceeds .*limit on", re.IGNORECASE)
 # Hints for the user after a refusal, by qsub's exit code.
 HINTS = {
-    159: "`qstat -Qf` shows whom the queues are for (acl_users, acl_groups, acl_hosts)",
+    159: "you may not use the project (-P), the account (-A) or the queue (`qstat -Qf`: acl_users, acl_groups, acl_hosts)",
     166: "PBS does not take the value of a resource, of the place statement, or of the project or account",
     170: "`qstat -Q` lists the queues",
     175: "PBS takes no jobs from root, or from users whom its hosts do not know",
@@ -226,10 +226,13 @@ class PBS:
         """Returns a hint for the user about a refusal, by qsub's exit code and message; None: no hint."""
         if code == UNAUTHORIZED:
             with contextlib.suppress(QueryError):
-                if others := [queue.name for queue in self.queues() if queue.open]:
+                queues = self.queues()
+                if not any(queue.only for queue in queues):
+                    return "you may not use the project (-P) or the account (-A)"
+                if others := [queue.name for queue in queues if queue.open]:
                     return (
-                        "the queue, or the project or account, is for some users, groups or hosts only; queues for "
-                        f"anybody are {', '.join(others)}"
+                        "you may not use the project (-P), the account (-A) or the queue; queues for anybody: "
+                        + ", ".join(others)
                     )
         if words.endswith("Unknown resource: ngpus"):
             return "GPUs are not counted as ngpus there: cluster.gpu_directive=none (PBSExecutor: pbs_chunk)"

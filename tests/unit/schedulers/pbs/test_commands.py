@@ -959,11 +959,21 @@ def site(commands: Path) -> Path:
 NO_LIMITS = {"time": None, "nodes": None, "cpus": None, "gpus": None, "mem": None}
 
 
-def test_who_is_not_on_a_queues_list_hears_of_those_that_take_anybody(site: Path) -> None:
-    """A queue's acl_users, on OpenPBS 23.06.06."""
-    (site / "queues").write_text(QUEUES.replace('"route_dest', '"acl_user_enable":"True",\n            "route_dest'))
+@pytest.mark.parametrize(
+    ("restricted", "words"),
+    [
+        (False, "(you may not use the project (-P) or the account (-A))"),
+        (True, "(you may not use the project (-P), the account (-A) or the queue; queues for anybody: workq)"),
+    ],
+)
+def test_an_unauthorized_request_names_queues_only_where_a_queue_is_restricted(
+    site: Path, restricted: bool, words: str
+) -> None:
+    """A queue's acl_users, and a project of others, on OpenPBS 23.06.06: both are "Unauthorized Request"."""
+    if restricted:
+        (site / "queues").write_text(QUEUES.replace('"route_dest', '"acl_user_enable":"True",\n            "route_dest'))
     put(site, "qsub", "echo 'qsub: Unauthorized Request ' >&2; exit 159")
-    with pytest.raises(Refused, match=r"\(the queue, or the project or account, is for some .* anybody are workq\)$"):
+    with pytest.raises(Refused, match=re.escape(words) + "$"):
         PBS().submit(SCRIPT, {"PATH": str(site)})
 
 
