@@ -39,7 +39,7 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
 
     submitted = control.rerun(sweep, points, ask, secrets_again)
     if submitted is None:
-        print(f"{sweep.id}: there is nothing to run again; see `{program()} sweep status {sweep.id}`")
+        print(f"{sweep.id}: there is nothing to run again; points that were cancelled are run again if you name them")
         return 0
     for line in lines_of(submitted):
         print(line)

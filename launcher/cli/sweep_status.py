@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.cli.progress import bar
 from launcher.cli.text import cause, cut, print_columns, program
-from launcher.formatting import format_time, plural
+from launcher.formatting import format_time, plural, ranges
 from launcher.monitoring import packed
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
@@ -102,8 +102,11 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
         print(f"... and {len(listed) - len(shown)} more; --all shows all points")
     if manifest.packing is not None and search and not search[1].over and _stands_still(sweep, seen, monitor):
         print(f"\nno pilot runs, and more points may be chosen\n{_throttle(sweep, manifest.packing)}")
-    if any(each.over and each.state not in WITHOUT_LINE for each in seen):
-        print(f"\nnext  {program()} sweep rerun {sweep.id}")
+    again = [each for each in seen if each.over and each.state not in WITHOUT_LINE]
+    cancelled = [each.point.index for each in again if each.state == RunState.CANCELLED.value]
+    if again:
+        named = f" {ranges(cancelled)}" if len(cancelled) == len(again) else ""
+        print(f"\nnext  {program()} sweep rerun {sweep.id}{named}")
     return 0
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from launcher.sweeps.submit import SubmittedSweep
 
 MOST_FAILURES = 3  # requests in a row that a scheduler may fail before it is not asked again
+ONLY_NAMED = (RunState.CANCELLED.value, RunState.PRUNED.value)  # states of points that only the user restarts by number
 STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points whose job has started
 
 
@@ -238,10 +239,10 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
 
     | state of the point | restarted by default | may be named |
     |---|---|---|
-    | failed, stopped, cancelled, lost | yes | yes |
+    | failed, stopped, lost | yes | yes |
     | waiting: not submitted, or not yet started on this machine | yes | yes |
     | unconfirmed: submission looks for its job first | yes | yes |
-    | pruned | no | yes |
+    | cancelled, pruned | no | yes |
     | done | no | no |
     | queued, running, suspended, unknown | no | no |
 
@@ -262,7 +263,7 @@ def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] |
             states[state].append(index)
         shown = ", ".join(f"{ranges(indices)} {state}" for state, indices in states.items())
         raise RunError(f"nothing was submitted: only points that are over and not done can be restarted ({shown})")
-    kept = (*fixed, RunState.PRUNED.value) if points is None else fixed
+    kept = (*fixed, *ONLY_NAMED) if points is None else fixed
     return [each.point.index for each in considered if each.state not in kept]
 
 

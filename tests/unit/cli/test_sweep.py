@@ -340,6 +340,14 @@ def test_nothing_to_rerun(call: Call, tmp_path: Path) -> None:
     assert (answer.code, "there is nothing to run again" in answer.out) == (0, True)
 
 
+def test_cancelled_points_are_run_again_by_number_only(call: Call, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "runs", 3, array=None)
+    end(sweep.run(0), 0)
+    call("sweep cancel lr-1")
+    assert "run again if you name them" in call("sweep rerun lr-1").out
+    assert call("sweep status lr-1").lines[-1].endswith("sweep rerun lr-1 1-2")
+
+
 @pytest.mark.parametrize("line", ["sweep cancel lr-1", "cancel lr-1"])
 def test_cancel_of_a_sweep(call: Call, sweep: Sweep, line: str) -> None:
     assert call(line).lines == ["lr-1: point 5 will not start", "lr-1: point 3 is being cancelled"]

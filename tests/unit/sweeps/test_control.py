@@ -184,8 +184,9 @@ def test_an_array_that_has_begun_as_a_whole_needs_no_throttle(tmp_path: Path, mo
 
 # state of a point -> is it run again by default, and when it is named
 AGAIN = {
-    "waiting": True, "unconfirmed": True, "stopped": True, "failed": True, "cancelled": True, "lost": True,
-    "queued": False, "running": False, "done": False,
+    "waiting": (True, True), "unconfirmed": (True, True), "stopped": (True, True), "failed": (True, True),
+    "cancelled": (False, True), "lost": (True, True), "queued": (False, False), "running": (False, False),
+    "done": (False, False),
 }  # fmt: skip
 
 
@@ -207,8 +208,9 @@ def every_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 def test_what_is_over_and_not_done_is_run_again(every_state: Sweep) -> None:
     seen = point_statuses(every_state)
-    assert control.points_to_restart(seen, None) == [number for number, wanted in enumerate(AGAIN.values()) if wanted]
-    for number, (state, allowed) in enumerate(AGAIN.items()):
+    unasked = [number for number, (unasked, _) in enumerate(AGAIN.values()) if unasked]
+    assert control.points_to_restart(seen, None) == unasked
+    for number, (state, (_, allowed)) in enumerate(AGAIN.items()):
         if allowed:
             assert control.points_to_restart(seen, [number]) == [number]
         else:
