@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from launcher.cli.screen import raw
 from launcher.escapes import coloured, one_line
 from launcher.formatting import brief, long_size, number
+from launcher.monitoring.progress import rate_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +65,7 @@ class Rate:
     @property
     def per_second(self) -> float | None:
         """The rate; None: not known yet, or the number does not grow."""
-        if len(self._seen) < 2:
-            return None
-        (began, first), (now, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (now - began) if last > first else None
+        return rate_of(list(self._seen))
 
     def left(self, total: float) -> float | None:
         """Returns the seconds until the number reaches `total` at the current rate; None: the rate is not known."""

@@ -21,7 +21,7 @@ class RunProgress:
     Attributes:
         step, steps: number of steps done, and total number of steps, as the program reports them.
         percent: percentage of steps done, rounded down; 100 only when all are done.
-        rate: steps per second since the first report of the attempt, including the time of saves and evaluations.
+        rate: steps per second of the later half of the attempt's steps, including the time of saves and evaluations.
         needs: seconds that the remaining steps will take at this rate.
         elapsed: seconds since the last attempt started or, if the run is over, duration of that attempt.
         left: seconds left of the attempt's wall time.
@@ -72,13 +72,24 @@ def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | Non
 
 
 def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns the steps per second between the first and the last report; None: fewer than two reports."""
-    reports = every(events, Progress)
-    if len(reports) < 2:
+    return rate_of([(event.time, event.step) for event in every(events, Progress)])
+
+
+def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
+    """Returns how fast a number grows per second; None: it is not known, or the number does not grow. Pure.
+
+    Only the later half of the growth counts, as far as `seen` tells them apart: the first steps of a training take
+    longer than all others.
+
+    Args:
+        seen: times in seconds and the number at that time, oldest first.
+    """
+    if len(seen) < 2:
         return None
-    first, last = reports[0], reports[-1]
-    steps, seconds = last.step - first.step, last.time - first.time
-    return float(steps / seconds) if steps > 0 and seconds > 0 else None
+    now, done = seen[-1]
+    half = (seen[0][1] + done) / 2
+    began, first = next((each for each in reversed(seen[:-1]) if each[1] <= half), seen[0])
+    return float((done - first) / (now - began)) if done > first and now > began else None
 
 
 def _left(seen: RunStatus, now: float, saves: bool) -> int | None:

@@ -50,6 +50,7 @@ def rate_of(*seen: tuple[float, float], window: float = 30) -> Rate:
         ([(0, 0), (1000, 10), (1010, 30), (1040, 90)], 2, 5),  # what was long ago does not count
         ([(0, 50), (10, 60), (20, 10), (30, 20)], 1, 80),  # another attempt began
         ([(0, 50), (10, 50)], None, None),
+        ([(0, 0), (12, 1), (13, 2), (15, 4)], 1, 96),  # the first step took longer than all others will
         ([(0, 50), (10, 120)], 7, 0),
     ],
 )

@@ -75,6 +75,12 @@ def test_how_far_a_training_is() -> None:
     assert (far.saved, far.saved_ago) == (300, 90)
 
 
+def test_slow_first_steps_do_not_count_for_what_the_others_need() -> None:
+    reports = [progress(NOW - 130, 0), progress(NOW - 10, 1), progress(NOW - 9, 2), progress(NOW, 20)]
+    far = standing.progress_of(seen(RunState.RUNNING, *reports), NOW)
+    assert (far.rate, far.needs) == (2.0, 490)  # the first step took two minutes
+
+
 @pytest.mark.parametrize(
     ("state", "told", "scheduler", "left"),
     [
