@@ -185,13 +185,14 @@ class Rows:
 
     def _sweep_row(self, sweep: Sweep) -> dict[str, Any]:
         noted = live_index.possibly_live(self._folder)
-        settled = noted is not None and sweep.id not in noted
+        here = (self._folder / sweep.id).resolve() == sweep.path
+        settled = here and noted is not None and sweep.id not in noted
         try:
-            number = live_index.read_counts(sweep.path) if settled else None
+            number = live_index.read_counts(self._folder, sweep.id) if settled else None
             if number is None:
                 number = counts(point_statuses(sweep, self._live))
                 if settled and not _unfinished(number):
-                    live_index.write_counts(sweep.path, number)
+                    live_index.write_counts(self._folder, sweep.id, number)
         except DAMAGE as error:
             return _unreadable(Damaged(Run(sweep.path), str(error), is_transient(error)))
         # The time is read only if it is needed, since that takes a look at every point.

@@ -1,8 +1,8 @@
 """An index of the runs and sweeps that may be live, so that `status` need not read those that are over.
 
-    RUNS_DIR/.live/ID       empty; the run or sweep ID may be live; the file's mtime is the time of its last submission
-    RUNS_DIR/.live/.whole   the index is complete: every live run or sweep of RUNS_DIR has its file
-    SWEEP/.counts.json      in a sweep that is over: the number of its points in each state
+    RUNS_DIR/.live/ID          empty; the run or sweep ID may be live; the file's mtime is the time of its last submission
+    RUNS_DIR/.live/.whole      the index is complete: every live run or sweep of RUNS_DIR has its file
+    RUNS_DIR/.live/.ID.counts  of a sweep that is over: the number of its points in each state
 
 A submitter makes the file before it submits. A command removes the file when it finds that the run is over and no
 submission can follow. A superfluous file only costs reading one run that is over. So a file is kept in case of doubt,
@@ -34,7 +34,6 @@ from launcher.files import ownership, run_files
 from launcher.paths import default_runs_dir
 
 FOLDER, WHOLE = ".live", ".whole"
-COUNTS = ".counts.json"  # in a sweep that is over: the number of its points in each state
 SETTLED = 600.0  # seconds after which a submission is certain to be complete, even if the machines' clocks differ
 
 
@@ -46,7 +45,6 @@ def add(path: Path) -> None:
     """
     folders = [path.parent]
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
-        (path / COUNTS).unlink(missing_ok=True)
         index = default_runs_dir()
         if index != path.parent and (index / path.name).resolve() == path.resolve():
             folders.append(index)
@@ -65,6 +63,7 @@ def add_to(runs_dir: Path, name: str) -> None:
             file.parent.mkdir(mode=0o700, exist_ok=True)
             if not ownership.is_own(file.parent):
                 return
+            _counts(runs_dir, name).unlink(missing_ok=True)
             file.touch(mode=0o600)
             if file.exists():
                 return
@@ -84,6 +83,7 @@ def remove(runs_dir: Path, name: str, *, done: bool = False) -> bool:
     if not ownership.is_own(file.parent):
         return False
     try:
+        _counts(runs_dir, name).unlink(missing_ok=True)
         if not done and time.time() - file.stat().st_mtime < SETTLED:
             return False
         file.rename(aside)  # so that the time that is checked is that of the file that is removed
@@ -106,19 +106,25 @@ def discard(path: Path) -> None:
         folder.rmdir()  # fails unless it was the first run
 
 
-def write_counts(sweep: Path, number: Mapping[str, int]) -> None:
-    """Writes the number of points in each state to the directory of a sweep that is over. Errors are ignored."""
+def _counts(runs_dir: Path, name: str) -> Path:
+    # Not in the sweep's directory: commands sort sweeps by the time at which their directory last changed
+    return runs_dir / FOLDER / f".{name}.counts"
+
+
+def write_counts(runs_dir: Path, name: str, number: Mapping[str, int]) -> None:
+    """Writes the number of points in each state of a sweep of `runs_dir` that is over. Errors are ignored."""
     with contextlib.suppress(OSError):
-        run_files.write(sweep / COUNTS, json.dumps(number), sync=False)
+        if ownership.is_own(runs_dir / FOLDER):
+            run_files.write(_counts(runs_dir, name), json.dumps(number), sync=False)
 
 
-def read_counts(sweep: Path) -> dict[str, int] | None:
+def read_counts(runs_dir: Path, name: str) -> dict[str, int] | None:
     """Returns the number of points in each state that `write_counts` wrote; None: no valid file is there.
 
-    A file that is damaged, or older than a submission of the sweep, is not valid.
+    A file that is damaged is not valid, and a submission of the sweep removes the file.
     """
     try:
-        number = run_files.parse_json(run_files.read_whole(sweep / COUNTS))
+        number = run_files.parse_json(run_files.read_whole(_counts(runs_dir, name)))
     except (OSError, ValueError):
         return None
     sound = isinstance(number, dict) and number and all(isinstance(each, int) for each in number.values())

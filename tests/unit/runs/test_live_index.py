@@ -194,12 +194,25 @@ def test_points_of_a_sweep_that_is_over_are_counted_once(tmp_path: Path) -> None
     script = sweep.run(2).path / "attempts/0/events/script.jsonl"
     script.write_text(script.read_text().replace('"code": 0', '"code": 1'))
     assert shown(tmp_path) == {"lr-1": "3/3 done"}
-    (sweep.path / live_index.COUNTS).write_text('{"done"')
+    counts = tmp_path / live_index.FOLDER / ".lr-1.counts"
+    counts.write_text('{"done"')
     assert shown(tmp_path) == {"lr-1": "2/3 done"}
     script.unlink()
     sweep.run(2).journal(kinds.Submitting(token="again"))  # it is resumed, and whoever looks sees that
     assert shown(tmp_path) == {"lr-1": "2/3 done"}
-    assert not (sweep.path / live_index.COUNTS).exists()
+    assert not counts.exists()
+
+
+def test_a_look_at_a_sweep_that_is_over_keeps_its_place_in_the_list(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 1)
+    end(sweep.run(0), 0)
+    shown(tmp_path)
+    age(tmp_path)
+    changed = sweep.path.stat().st_ctime_ns
+    for _ in range(3):  # settled, counted, not counted any more
+        shown(tmp_path)
+    assert (tmp_path / live_index.FOLDER / ".lr-1.counts").exists()
+    assert sweep.path.stat().st_ctime_ns == changed
 
 
 def test_a_run_kept_elsewhere_is_noted_where_commands_look_for_it(
