@@ -1,6 +1,6 @@
 """An index of the runs and sweeps that may be live, so that `status` need not read those that are over.
 
-    RUNS_DIR/.live/ID          empty; the run or sweep ID may be live; the file's mtime is the time of its last submission
+    RUNS_DIR/.live/ID          empty; the run or sweep ID may be live; mtime: the time of its last submission
     RUNS_DIR/.live/.whole      the index is complete: every live run or sweep of RUNS_DIR has its file
     RUNS_DIR/.live/.ID.counts  of a sweep that is over: the number of its points in each state
 

@@ -5,6 +5,7 @@ The functions that change a sweep hold the submitter's lock, so that no other co
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,20 +98,38 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
         The previous state of each point that was not over, by the point's number.
 
     Raises:
-        QueryError: some points could not be cancelled; the text names them, and those that were.
+        QueryError: some points, or pilots of a packed sweep, could not be cancelled; the text names them.
     """
     before, points = sweep.cancelled(), None if points is None else set(points)
     if points is None:
         sweep.mark_cancelled(True)  # first, because the process that starts points on this machine reads it
-    try:
-        with only_submitter(sweep.path):
-            if (packing := sweep.manifest().packing) is not None:
-                return pilots.cancel(sweep, points, packing, kill=kill)
-            return _cancel(sweep, points, kill)
-    except LauncherError:
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(only_submitter(sweep.path))
+            if (packing := sweep.manifest().packing) is None:
+                return _cancel(sweep, points, kill)
+            found = pilots.cancel_points(sweep, points, packing)
+        except LauncherError:
+            if points is None:
+                sweep.mark_cancelled(before)
+            raise
         if points is None:
-            sweep.mark_cancelled(before)
-        raise
+            _cancel_pilots(sweep, kill)
+    return found
+
+
+def _cancel_pilots(sweep: Sweep, kill: bool) -> None:
+    monitor, requests = SweepMonitor(), _Requests()
+    live = pilots.live_pilots(sweep, monitor)
+    for number, pilot in enumerate(live):
+        requests.send(pilot.plan, [number], partial(monitor.cancel, pilot.run, kill=kill))
+    if requests.failed:
+        names = ", ".join(live[number].run.id for number in requests.failed)
+        reasons = "; ".join(dict.fromkeys(str(error) for error in requests.failed.values()))
+        raise QueryError(
+            f"the points of {sweep.id} are cancelled, but not its pilots' jobs ({names}): {reasons}. The jobs end when "
+            "they see that no point is left; repeat the command to cancel them"
+        )
 
 
 def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[int, str]:

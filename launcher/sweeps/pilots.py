@@ -243,21 +243,16 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
             folder.add(point, log.next, Kind.AGAIN, None)
 
 
-def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, kill: bool = False) -> dict[int, str]:
-    """Cancels points of a packed sweep and, if all points are cancelled, its pilots; needs the submitter's lock.
+def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> dict[int, str]:
+    """Cancels points of a packed sweep, but no pilot; needs the submitter's lock. Slot managers end running points.
 
     Args:
         sweep: the sweep. To cancel all points, the caller marks it as cancelled first.
         points: numbers of the points; None: all points.
         packing: how the points share pilots.
-        kill: whether pilots that run on this machine without a scheduler are killed instead of asked to stop.
 
     Returns:
         The previous state of each point that was not over, by the point's number.
-
-    Raises:
-        RunError: a pilot runs on another machine.
-        QueryError: a scheduler does not respond.
     """
     monitor = SweepMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
@@ -266,9 +261,6 @@ def cancel(sweep: Sweep, points: Collection[int] | None, packing: Packing, *, ki
         if points is not None or board.log(each.point.index).begun:  # for others, the sweep's mark is enough
             each.point.run.journal(cancelled(), sync=False)
             cancel_point(each.point.run)
-    if points is None:
-        for pilot in live_pilots(sweep, monitor):
-            monitor.cancel(pilot.run, kill=kill)
     return {each.point.index: each.state for each in seen}
 
 

@@ -62,7 +62,7 @@ NO_ANSWER = re.compile(
 JOB_LIMIT = re.compile(r"max_queued|Maximum number of jobs|would exceed|exceeds .*limit on", re.IGNORECASE)
 # Hints for the user after a refusal, by qsub's exit code.
 HINTS = {
-    159: "you may not use the project (-P), the account (-A) or the queue (`qstat -Qf`: acl_users, acl_groups, acl_hosts)",
+    159: "you may not use the project (-P), the account (-A) or the queue (acl_users, acl_groups, acl_hosts)",
     166: "PBS does not take the value of a resource, of the place statement, or of the project or account",
     170: "`qstat -Q` lists the queues",
     175: "PBS takes no jobs from root, or from users whom its hosts do not know",

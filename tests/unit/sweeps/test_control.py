@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from launcher.errors import RunError
 from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Kind, Manager
+from launcher.runs.directory import Run
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.commands import PBS, short
@@ -152,6 +154,34 @@ def test_only_points_whose_end_may_have_been_asked_for_stay_marked(
     assert marked(sweep, 6) == stays
     assert not sweep.cancelled()
     assert [each.point.index for each in point_statuses(sweep) if each.seen and each.seen.history.cancelled] == stays
+
+
+def test_a_packed_sweep_is_cancelled_though_its_scheduler_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot managers see that; what may stay in the queue is named, and is cancelled by the next try."""
+    sweep = packed_sweep(tmp_path, 3)
+    Claims(sweep.path, 0).add(1, 0, Kind.CLAIMED, Manager(0, 0, 0, 0))
+    for number in range(5):
+        pilot = Run.create(sweep.pilot(number).path)
+        pilot.write_record(dataclasses.replace(plan_of(), run_dir=str(pilot.path)), {}, {"token": "t"})
+        pilot.journal(kinds.Submitted(job=f"10{number}"))
+    site = Site(monkeypatch, Slurm, {f"10{number}": JobState.PENDING for number in range(5)})
+    told = []
+
+    def silent(_: Slurm, job: str) -> None:
+        told.append(job)
+        raise QueryError("scancel: error: Unable to contact slurm controller (connect failure)")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Slurm, "cancel", silent)
+        with pytest.raises(QueryError, match=r"points of lr-1 are cancelled, but .* \(lr-1-pilot-0, .*lr-1-pilot-4\)"):
+            control.cancel(sweep)
+    assert told == ["100", "101", "102"]  # then it is not asked again
+    assert [each.state for each in point_statuses(sweep)] == ["cancelled"] * 3
+    assert sweep.cancelled()
+    control.cancel(sweep)
+    assert site.told == [(f"10{number}",) for number in range(5)]
 
 
 def test_nothing_is_left_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

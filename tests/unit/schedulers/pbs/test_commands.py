@@ -971,7 +971,9 @@ def test_an_unauthorized_request_names_queues_only_where_a_queue_is_restricted(
 ) -> None:
     """A queue's acl_users, and a project of others, on OpenPBS 23.06.06: both are "Unauthorized Request"."""
     if restricted:
-        (site / "queues").write_text(QUEUES.replace('"route_dest', '"acl_user_enable":"True",\n            "route_dest'))
+        (site / "queues").write_text(
+            QUEUES.replace('"route_dest', '"acl_user_enable":"True",\n            "route_dest')
+        )
     put(site, "qsub", "echo 'qsub: Unauthorized Request ' >&2; exit 159")
     with pytest.raises(Refused, match=re.escape(words) + "$"):
         PBS().submit(SCRIPT, {"PATH": str(site)})
