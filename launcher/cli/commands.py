@@ -58,6 +58,8 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
         # Attribute of the result that gets the arguments after `--` unchanged; None: they are parsed like all others.
         self.behind: str | None = None
+        # Module whose `as_keys` replaces options of schedulers before the rest is parsed; None: there can be none.
+        self.others: str | None = None
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parses the arguments of a command.
@@ -71,14 +73,13 @@ class Parser(argparse.ArgumentParser):
         if self.behind is not None and "--" in words:
             at = words.index("--")
             words, behind = words[:at], words[at + 1 :]
+        if self.others is not None:
+            words = importlib.import_module(self.others).as_keys(words, self._option_string_actions)
         # Unknown options are found first, since argparse could take their values for a RUN.
         for word in takewhile(lambda word: word != "--", words):
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
-                more = f". Arguments of your own program follow `--`: {self.usage}" if self.behind else ""
-                raise ConfigError(
-                    f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}{more}"
-                )
+                raise ConfigError(f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}")
         arguments, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")

@@ -158,10 +158,13 @@ def of_run(parser: Parser) -> None:
     after the script. KEY=VALUE sets any key of a run (`help --all`), or of workload=program."""
     parser.usage = parser.prog.removesuffix("run") + RUN_USAGE
     parser.behind = "arguments"
+    parser.others = "launcher.cli.run"
     parser.epilog = (
         "The script gets all ARGUMENTs after `--` unchanged; they need no quotes but your shell's. In a sweep (-m), an "
         "argument with several values is written as a key: workload.flags.lr=0.1,0.01 adds --lr 0.1 in the first run "
-        "and --lr 0.01 in the second; workload.overrides.lr=0.1,0.01 does so for a Hydra app, as lr=0.1 and lr=0.01."
+        "and --lr 0.01 in the second; workload.overrides.lr=0.1,0.01 does so for a Hydra app, as lr=0.1 and lr=0.01. "
+        "Options of sbatch are taken as keys (--nodes=2, --time 2h), short ones as the cluster's scheduler means them: "
+        "-N 2 on Slurm, -l walltime=2:00:00 on PBS."
     )
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or an executable file")
     parser.add_argument(

@@ -169,7 +169,11 @@ def _require_known_options(arguments: Sequence[str]) -> None:
         option = word.partition("=")[0]
         if option.startswith("-") and option not in known:
             key = option.lstrip("-").replace("-", "_")
-            meant = f" Keys have no dashes: {key}=VALUE" if key in all_keys() else near(option, known)
+            meant = (
+                f" Keys have no dashes: {key}=VALUE"
+                if key in all_keys()
+                else near(option, known) or near(key, all_keys())
+            )
             raise ConfigError(f"there is no option {option!r}.{meant}")
 
 

@@ -49,6 +49,18 @@ def bases() -> set[str]:
     return {path.stem for path in (resource("conf") / "cluster").glob("*.yaml") if SCHEMA in path.read_text()}
 
 
+def default() -> str:
+    """Returns the name of the profile that runs use without cluster=NAME; empty: not known."""
+    for path in (user_config_dir() / "user.yaml", resource("conf") / "config.yaml"):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if match := re.search(r"^(?: *- )?(?:override /)?cluster: *[\"']?([\w.+-]+)", text, re.MULTILINE):
+            return match[1]
+    return ""
+
+
 def find(name: str) -> Profile:
     """Returns the profile with a name.
 

@@ -163,6 +163,32 @@ class Queue(Scheduler):
         """Returns the environment for a submission from within a job of the run; writes the files of the new job."""
 
 
+class ReadsOptions(ABC):
+    """A scheduler whose submit command has options that `run SCRIPT` takes in place of keys (`sbatch --nodes`).
+
+    Attributes:
+        name: see `Scheduler`.
+        submit_command: name of that command.
+        joins_values: whether the value of a short option may follow without a blank (`-N2`).
+    """
+
+    name: str
+    submit_command: str
+    joins_values = True
+
+    @abstractmethod
+    def command_options(self) -> Mapping[str, bool | None]:
+        """Returns the options (`--nodes`, `-N`), and whether each has a value; None: it may have one after a `=`."""
+
+    @abstractmethod
+    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
+        """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated. Pure.
+
+        Raises:
+            ConfigError: the option is the launcher's, or no key has this value.
+        """
+
+
 class HoldsAllocations(ABC):
     """A scheduler with interactive jobs, in whose allocations runs can start (cluster=allocation).
 

@@ -53,6 +53,14 @@ TAKEN_WITHIN = {
 }
 
 
+# qsub's options as `run SCRIPT` takes them (qsub(1B)): those that are keys, with a value, and without one. What has no
+# key is one of cluster.directives. -m and -h are options of `run` itself.
+KEYS = {"N": "name", "q": "cluster.queue", "P": "cluster.project", "A": "cluster.account"}
+WITH_VALUE = "aAcCejJklMNopPqrRSuvW"
+WITHOUT_VALUE = "fIVXz"
+OF_A_CHUNK = {"ngpus": "gpus_per_node", "mpiprocs": "procs_per_node", "mem": "mem"}
+
+
 @dataclass(frozen=True)
 class Request:
     """The request of a job, from which `options` makes qsub's options.
@@ -323,3 +331,59 @@ def chunks(statement: str) -> int:
 def size(octets: int) -> str:
     """Returns a size in bytes as PBS's text in KiB, rounded up: `1024kb`."""
     return f"{-(-octets // 1024)}kb"
+
+
+def command_options() -> dict[str, bool | None]:
+    """Returns qsub's options for `run SCRIPT`; see `ReadsOptions.command_options`."""
+    return {f"-{each}": each in WITH_VALUE for each in WITH_VALUE + WITHOUT_VALUE}
+
+
+def keys_of(option: str, value: str | None) -> dict[str, Any]:
+    """Returns the keys that an option of qsub stands for; see `ReadsOptions.keys_of`.
+
+    | option | keys |
+    |---|---|
+    | `-l walltime=3600` | time=3600s |
+    | `-l select=2:ncpus=8:ngpus=4:mem=64gb` | nodes=2 cpus_per_proc=2 gpus_per_node=4 mem=64gb |
+    | any other resource of the chunk, `:NAME=VALUE` | cluster.chunk.NAME=VALUE |
+    | `-l place=pack`; any other `-l NAME=VALUE` | cluster.place=pack; cluster.resources.NAME=VALUE |
+    """
+    letter = option[1]
+    if letter in KEYS and value is not None:
+        return {KEYS[letter]: value}
+    if letter in TAKEN:
+        raise ConfigError(f"{option} is the launcher's: {TAKEN[letter]}")
+    if letter != "l" or value is None:
+        if letter in "Wv" and value is not None:  # may come again
+            return {f"cluster.directives.{letter}": value.split(",") if letter == "v" else [value]}
+        return {f"cluster.directives.{letter}": True if value is None else value}
+    found: dict[str, Any] = {}
+    for part in value.split(","):
+        name, equals, amount = part.partition("=")
+        if not equals or name in ("nodes", "ncpus", "ngpus", "mem"):
+            raise ConfigError(f"{option} {value}: write -l select=NODES:ncpus=N:ngpus=N:mem=N, or -l NAME=VALUE")
+        if name == "select":
+            found |= _of_select(amount)
+        elif name == "walltime":
+            found["time"] = f"{amount}s" if amount.isdecimal() else amount
+        else:
+            found["cluster.place" if name == "place" else f"cluster.resources.{name}"] = amount
+    return found
+
+
+def _of_select(statement: str) -> dict[str, str]:
+    number, *parts = statement.split(":")
+    if not number.isdecimal():
+        number, parts = "1", [number, *parts]
+    given = dict(part.partition("=")[::2] for part in parts)
+    if "+" in statement or not all(given.values()):
+        raise ConfigError(f"-l select={statement}: all nodes of a run are equal: write NODES:NAME=VALUE:...")
+    ranks = given.get("mpiprocs") or given.get("ngpus") or "1"
+    if (cpus := given.pop("ncpus", None)) is not None:
+        if not (cpus.isdecimal() and ranks.isdecimal() and int(ranks) and int(cpus) % int(ranks) == 0):
+            raise ConfigError(f"-l select={statement}: ncpus is not a multiple of the {ranks} ranks of a node")
+        cpus = str(int(cpus) // int(ranks))
+    if (given.get("mem") or "").isdecimal():
+        given["mem"] += "B"
+    keys = {OF_A_CHUNK.get(name, f"cluster.chunk.{name}"): each for name, each in given.items()}
+    return {"nodes": number, **keys, **({"cpus_per_proc": cpus} if cpus else {})}

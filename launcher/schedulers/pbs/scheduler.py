@@ -15,7 +15,7 @@ from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
 from launcher.schedulers.pbs.environment import SHELL, pbs_environment
 from launcher.schedulers.pbs.settings import PBSSettings
-from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue
+from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, ReadsOptions
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
 
 
-class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
+class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnosis):
     """PBS (OpenPBS or PBS Professional) as a scheduler; the base classes are the capabilities that it has."""
 
     name = "pbs"
@@ -35,6 +35,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
     template = "qsub.sh.j2"
     shell = SHELL
     interactive = "qsub -I"
+    submit_command = "qsub"
     allocation_variables = ("PBS_JOBID", "PBS_NODEFILE")
     frees_dependents = False  # OpenPBS leaves them held for ever, and qalter cannot remove a dependency
     no_requeue = "PBS lets only operators requeue, so a new job is submitted"
@@ -57,6 +58,18 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, PBSDiagnosis):
         from launcher.schedulers.pbs import directives
 
         return directives.letters(values)
+
+    def command_options(self) -> Mapping[str, bool | None]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.pbs import directives
+
+        return directives.command_options()
+
+    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.pbs import directives
+
+        return directives.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         # Lazily: 8 ms, and states of jobs need none of it

@@ -53,6 +53,18 @@ TAKEN = {
 }
 
 
+# qsub's options as `run SCRIPT` takes them (qsub(1)): those that are keys, with a value, and without one. What has no
+# key is one of cluster.directives. -m and -h are options of `run` itself.
+KEYS = {
+    "N": "name", "q": "cluster.queue", "P": "cluster.project", "A": "cluster.account", "g": "cluster.group",
+}  # fmt: skip
+WITH_VALUE = (
+    "a ac ar b binding C c ckpt dc display dl e hold_jid hold_jid_ad i j js jsv l M masterq now o p pe R r S sc shell "
+    "sync t tc u v w wd"
+)
+WITHOUT_VALUE = "V clear cwd hard nostdin notify soft terse verify"
+
+
 @dataclass(frozen=True)
 class Amounts:
     """The resources that a job requests.
@@ -333,3 +345,33 @@ def names(values: Mapping[str, Any]) -> dict[str, Any]:
         for each in value if isinstance(value, list) else [value]:
             require_plain(option, each)
     return dict(values)
+
+
+def command_options() -> dict[str, bool | None]:
+    """Returns qsub's options for `run SCRIPT`; see `ReadsOptions.command_options`."""
+    return {
+        **{f"-{name}": True for name in (*KEYS, *WITH_VALUE.split())},
+        **{f"-{name}": False for name in WITHOUT_VALUE.split()},
+    }
+
+
+def keys_of(option: str, value: str | None) -> dict[str, Any]:
+    """Returns the keys that an option of qsub stands for; see `ReadsOptions.keys_of`.
+
+    `-l h_rt=3600` is time=3600s, and any other `-l NAME=VALUE` is cluster.resources.NAME=VALUE.
+    """
+    name = option[1:]
+    if name in KEYS and value is not None:
+        return {KEYS[name]: value}
+    if name in TAKEN:
+        raise ConfigError(f"{option} is the launcher's: {TAKEN[name]}")
+    if name != "l" or value is None:
+        return {f"cluster.directives.{name}": True if value is None else value}
+    found = {}
+    for part in value.split(","):
+        resource, equals, amount = part.partition("=")
+        if resource == "h_rt":
+            found["time"] = f"{amount}s" if amount.isdecimal() else amount
+        else:
+            found[f"cluster.resources.{resource}"] = amount if equals else "TRUE"
+    return found

@@ -12,7 +12,7 @@ from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, Requeues
+from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, ReadsOptions, Requeues
 from launcher.schedulers.sge.commands import SGE, array_of
 from launcher.schedulers.sge.diagnosis import SGEDiagnosis
 from launcher.schedulers.sge.environment import SHELL, sge_environment
@@ -31,7 +31,7 @@ SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
 AGAIN = "LAUNCHER_SGE_AGAIN"
 
 
-class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, SGEDiagnosis):
+class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, SGEDiagnosis):
     """Grid Engine as a scheduler; the base classes are the capabilities that it has."""
 
     name = "sge"
@@ -39,6 +39,8 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, SGEDiagnosis):
     template = "sge.sh.j2"
     shell = SHELL
     interactive = "qrsh -pe NAME SLOTS bash"
+    submit_command = "qsub"
+    joins_values = False
     allocation_variables = ("JOB_ID", "PE_HOSTFILE")
     secrets_in_files = True
 
@@ -59,6 +61,18 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, SGEDiagnosis):
         from launcher.schedulers.sge import directives
 
         return directives.names(values)
+
+    def command_options(self) -> Mapping[str, bool | None]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import directives
+
+        return directives.command_options()
+
+    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import directives
+
+        return directives.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         # Lazily: 8 ms, and states of jobs need none of it

@@ -19,6 +19,7 @@ from launcher.schedulers.scheduler import (
     ExcludesNodes,
     HoldsAllocations,
     Queue,
+    ReadsOptions,
     Requeues,
     ShowsPreemption,
     StartsJobSteps,
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
 
 class SlurmScheduler(
-    Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, StartsJobSteps, SlurmDiagnosis
-):
+    Queue, CountsJobs, HoldsAllocations, Requeues, ShowsPreemption, ExcludesNodes, StartsJobSteps, ReadsOptions,
+    SlurmDiagnosis,
+):  # fmt: skip
     """Slurm as a scheduler; the base classes are the capabilities that it has."""
 
     name = "slurm"
@@ -49,6 +51,7 @@ class SlurmScheduler(
         index="SLURM_ARRAY_TASK_ID", ends="parts/ends_by_squeue.sh.j2",
     )  # fmt: skip
     interactive = "salloc"
+    submit_command = "sbatch"
     allocation_variables = ("SLURM_JOB_ID",)
     step_starter = "srun"
     step_requirement = "srun --overlap, of Slurm 20.11 or newer"
@@ -72,6 +75,12 @@ class SlurmScheduler(
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return directives.long_names(values)
+
+    def command_options(self) -> Mapping[str, bool | None]:
+        return directives.command_options()
+
+    def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
+        return directives.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         return directives.lines(plan, token, array, folder)

@@ -60,6 +60,9 @@ def explained(*typed: str) -> str:
         (["workload=p2p", "launch=task"], "there is no launch=task. Did you mean tasks?"),
         (["worklod=p2p"], "there is no key 'worklod'. Did you mean workload"),
         (["workload=p2p", "node=2"], "there is no key 'node'. Did you mean nodes"),
+        (["workload=p2p", "gpus=2"], "there is no key 'gpus'. Did you mean gpus_per_node?"),
+        (["workload=p2p", "NODES=2"], "there is no key 'NODES'. Did you mean nodes?"),
+        (["workload=p2p", "queue=q"], "there is no key 'queue'. Did you mean cluster.queue?"),
         (
             ["workload=p2p", "cluster=slurm", "cluster.partitoin=x"],
             "there is no key 'cluster.partitoin'. Did you mean cluster.partition",
@@ -146,6 +149,7 @@ def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
             ["workload=p2p", "nodes=2", "sweep.slots=2", "dry_run=true"],
             "sweep.slots=2 is for a sweep, and this is a single run: add -m, or leave it out",
         ),
+        (["--partition=x"], "there is no option '--partition'. Did you mean cluster.partition?"),
         (["--nodes", "2"], "there is no option '--nodes'. Keys have no dashes: nodes=VALUE"),
         (["workload=p2p", "--mulitrun"], "there is no option '--mulitrun'. Did you mean --multirun"),
     ],
