@@ -18,6 +18,7 @@ FIELD_INTEGERS = 1 << 64  # integers of our own fields are below it: a seed of t
 FACTS_BYTES = 1 << 24  # of `extra`, `identity` and `metrics` of a checkpoint, each as JSON
 MANIFEST_BYTES = 1 << 26  # of a checkpoint's manifest: thrice FACTS_BYTES, and 8 MB for 10 TB of 32,768 ranks
 RESULT_BYTES = 1 << 24  # of the metrics that a run returns, as JSON
+LAST_WORDS_BYTES = 1 << 16  # that are read of the end of a rank's standard error when it has failed
 REPORT_BYTES = RESULT_BYTES + (1 << 10)  # of a rank's report to its agent: these metrics, or an error
 QUERY_BYTES = 1 << 26  # that a scheduler's command prints: a list of 100,000 jobs takes a sixth of it
 # of the line that starts a node's tasks on Grid Engine: more would not fit into the pipe until Python reads there

@@ -27,7 +27,9 @@ _KINDS = {
     FaultCode.LOST_PEER: Kind.LOST_PEER,
     FaultCode.SIGNALLED: Kind.KILLED,
     FaultCode.NO_RETRY: Kind.NO_RETRY,
+    FaultCode.USAGE: Kind.NO_RETRY,
 }
+_REPORTED = {"usage": FaultCode.USAGE, "printed": FaultCode.EXITED}  # by the code of the rank's error
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
     | 0 | none | RETURNED_EARLY |
     | 75 | any | LEFT |
     | 93 | any | NO_RETRY |
+    | any other | it refuses its arguments or its config | USAGE |
+    | any other | only what it has printed last | EXITED |
     | any other, or a signal | an error | RAISED or LOST_PEER: the error came first |
     | a signal | none, or metrics | SIGNALLED |
     | any other | none, or metrics | EXITED |
@@ -85,6 +89,8 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
         kind = FaultCode.LEFT
     elif code == errors.NO_RETRY:
         kind = FaultCode.NO_RETRY
+    elif error is not None and code and error.code in _REPORTED:
+        kind = _REPORTED[error.code]
     elif error is not None:
         kind = FaultCode.LOST_PEER if error.lost_peer else FaultCode.RAISED
     elif code == errors.DONE:
@@ -93,10 +99,12 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
         kind = FaultCode.SIGNALLED if code < 0 else FaultCode.EXITED
     fault = Fault(
         code=kind, rank=ended.rank, host=host, exit_code=code if code >= 0 else None,
-        signal=text.signal_name(-code) if code < 0 else None, exception=error.type if error else None,
+        signal=text.signal_name(-code) if code < 0 else None, exception=(error.type or None) if error else None,
         error=error.line if error else None, traceback=(error.traceback or None) if error else None,
     )  # fmt: skip
-    return Failure(fault, kind is FaultCode.NO_RETRY or (error is not None and error.final), ended.time)
+    return Failure(
+        fault, kind in (FaultCode.NO_RETRY, FaultCode.USAGE) or (error is not None and error.final), ended.time
+    )
 
 
 def fault_of_start(error: StartError, host: str) -> Fault:
@@ -119,6 +127,7 @@ def fault_of_end(left: Sequence[LeftOver], host: str) -> Fault:
 # and a lost peer always does.
 _BLAME = {
     FaultCode.NO_RETRY: 0,
+    FaultCode.USAGE: 0,
     FaultCode.NOT_STARTED: 1,
     FaultCode.STILL_THERE: 1,
     FaultCode.SIGNALLED: 2,

@@ -58,7 +58,7 @@ class WorkerExit:
         pid: process id of the rank.
         code: exit code; negative: the signal that killed it.
         returned: metrics that it reported; None: it did not report that its work is done.
-        error: exception that it reported; None: it reported none.
+        error: error that it reported or printed; None: it did neither.
         time: when the agent noticed the exit, in seconds since the epoch.
     """
 
@@ -131,6 +131,7 @@ class _Worker:
         placement: the rank.
         pid: the rank's process id.
         report: descriptor of the memory file to which the rank writes its metrics or its error.
+        errors: file of its standard error.
         error_file: file to which torch's `@record` writes the rank's error (TORCHELASTIC_ERROR_FILE).
         code: exit code; negative: the signal that killed the rank; None: the rank still runs.
     """
@@ -138,6 +139,7 @@ class _Worker:
     placement: Placement
     pid: int
     report: int
+    errors: Path
     error_file: Path
     code: int | None = None
 
@@ -239,7 +241,7 @@ class WorkerGroup:
                         *(worker.report for worker in self._workers),
                     ],
                 )  # fmt: skip
-            self._workers.append(_Worker(placement, pid, report, names[2]))
+            self._workers.append(_Worker(placement, pid, report, names[1], names[2]))
             opened.pop_all()
             for descriptor in (out, err, error_file):
                 os.close(descriptor)
@@ -278,6 +280,8 @@ class WorkerGroup:
                 error = report.error
                 if error is None and report.returned is None and code:
                     error = rank_report.read_error_file(worker.error_file)
+                if error is None and code > 0:
+                    error = rank_report.read_last_words(worker.errors, code)
                 placement = worker.placement
                 self._seen.append(WorkerExit(
                     placement.place, placement.rank, worker.pid, code, report.returned, error, time.time()

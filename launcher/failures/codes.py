@@ -24,6 +24,7 @@ class FaultCode(Code):
     RAISED = "raised"  # an exception, or sys.exit(TEXT)
     LOST_PEER = "lost_peer"  # an exception because another rank had ended
     SIGNALLED = "signalled"  # killed by a signal
+    USAGE = "usage"  # it refuses its arguments or its config: a retry would fail too
     EXITED = "exited"  # a non-zero exit code without an exception
     RETURNED_EARLY = "returned_early"  # exit code 0 before its work was done (os._exit(0)), or while others need it
     LEFT = "left"  # exit code 75: it has saved, and the run can be resumed

@@ -45,6 +45,7 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory)Error\b"
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip
+LOG_LINES = 40  # last lines of a rank's log that are searched; older errors may have been handled
 SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
 # Exception types of the launcher, torch and Hydra that mean CONFIG_ERROR, even if their text names a missing file.
 _REFUSALS = {

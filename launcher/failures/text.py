@@ -112,13 +112,13 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _ended(fault: Fault) -> str:
-    """Returns how a rank, or an agent's task, ended that reported no error: by a signal or with an exit code."""
+    """Returns how a rank, or an agent's task, ended, by a signal or with an exit code, and what it said at its end."""
     who = _rank(fault) if fault.rank is not None else f"the task on {fault.host}"
     if fault.signal is None and fault.exit_code is None:
         how = "was killed"
     else:
         how = f"killed by {fault.signal}" if fault.signal is not None else f"exited with code {fault.exit_code}"
-    return f"{who}: {how}" + (f": {fault.error}" if fault.rank is None and fault.error else "")
+    return f"{who}: {how}" + (f": {fault.error}" if fault.error else "")
 
 
 def _error_or_end(fault: Fault) -> str:
@@ -302,7 +302,7 @@ _FAULTS: dict[FaultCode, Callable[[Fault], str]] = {
     FaultCode.RAISED: _error,
     FaultCode.LOST_PEER: lambda fault: f"{_rank(fault)} lost another rank ({fault.error})",
     FaultCode.SIGNALLED: _ended,
-    FaultCode.EXITED: _error_or_end,
+    FaultCode.EXITED: _ended,
     FaultCode.RETURNED_EARLY: _returned_early,
     FaultCode.LEFT: _ended,
     FaultCode.NO_RETRY: _error_or_end,

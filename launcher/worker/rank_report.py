@@ -22,7 +22,6 @@ import re
 import select
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,12 +29,14 @@ from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
-from launcher import bounds, errors
-from launcher.failures.symptoms import LOST_PEER
+from launcher import bounds, errors, escapes
+from launcher.failures.symptoms import LOG_LINES, LOST_PEER, last_error
 from launcher.files import run_files
 from launcher.worker import script
 
 GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"
+BOX = " \t─│╭╮╰╯"  # around the lines of an error of typer
+LONGEST_LINE = 1000  # most characters of a line that is taken for the error
 SYMPTOM_DELAY = 2.0  # seconds by which a rank that lost a peer delays its own failure, so that the cause comes first
 _LAUNCHER = Path(__file__).parents[1]
 # Files and folders with the frames that call a workload or a function; they are cut from the traceback that users see.
@@ -83,12 +84,13 @@ def take() -> AgentChannels:
 
 @dataclass(frozen=True)
 class WorkerError:
-    """The error with which a rank failed, from its report or from the error file of torch's `@record`.
+    """The error with which a rank failed: from its report, torch's `@record`, or what it has printed last.
 
     Attributes:
-        code: raised, lost peer (the rank lost its connection to another rank), or sys.exit (called with a text).
-        type: name of the exception's class.
-        message: text of the exception.
+        code: raised, lost peer (the rank lost its connection to another rank), sys.exit (called with a text), usage (it
+            refuses its arguments or its config), or printed (no error is known, only its last line).
+        type: name of the exception's class; empty: there is none.
+        message: text of the exception, or what the rank has printed last.
         traceback: the traceback as Python prints it, starting at the user's frames.
         lost_peer: whether the rank failed because another rank was gone.
         final: whether a retry would fail too.
@@ -105,7 +107,11 @@ class WorkerError:
     def line(self) -> str:
         """One line, as Python prints it at the end of a traceback: `ValueError: the loss is a banana`."""
         text = (
-            self.message if self.code == "sys.exit" else f"{self.type}: {self.message}" if self.message else self.type
+            self.message
+            if self.code == "sys.exit" or not self.type
+            else f"{self.type}: {self.message}"
+            if self.message
+            else self.type
         )
         return text.split("\n")[0]
 
@@ -145,10 +151,10 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         if leave.code is None or leave.code == 0:
             script.write_report(report, owner, {"returned": {}})
             return errors.DONE
+        if error := script.exit_report(leave, LOST_PEER.pattern, ABOVE):
+            script.write_report(report, owner, {"error": error}, SYMPTOM_DELAY)
         if isinstance(leave.code, int):
             return leave.code
-        shown = script.cut(leave, ABOVE)
-        script.write_report(report, owner, {"error": script.exit_report(leave, shown)})
         print(leave.code, file=sys.stderr)
         return errors.FAILED
     except KeyboardInterrupt as error:
@@ -162,9 +168,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
             shown = type(error), error.with_traceback(whole), whole
             entry = script.error_report(error, shown, LOST_PEER.pattern)
         traceback.print_exception(*shown)  # not by torch's hook, which prefixes each line with the rank
-        if entry["lost_peer"]:
-            time.sleep(SYMPTOM_DELAY)
-        script.write_report(report, owner, {"error": entry})
+        script.write_report(report, owner, {"error": entry}, SYMPTOM_DELAY)
         return errors.NO_RETRY if getattr(error, "exit_code", None) == errors.NO_RETRY else errors.FAILED
 
 
@@ -243,3 +247,34 @@ def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
         return False
     files = re.findall(r'^  File "(.*)", line \d+', trace, re.MULTILINE)
     return kind != "RuntimeError" or bool(files and re.search(r"/torch/(distributed|autograd)/", files[-1]))
+
+
+def read_last_words(path: Path, code: int) -> WorkerError | None:
+    """Returns the error that the end of a rank's standard error shows; None: the file is empty or cannot be read.
+
+    Args:
+        path: the file of the rank's standard error.
+        code: exit code of the rank.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - bounds.LAST_WORDS_BYTES))
+            return last_words(file.read().decode(errors="replace"), code)
+    except OSError:
+        return None
+
+
+def last_words(text: str, code: int) -> WorkerError | None:
+    """Returns the error that the last lines of a rank's standard error show; None: there are none. Pure.
+
+    | exit code | the lines | code of the error, and its message |
+    |---|---|---|
+    | 2 | one starts with `usage:`, as those of argparse, click and getopt | usage: the last line |
+    | any | a traceback | printed: its last line |
+    | any | others | printed: the last line |
+    """
+    lines = [line for each in text.splitlines() if (line := escapes.clean(each).rstrip(BOX))]
+    usage = code == errors.BAD_INPUT and any(line.lstrip(BOX)[:6].lower() == "usage:" for line in lines)
+    message = "" if usage else last_error("\n".join(lines[-LOG_LINES:]))
+    message = (message or "".join(lines[-1:]).lstrip(BOX))[:LONGEST_LINE]
+    return WorkerError("usage" if usage else "printed", "", message, "") if message else None

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _HERE = os.path.abspath(__file__)
 ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files with the frames that call a program; cut from its traceback
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # most characters of each in a report
+REFUSED = ("ConfigCompositionException", "OverrideParseException")  # names of hydra's errors of a wrong config
 FINAL = ("LauncherError", "WorkloadError")  # names of error classes that a retry would raise again,
 NOT_FINAL = "UnavailableError"  # except this one: a file cannot be read now
 
@@ -57,8 +58,8 @@ def main(kind: str, target: str, *arguments: str) -> None:
     try:
         (run_script if kind == "script" else run_module)(target, list(arguments))
     except SystemExit as leave:
-        if isinstance(leave.code, str):
-            write_report(descriptor, owner, {"error": exit_report(leave, cut(leave, ABOVE))})
+        if report := exit_report(leave, settings.get("lost_peer", "")):
+            write_report(descriptor, owner, {"error": report}, settings.get("delay", 0.0))
         raise
     except KeyboardInterrupt as error:
         sys.excepthook(*cut(error, ABOVE))
@@ -67,9 +68,7 @@ def main(kind: str, target: str, *arguments: str) -> None:
         ended = _debug_error(caught)
         report = error_report(ended, cut(ended, ABOVE), settings.get("lost_peer", ""))
         sys.excepthook(*cut(ended, ABOVE))
-        if report["lost_peer"]:
-            time.sleep(settings.get("delay", 0.0))  # so that the failure of the lost rank is reported first
-        write_report(descriptor, owner, {"error": report})
+        write_report(descriptor, owner, {"error": report}, settings.get("delay", 0.0))
         code = getattr(ended, "exit_code", None)  # of launcher's errors: see launcher.errors
         sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else code if code in (75, 93) else 1)
 
@@ -87,8 +86,9 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
     """
     lost = lost_peer(error, lost_peer_words)
     names = {kind.__name__ for kind in type(error).__mro__}
+    refused = any(kind.__name__ in REFUSED and kind.__module__ == "hydra.errors" for kind in type(error).__mro__)
     return {
-        "code": "lost peer" if lost else "raised",
+        "code": "lost peer" if lost else "usage" if refused else "raised",
         "type": type(error).__name__,
         "message": _bounded(_text(error), LONGEST_MESSAGE),
         "traceback": _bounded("".join(traceback.format_exception(*shown)), LONGEST_TRACEBACK),
@@ -98,10 +98,25 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
     }
 
 
-def exit_report(leave: SystemExit, shown: Cut) -> dict[str, Any]:
-    """Returns the report of `sys.exit("text")`, which exits with code 1, with the keys of `error_report`."""
-    report = error_report(leave, shown, "")
-    return {**report, "code": "sys.exit", "message": _bounded(f"sys.exit({leave.code!r})", LONGEST_MESSAGE)}
+def exit_report(
+    leave: SystemExit, lost_peer_words: str, above: tuple[str, ...] = ABOVE
+) -> dict[str, Any] | None:  # fmt: skip
+    """Returns the report of a rank that leaves by `sys.exit`; the first row that applies decides.
+
+    | sys.exit of | while an exception was handled | report |
+    |---|---|---|
+    | a text (exit code 1) | any | of the text |
+    | 0, 75, or 2 (a usage error by convention: the agent finds it among what was printed) | any | None |
+    | another code | yes, as Hydra does after any error | of the exception, as `error_report` |
+    | | no | None |
+    """
+    if isinstance(leave.code, str):
+        report = error_report(leave, cut(leave, above), "")
+        return {**report, "code": "sys.exit", "message": _bounded(f"sys.exit({leave.code!r})", LONGEST_MESSAGE)}
+    cause = None if leave.__suppress_context__ else leave.__context__
+    if leave.code in (None, 0, 2, 75) or not isinstance(cause, Exception):
+        return None
+    return error_report(cause, cut(cause, above), lost_peer_words)
 
 
 def lost_peer(error: BaseException, words: str) -> bool:
@@ -188,14 +203,17 @@ def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
     return type(error), error.with_traceback(frames), frames
 
 
-def write_report(descriptor: int, owner: int, report: dict[str, Any]) -> None:
+def write_report(descriptor: int, owner: int, report: dict[str, Any], delay: float = 0.0) -> None:
     """Writes a report for the agent.
 
     Args:
         descriptor: descriptor of the file that the agent has made for this rank; -1 if there is none.
         owner: process id of the rank; in a fork of the rank this function writes nothing.
         report: the report, in JSON types.
+        delay: seconds that a rank waits which lost another rank, so that the failure of that rank is reported first.
     """
+    if report.get("error", {}).get("lost_peer"):
+        time.sleep(delay)
     if descriptor < 0 or os.getpid() != owner:
         return
     data = json.dumps(report).encode()

@@ -177,8 +177,32 @@ def test_words_for_sys_exit_are_reported(run: Callable[..., Any], tmp_path: Path
 
 
 def test_nothing_is_reported_of_an_exit_code(run: Callable[..., Any], tmp_path: Path) -> None:
-    run("import sys; sys.exit(3)")
-    assert (tmp_path / "report").read_bytes() == b""
+    for text in ("sys.exit(3)", "\ntry: 1 / 0\nexcept ArithmeticError: sys.exit(2)"):
+        run(f"import sys; {text}")
+        assert (tmp_path / "report").read_bytes() == b""
+
+
+APP = """import hydra
+@hydra.main(version_base=None)
+def main(config): raise ValueError("banana")
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        ((), "raised", "ValueError: banana"),
+        (("lr=0.1",), "usage", "ConfigCompositionException: Could not override 'lr'."),
+        (("lr=[",), "usage", "OverrideParseException: no viable alternative at input '['"),
+    ],
+)
+def test_the_error_behind_an_exit_of_hydra_is_reported(
+    run: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], code: str, line: str
+) -> None:
+    assert run(APP, *arguments).returncode == 1
+    error = reported(tmp_path)
+    assert (error.code, error.line, error.lost_peer) == (code, line, False)
 
 
 def test_a_server_that_refuses_is_an_error_with_its_traceback(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from launcher.config.schema import LaunchMode
 from launcher.diagnose.post_mortem.verdict import Verdict
+from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.formatting import format_hours, rough_size
 from launcher.runs.events import Fault
@@ -286,6 +287,8 @@ def _installed(case: Case) -> str:
 
 
 def _config(case: Case) -> Steps:
+    if case.fault.code is FaultCode.USAGE and case.plan.workload.kind == "Program":
+        return [Step("correct its arguments", case.resume("workload.args=[NEW,ARGUMENTS]"))]
     return [Step("change the setting that the cause names", case.resume("KEY=VALUE"))]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher import errors
 from launcher.diagnose.post_mortem.verdict import Evidence
+from launcher.failures import symptoms
 from launcher.files import run_files
 from launcher.monitoring.run_status import RunStatus
 from launcher.monitoring.state import RunState
@@ -39,7 +40,6 @@ from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
 
 TAIL = 64 * 1024  # bytes that are read from the end of an output or log
-LOG_LINES = 40  # last lines of a rank's log that are searched for a symptom; older errors may have been handled
 Event = Mapping[str, Any]
 
 
@@ -146,7 +146,7 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
     rank = evidence.fault.rank if isinstance(evidence.fault, Fault) else None
     log: tuple[str, ...] = ()
     if attempt is not None and rank is not None:
-        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-LOG_LINES:])
+        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-symptoms.LOG_LINES :])
     return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
 
 

@@ -55,6 +55,7 @@ _KINDS = {
     FaultCode.OPEN_FILES: Kind.LIMIT,
     FaultCode.PREFLIGHT: Kind.BAD_NODE,
     FaultCode.STILL_THERE: Kind.BAD_NODE,
+    FaultCode.USAGE: Kind.CONFIG_ERROR,
     FaultCode.REFUSED: Kind.CONFIG_ERROR,
     FaultCode.NO_FOLDER: Kind.CONFIG_ERROR,
     FaultCode.CONTAINER: Kind.CONFIG_ERROR,
@@ -225,9 +226,9 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
     if not seen.unexplained:
         if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server does not answer
             return Verdict(Kind.STOPPED, cause)
-        return Verdict(
-            symptoms.kind_of(fault.error or "", fault.exception) or _KINDS.get(fault.code, Kind.EXCEPTION), cause
-        )
+        other = Kind.EXITED if fault.exception == "SystemExit" else Kind.EXCEPTION
+        kind = symptoms.kind_of(fault.error or "", fault.exception) or _KINDS.get(fault.code, other)
+        return Verdict(kind, cause)
     if state in _STATE_KINDS and not (state == "CANCELLED" and seen.failed_uncancelled):
         return Verdict(_STATE_KINDS[state], cause)
     if seen.cancelled:
@@ -237,7 +238,8 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
         return Verdict(Kind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
     error = symptoms.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
     if error:  # a program of the user; agents do not see its exceptions
-        return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, f"{cause}: {error}", sign=error)
+        shown = cause if error == fault.error else f"{cause}: {error}"
+        return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, shown, sign=error)
     if found := symptoms.last_symptom(seen.log):
         return Verdict(found[0], cause, sign=found[1])
     return _by_code(seen, fault, cause)

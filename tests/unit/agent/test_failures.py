@@ -28,6 +28,9 @@ from launcher.runs.events import Accused, Fault, HostSignal, StartLimit, Stop
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
 PEER = WorkerError("lost peer", "RuntimeError", "[x] Connection closed by peer", "Traceback ...", lost_peer=True)
 FINAL = WorkerError("raised", "WorkloadError", "this will not do", "Traceback ...", final=True)
+PRINTED = WorkerError("printed", "", "no such data set", "")
+USAGE = WorkerError("usage", "", "train.py: error: unrecognized arguments: --foo", "")
+REFUSED = WorkerError("usage", "ConfigCompositionException", "Could not override 'foo'.", "Traceback ...")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,10 @@ FINAL = WorkerError("raised", "WorkloadError", "this will not do", "Traceback ..
         (-11, {"loss": 1}, None, True, FaultCode.SIGNALLED),
         (3, None, None, False, FaultCode.EXITED),
         (3, {}, None, True, FaultCode.EXITED),
+        (3, None, PRINTED, False, FaultCode.EXITED),
+        (2, None, USAGE, False, FaultCode.USAGE),
+        (1, None, REFUSED, True, FaultCode.USAGE),
+        (75, None, PRINTED, False, FaultCode.LEFT),
         (75, None, None, True, FaultCode.LEFT),
         (75, {}, BANANA, True, FaultCode.LEFT),
         (93, None, None, True, FaultCode.NO_RETRY),
@@ -60,7 +67,11 @@ def test_what_an_exit_is(
     if failure is not None:
         fault = failure.fault
         assert (fault.rank, fault.host, fault.error, failure.time) == (5, "node2", error and error.line, 1.5)
-        assert (fault.exception, fault.traceback) == (error and error.type, error and error.traceback)
+        assert (fault.exception, fault.traceback) == (
+            (error and error.type) or None,
+            (error and error.traceback) or None,
+        )
+        assert (failure.kind is Kind.NO_RETRY) == (kind in (FaultCode.NO_RETRY, FaultCode.USAGE))
         assert (fault.exit_code, fault.signal) == ((code, None) if code >= 0 else (None, signal.Signals(-code).name))
 
 

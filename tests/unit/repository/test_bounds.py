@@ -32,6 +32,7 @@ TESTS = {
     "MANIFEST_BYTES": "unit/checkpoint/test_bounds.py::test_a_manifest_comes_back_up_to_its_bound",
     "RESULT_BYTES": "unit/runs/test_directory.py::test_a_result_of_any_size_is_written_without_its_largest_values",
     "REPORT_BYTES": "unit/worker/test_rank_report.py::test_the_largest_report_is_read",
+    "LAST_WORDS_BYTES": "unit/worker/test_rank_report.py::test_the_end_of_what_was_printed_is_read",
     "ACCUSED": "unit/agent/test_coordinator.py",
     "MESSAGE_BYTES": "unit/agent/test_channel.py::test_a_message_that_the_other_end_would_refuse_is_not_sent",
     "QUERY_BYTES": "unit/schedulers/test_command.py::test_an_answer_is_read_up_to_its_bound",

@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 
 from launcher import bounds
+from launcher.failures import symptoms
 from launcher.worker import rank_report, script
-from launcher.worker.rank_report import Report, WorkerError, read_report, run_and_report
+from launcher.worker.rank_report import (
+    LONGEST_LINE,
+    Report,
+    WorkerError,
+    last_words,
+    read_last_words,
+    read_report,
+    run_and_report,
+)
 
 
 @pytest.fixture
@@ -26,7 +35,7 @@ def report() -> Iterator[int]:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(rank_report.time, "sleep", found.append)
+    monkeypatch.setattr(script.time, "sleep", found.append)
     return found
 
 
@@ -130,3 +139,41 @@ def test_what_torch_records_of_an_error_becomes_the_owners_alone(tmp_path: Path)
     assert found is not None
     assert found.line == "ValueError: x"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+ARGPARSE = (
+    "usage: train.py [-h] [--lr LR]\n                [--epochs N]\ntrain.py: error: unrecognized arguments: --foo\n"
+)
+CLICK = "Usage: train.py [OPTIONS]\nTry 'train.py --help' for help.\n\nError: No such option: --foo\n"
+TYPER = "\x1b[1mUsage: \x1b[0mtrain.py\n╭─ Error ──────────╮\n│ No such option: --foo   │\n╰──────────────────╯\n"
+TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no\n\nSet HYDRA_FULL_ERROR=1 for more.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "error"),
+    [
+        (ARGPARSE, 2, ("usage", "train.py: error: unrecognized arguments: --foo")),
+        (ARGPARSE, 3, ("printed", "train.py: error: unrecognized arguments: --foo")),
+        (CLICK, 2, ("usage", "Error: No such option: --foo")),
+        (TYPER, 2, ("usage", "No such option: --foo")),
+        ("ls: cannot access 'x'\n", 2, ("printed", "ls: cannot access 'x'")),
+        (TRACEBACK, 1, ("printed", "ValueError: no")),
+        (TRACEBACK + "\n" * 3 + "fine\n" * symptoms.LOG_LINES, 1, ("printed", "fine")),  # it was handled
+        (" 10%|#   |\r 20%|##  |", 1, ("printed", "20%|##  |")),
+        *(("x" * (LONGEST_LINE + more), 1, ("printed", "x" * (LONGEST_LINE + min(more, 0)))) for more in (-1, 0, 1)),
+        ("\n \n", 1, None),
+    ],
+)  # fmt: skip
+def test_the_last_words_of_a_program_are_its_error(text: str, code: int, error: tuple[str, str] | None) -> None:
+    found = last_words(text, code)
+    assert (found and (found.code, found.line)) == error
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_the_end_of_what_was_printed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    monkeypatch.setattr(bounds, "LAST_WORDS_BYTES", len(ARGPARSE) + more)
+    (tmp_path / "err").write_text(ARGPARSE)
+    found = read_last_words(tmp_path / "err", 2)
+    assert found is not None
+    assert (found.code, found.line) == ("printed" if more < 0 else "usage", ARGPARSE.splitlines()[-1])
+    assert read_last_words(tmp_path / "none", 2) is None
