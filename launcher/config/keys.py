@@ -32,6 +32,11 @@ WORKLOADS = {
     "program": schema.Program,
     "function": schema.Function,
 }
+# A key that is an id, with a value that Hydra takes for a number or for true or false, and would write in another way.
+_NUMBER_AS_ID = re.compile(
+    r"\A((?:run_id|name|sweep\.id)=)([+-]?(?:[\d_]*\.?\d[\d_]*\.?(?:e[+-]?[\d_]+)?|inf|nan)|true|false)\Z",
+    re.IGNORECASE,
+)
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 
@@ -225,11 +230,13 @@ def of_other_schedulers(key: str, kind: type | None) -> str | None:
 
 
 def opened(words: Iterable[str]) -> list[str]:
-    """Adds `++` to overrides with names of the user's own, since Hydra requires it for keys not in the schema. Pure.
+    """Converts overrides as users type them to Hydra's. Pure.
 
-    Such names may stand in the sections of `OPENED` (`cluster.environment.NAME=1`).
+    Adds `++` where Hydra requires it for keys not in the schema, which are names of the user's own in the sections of
+    `OPENED` (`cluster.environment.NAME=1`); quotes ids that Hydra would take for numbers (`run_id=1e3`).
     """
     own = tuple(f"{key}{rest}" for key in OPENED for rest in (".", "={"))
+    words = [_NUMBER_AS_ID.sub(r"\1'\2'", word) for word in words]
     return [f"++{word}" if word.startswith(own) else word for word in words]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from launcher.config.hydra_text import element
+from launcher.config.keys import opened
 from launcher.config.schema import MISSING
 
 TEXTS = st.text(alphabet="ab0e \\'\"${}[](),:=\n?.-/~@", max_size=12).filter(lambda text: text != MISSING)
@@ -41,3 +42,12 @@ def test_a_text_is_that_text(text: str) -> None:
 def test_other_values_keep_their_type(value: Any) -> None:
     assert read(element(value)) == value
     assert type(read(element(value))) is type(value)
+
+
+@pytest.mark.parametrize("key", ["run_id", "name", "sweep.id"])
+@pytest.mark.parametrize(
+    "typed", ["1e3", "1E-3", "true", "False", "1_000", "007", "1.50", ".5", "5.", "inf", "NaN", "+5", "lr", "1e3x"]
+)
+def test_an_id_is_what_was_typed(key: str, typed: str) -> None:
+    (override,) = opened([f"{key}={typed}"])
+    assert str(OverridesParser.create().parse_override(override).value()) == typed
