@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -72,14 +72,15 @@ def collect_signals() -> list[int]:
 
 
 def watch(
-    tasks: Sequence[Task], signals: Sequence[int], grace: float, pause: float, *, keep_going: bool = False
-) -> int:
+    tasks: Sequence[Task], signals: Sequence[int], grace: float, pause: float, *, keep_going: bool = False,
+    lost: Callable[[], Collection[int]] = tuple,
+) -> int:  # fmt: skip
     """Waits until all tasks have ended.
 
     When a stop signal arrives, a task exits with RESUME, or (unless `keep_going`) a task fails in any other way, the
     remaining tasks get SIGTERM and, `grace` seconds later, SIGKILL. STRAGGLERS seconds after the agents have recorded
     the exit code of the attempt they get SIGKILL, and do not count: their nodes may be gone, which some starters never
-    notice.
+    notice. Tasks of functions have no agents: they get SIGKILL when all tasks that are left are on lost nodes.
 
     Args:
         tasks: the started tasks.
@@ -87,11 +88,14 @@ def watch(
         grace: seconds between SIGTERM and SIGKILL.
         pause: seconds between two polls.
         keep_going: whether the other tasks continue when one fails.
+        lost: returns the indices of the tasks whose nodes the scheduler reports as lost. It is asked every STRAGGLERS
+            seconds while no task ends and some have ended.
 
     Returns:
         The exit status of the first failed task (128 + N after signal N), else 0.
     """
     kill_at, first_failure, over_at, look_at = None, 0, None, 0.0
+    ended, ask_at = 0, 0.0
     while True:
         codes = [task.poll() for task in tasks]
         over = over_at is not None and time.monotonic() > over_at + STRAGGLERS
@@ -103,7 +107,14 @@ def watch(
         ending = signals or (first_failure and not keep_going) or errors.RESUME in codes  # another job continues it
         now = time.monotonic()
         if over_at is None and now >= look_at:
-            look_at, over_at = now + 1.0, now if _attempt_is_over() else None
+            look_at, over_at = now + 1.0, now if attempt_is_over() else None
+        if ended != (ended := len(tasks) - len(left)):
+            ask_at = now + STRAGGLERS
+        elif ended and now >= ask_at:
+            ask_at = now + STRAGGLERS
+            if {number for number, code in enumerate(codes) if code is None} <= set(lost()):
+                for task in left:
+                    task.kill()
         if over:
             for task in left:
                 task.kill()
@@ -119,7 +130,7 @@ def watch(
         time.sleep(pause)
 
 
-def _attempt_is_over() -> bool:
+def attempt_is_over() -> bool:
     """Returns whether the agents have recorded the attempt's exit code; False as well if that is not known now."""
     attempt = current_attempt()
     return attempt is not None and exists(attempt.path / "exit_code", retry_seconds=0) == Ok(True)

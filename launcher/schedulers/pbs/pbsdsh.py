@@ -17,6 +17,9 @@ from launcher import errors
 from launcher.schedulers import task_group
 from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import task as pbs_task
+from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.pbs.resource_queries import ResourceQueries
+from launcher.schedulers.queries import QueryError
 
 
 @contextlib.contextmanager
@@ -89,5 +92,20 @@ def run(request: task_group.TaskRequest) -> int:
         for task in tasks:
             task.start()
         return task_group.watch(
-            tasks, request.signals, request.grace, pause=max(0.1, 0.01 * len(tasks)), keep_going=request.keep_going
+            tasks,
+            request.signals,
+            request.grace,
+            pause=max(0.1, 0.01 * len(tasks)),
+            keep_going=request.keep_going,
+            lost=lambda: _on_lost_nodes([hosts[node] for node in range(nodes) for _ in range(tasks_per_node)]),
         )
+
+
+def _on_lost_nodes(hosts: Sequence[str]) -> list[int]:
+    """Returns the indices of hosts that PBS reports as down; [] if it does not answer."""
+    try:
+        nodes = ResourceQueries(PBS()).nodes()
+    except QueryError:
+        return []
+    down = {name for node in nodes if "down" in node.state for name in (node.name, node.others.get("host"))}
+    return [number for number, host in enumerate(hosts) if host in down or host.partition(".")[0] in down]

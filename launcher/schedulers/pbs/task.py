@@ -38,6 +38,7 @@ from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
 from launcher.schedulers.exports import exports as all_exports
+from launcher.schedulers.task_group import attempt_is_over
 
 SETTLE_TIME = 5.0  # maximum seconds between the end of pbsdsh and the appearance of its task's exit status
 LOOK = 1.0  # seconds between two polls of the file `signal` by a task
@@ -283,6 +284,8 @@ class PbsTask:
         return int(match[1]) if match else 0
 
     def _blame(self, code: FaultCode, signal_name: str | None = None, why: str = "") -> None:
+        if attempt_is_over():  # then no task's end is a failure of the run
+            return
         printed = " ".join(self._read("pbsdsh", whole=False).split())
         hint = f"; is {self._folder} on a file system that all nodes share?" if printed.endswith(" 127") else ""
         error = f"{why + '; ' if why else ''}pbsdsh says {printed or 'nothing'!r}{hint}"

@@ -35,6 +35,23 @@ class Task:
         self.killed = True
 
 
+@pytest.mark.parametrize(
+    ("gone", "killed", "code", "after"),
+    [([1], [1], 137, 960), ([1, 2], [1, 2], 137, 160), ([], [], 0, 5000), ([0, 2], [], 0, 5000)],
+)
+def test_a_function_ends_when_only_tasks_on_lost_nodes_are_left(
+    monkeypatch: pytest.MonkeyPatch, gone: list[int], killed: list[int], code: int, after: float
+) -> None:
+    clock = Clock(monkeypatch, task_group)
+    began = clock.now
+    tasks = [Task(clock, began + ends) for ends in (100, 5000, 900)]
+    if 2 in killed:
+        tasks[2] = Task(clock, math.inf)
+    assert task_group.watch(tasks, [], 30.0, 0.5, keep_going=True, lost=lambda: gone) == code
+    assert [number for number, task in enumerate(tasks) if task.killed] == killed
+    assert after <= clock.now - began < after + 5
+
+
 @pytest.mark.parametrize("keep_going", [False, True])
 def test_a_task_whose_node_is_gone_ends_after_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_going: bool

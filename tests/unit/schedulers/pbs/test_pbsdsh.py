@@ -20,7 +20,7 @@ from launcher.files.shared_files import IN_A_JOB
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault, first_fault
-from launcher.schedulers import allocation
+from launcher.schedulers import allocation, task_group
 from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import mpiexec, pbsdsh
 from launcher.schedulers.pbs import task as pbs_task
@@ -162,6 +162,35 @@ def test_a_task_of_a_job_that_is_deleted_is_signalled_and_over_when_it_says_so(
     finally:
         task.kill()
         task.poll()
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_task_on_a_lost_node_is_a_failure_unless_its_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    attempt = Attempt(Run(tmp_path / "run"), 0)
+    (attempt.path / "events").mkdir(parents=True)
+    for module in (pbs_task, task_group):
+        monkeypatch.setattr(module, "current_attempt", lambda: attempt)
+    monkeypatch.setattr(pbs_task, "UNREACHABLE", 0.0)
+    task = task_of(tmp_path, "exec sleep 1000", SAVES)
+    task.start()
+    (tmp_path / "0.pid").write_text("7\n")
+    if over:
+        attempt.write_exit_code(0)
+    task.kill()
+    assert ended(task) == -9
+    fault = first_fault(attempt.events())
+    assert (fault and fault.code) == (None if over else FaultCode.NODE_ENDED)
+
+
+@pytest.mark.parametrize(("state", "lost"), [("down", [2, 3]), ("free", []), ("down,offline", [2, 3]), ("offline", [])])
+def test_tasks_on_hosts_that_pbs_calls_down_are_lost(
+    monkeypatch: pytest.MonkeyPatch, state: str, lost: list[int]
+) -> None:
+    text = f"n1\n     Mom = n1.site\n     state = free\n\nn2\n     Mom = n2.site\n     state = {state}\n"
+    monkeypatch.setattr(pbsdsh.PBS, "run", lambda *_: text)
+    assert pbsdsh._on_lost_nodes(["n1", "n1", "n2.site", "n2.site"]) == lost
 
 
 def test_a_task_that_pbs_refuses_to_start_is_over_when_the_job_is_told_to_end(
