@@ -20,6 +20,8 @@ MANIFEST_BYTES = 1 << 26  # of a checkpoint's manifest: thrice FACTS_BYTES, and 
 RESULT_BYTES = 1 << 24  # of the metrics that a run returns, as JSON
 LAST_WORDS_BYTES = 1 << 16  # that are read of the end of a rank's standard error when it has failed
 REPORT_BYTES = RESULT_BYTES + (1 << 10)  # of a rank's report to its agent: these metrics, or an error
+VARIABLE_BYTES = (1 << 17) - 1  # of an environment variable with its name: the kernel's MAX_ARG_STRLEN, without the 0
+HOSTS_BYTES = 1 << 15  # of the list of a job's hosts in a variable: longer ones are compressed
 QUERY_BYTES = 1 << 26  # that a scheduler's command prints: a list of 100,000 jobs takes a sixth of it
 # of the line that starts a node's tasks on Grid Engine: more would not fit into the pipe until Python reads there
 QRSH_LINE_BYTES = 60_000

@@ -45,6 +45,7 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import GroupBroken, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Progress, Stop
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Manifest, Packing, Sweep
+from launcher.schedulers.hostlist import hosts_in
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -148,7 +149,7 @@ def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Mana
 
 def hosts_of(environ: Mapping[str, str]) -> list[str]:
     """Returns the scheduler's names of this round's nodes, by node rank (LAUNCHER_HOSTS)."""
-    return (environ.get("LAUNCHER_HOSTS") or socket.gethostname()).split(",")
+    return hosts_in(environ) or [socket.gethostname()]
 
 
 def stops_of(sweep: Sweep, mine: Manager) -> Path:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from launcher.schedulers import hostlist
+
 ROLE = "rank"
 
 
@@ -68,7 +70,7 @@ def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> d
         "GROUP_RANK": node,
         "NODE_RANK": node,
         "GROUP_WORLD_SIZE": str(len(nodes)),
-        "LAUNCHER_HOSTS": ",".join(hosts[number] for number in nodes),
+        **hostlist.variable([hosts[number] for number in nodes]),
     }
 
 

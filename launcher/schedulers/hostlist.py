@@ -1,8 +1,18 @@
-"""Parses node lists: Slurm's compressed ones (`rack[1-2]n[01-04,7]`) without scontrol, and PBS node files. Pure."""
+"""Node lists: Slurm's (`rack[1-2]n[01-04,7]`) without scontrol, PBS node files, the variable LAUNCHER_HOSTS. Pure."""
 
 from __future__ import annotations
 
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
 from itertools import product
+
+from launcher import bounds
+from launcher.errors import RunError
+from launcher.formatting import long_size
+
+VARIABLE = "LAUNCHER_HOSTS"
+COMPRESSED = "zlib:"  # a list that begins with this is base64 of zlib
 
 
 def expand(text: str) -> list[str]:
@@ -83,3 +93,28 @@ def hosts_of(node_file: str) -> dict[str, int]:
         if host := line.strip():  # a chunk without CPUs leaves an empty line
             lines.setdefault(host, number)
     return lines
+
+
+def variable(hosts: Sequence[str]) -> dict[str, str]:
+    """Returns the variable LAUNCHER_HOSTS: names with commas between them; compressed above bounds.HOSTS_BYTES.
+
+    Raises:
+        RunError: the kernel takes no variable of that size.
+    """
+    text = ",".join(hosts)
+    if len(text) > bounds.HOSTS_BYTES:
+        text = COMPRESSED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        if len(text) + len(f"{VARIABLE}=") > bounds.VARIABLE_BYTES:
+            raise RunError(
+                f"the names of {len(hosts):,} hosts take {long_size(len(text))}, and an environment variable has at "
+                f"most {long_size(bounds.VARIABLE_BYTES)}: use fewer nodes"
+            )
+    return {VARIABLE: text}
+
+
+def hosts_in(environ: Mapping[str, str]) -> list[str]:
+    """Returns the hosts in the variable LAUNCHER_HOSTS; [] if it is missing or empty."""
+    text = environ.get(VARIABLE, "")
+    if text.startswith(COMPRESSED):
+        text = zlib.decompress(base64.b64decode(text.removeprefix(COMPRESSED))).decode()
+    return text.split(",") if text else []

@@ -14,6 +14,7 @@ from launcher import errors
 from launcher.files.shared_files import Ok, exists
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import StopRequested
+from launcher.schedulers import hostlist
 
 STRAGGLERS = 60.0  # seconds after the end of the run in which tasks end by themselves
 
@@ -57,7 +58,7 @@ class TaskRequest:
 def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:
     """Returns each task's LAUNCHER_* variables, from which it derives its rank, node and hosts. Pure."""
     tasks = len(hosts) * tasks_per_node
-    common = {"LAUNCHER_HOSTS": ",".join(hosts), "LAUNCHER_TASKS": str(tasks)}
+    common = {**hostlist.variable(hosts), "LAUNCHER_TASKS": str(tasks)}
     return [
         {**common, "LAUNCHER_TASK": str(task), "LAUNCHER_NODE": str(task // tasks_per_node)} for task in range(tasks)
     ]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.schedulers.hostlist import expand, expand_counts, hosts_of
+from launcher.schedulers.hostlist import expand, expand_counts, hosts_in, hosts_of
 
 Environ = Mapping[str, str]
 
@@ -234,7 +234,7 @@ def _launcher(place: _Place) -> Topology | None:
     """
     if not place.has("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE", "LAUNCHER_HOSTS"):
         return None
-    hosts = tuple(place.environ["LAUNCHER_HOSTS"].split(","))
+    hosts = tuple(hosts_in(place.environ))
     tasks, task = place.number("LAUNCHER_TASKS"), place.number("LAUNCHER_TASK")
     per_node = tasks // len(hosts)
     job = place.environ.get("LAUNCHER_JOB", "")
@@ -250,7 +250,7 @@ def _torchrun(place: _Place) -> Topology | None:
         return None
     world, local_world = place.number("WORLD_SIZE"), place.number("LOCAL_WORLD_SIZE")
     nnodes = place.first("GROUP_WORLD_SIZE") or -(-world // local_world)
-    known = tuple(filter(None, place.environ.get("LAUNCHER_HOSTS", "").split(",")))  # set by our agent
+    known = tuple(hosts_in(place.environ))  # set by our agent
     hosts = next((hosts for hosts in (known, place.allocation, (place.hostname,)) if len(hosts) == nnodes), ())
     node = place.first("GROUP_RANK", "NODE_RANK")  # missing where a user sets the other variables by hand
     return Topology(

@@ -27,6 +27,7 @@ from launcher.log_line import log_line
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Breakpoint, Continued
 from launcher.runs.time_left import time_left
+from launcher.schedulers.hostlist import hosts_in
 from launcher.worker.debug_console import Console
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
 
 def _host() -> str:
     """Returns the name of this rank's host as in LAUNCHER_HOSTS, else the kernel's node name."""
-    hosts, node = os.environ.get("LAUNCHER_HOSTS", "").split(","), int(os.environ.get("NODE_RANK", "0"))
+    hosts, node = hosts_in(os.environ), int(os.environ.get("NODE_RANK", "0"))
     return (hosts[node] if node < len(hosts) else "") or os.uname().nodename
 
 

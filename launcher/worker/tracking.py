@@ -23,6 +23,7 @@ from launcher.errors import LauncherError
 from launcher.log_line import log_line
 from launcher.redaction import HIDDEN, is_secret, without_password
 from launcher.runs.directory import Attempt, Run
+from launcher.schedulers.hostlist import hosts_in
 from launcher.worker.tracker import CLOSE_TIMEOUT, LOCAL_TIMEOUT, About, Entry, Tracker, keep, kept
 from launcher.worker.tracking_mlflow import MLflow
 from launcher.worker.tracking_tensorboard import TensorBoard, redone_from
@@ -260,7 +261,7 @@ def of(attempt: Attempt) -> Tracking | None:
         return None
     tags = {
         "run": plan.run_id, "attempt": str(attempt.number), "job": os.environ.get("LAUNCHER_JOB_ID", ""),
-        "hosts": os.environ.get("LAUNCHER_HOSTS", ""), "cluster": plan.cluster.name,
+        "hosts": ",".join(hosts_in(os.environ)), "cluster": plan.cluster.name,
         "ranks": os.environ.get("WORLD_SIZE", ""), "directory": str(attempt.run.path),
     }  # fmt: skip
     about = _about(attempt, {name: value for name, value in tags.items() if value})

@@ -35,6 +35,8 @@ TESTS = {
     "LAST_WORDS_BYTES": "unit/worker/test_rank_report.py::test_the_end_of_what_was_printed_is_read",
     "ACCUSED": "unit/agent/test_coordinator.py",
     "MESSAGE_BYTES": "unit/agent/test_channel.py::test_a_message_that_the_other_end_would_refuse_is_not_sent",
+    "VARIABLE_BYTES": "unit/schedulers/test_hostlist.py::test_hosts_that_no_variable_holds_are_refused_by_name",
+    "HOSTS_BYTES": "unit/schedulers/test_hostlist.py::test_a_long_list_of_hosts_is_compressed",
     "QUERY_BYTES": "unit/schedulers/test_command.py::test_an_answer_is_read_up_to_its_bound",
     "QRSH_LINE_BYTES": "unit/schedulers/sge/test_directives.py",
     "SEARCH_CHOICES": "unit/config/test_search_space.py::test_a_key_has_choices_up_to_a_bound",

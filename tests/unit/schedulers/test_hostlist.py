@@ -1,14 +1,18 @@
-"""Slurm's node lists: what Slurm writes is read, in its order."""
+"""Node lists: what Slurm writes is read, in its order; what a job's hosts are is known to all its ranks."""
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from itertools import groupby
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.schedulers.hostlist import expand, expand_counts
+from launcher import bounds
+from launcher.errors import RunError
+from launcher.schedulers.hostlist import expand, expand_counts, hosts_in, variable
 
 
 @pytest.mark.parametrize(
@@ -97,3 +101,45 @@ def test_any_text_is_expanded_or_refused(text: str) -> None:
 )
 def test_repeated_counts_are_expanded(text: str, counts: list[int]) -> None:
     assert expand_counts(text) == counts
+
+
+def names(count: int, length: int = 63) -> list[str]:
+    return [
+        f"node-{number * 7919 % 100_003:06}.{'rack-7.cluster.site.example.org' * 3}"[:length] for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4096, 10_000])
+def test_the_hosts_of_a_job_fit_into_a_variable(count: int) -> None:
+    environment = variable(names(count))
+    assert hosts_in(environment) == names(count)
+    subprocess.run(["/bin/true"], env=environment, check=True)
+
+
+@pytest.mark.parametrize(("more", "plain"), [(-1, True), (0, True), (1, False)])
+def test_a_long_list_of_hosts_is_compressed(more: int, plain: bool) -> None:
+    hosts = ["a" * (bounds.HOSTS_BYTES // 2), "b" * (bounds.HOSTS_BYTES // 2 - 1 + more)]
+    environment = variable(hosts)
+    assert (environment["LAUNCHER_HOSTS"] == ",".join(hosts)) is plain
+    assert hosts_in(environment) == hosts
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_hosts_that_no_variable_holds_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    size = len("LAUNCHER_HOSTS=" + variable(names(4096))["LAUNCHER_HOSTS"])
+    monkeypatch.setattr(bounds, "VARIABLE_BYTES", size + more)
+    if more < 0:
+        with pytest.raises(RunError, match=r"the names of 4,096 hosts take .* use fewer nodes"):
+            variable(names(4096))
+    else:
+        assert hosts_in(variable(names(4096))) == names(4096)
+
+
+def test_a_variable_holds_as_much_as_the_kernel_says() -> None:
+    for size, fits in ((bounds.VARIABLE_BYTES, True), (bounds.VARIABLE_BYTES + 1, False)):
+        with contextlib.nullcontext() if fits else pytest.raises(OSError, match="too long"):
+            subprocess.run(["/bin/true"], env={"A": "x" * (size - 2)}, check=True)
+
+
+def test_no_hosts_are_none() -> None:
+    assert hosts_in({}) == hosts_in({"LAUNCHER_HOSTS": ""}) == []
