@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -16,11 +17,12 @@ from enum import Enum
 from typing import IO, Any
 
 from launcher.attach import requests
-from launcher.attach.node_session import SECRET, SERVED
+from launcher.attach.node_session import HELLO, SECRET, SERVED, data_message, data_of, exchange
 from launcher.errors import RunError
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.own_module import own_module
-from launcher.rendezvous.handshake import NotTrusted, as_client
+from launcher.rendezvous.channel import Channel, ChannelError
+from launcher.rendezvous.leader_search import find_leader
 from launcher.runs.directory import Attempt
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import StartsJobSteps
@@ -114,9 +116,15 @@ class DebuggerConnection:
         self.writing.flush()
 
     def receive(self) -> dict[str, Any] | None:
-        """Waits for the next message and returns it; None: the connection is closed, or the line is not JSON."""
+        """Waits for the next message and returns it; None: the connection is closed, or the line is not JSON.
+
+        Raises:
+            RunError: a connection over the network was lost, or somebody on its way has changed messages.
+        """
         try:
             line = self.reading.readline()
+        except ChannelError as error:
+            raise connection_lost(error) from None
         except OSError:
             return None
         try:
@@ -135,6 +143,40 @@ def over_socket(connection: socket.socket) -> DebuggerConnection:
         connection.close()
 
     return DebuggerConnection(file, file, close)  # type: ignore[arg-type]
+
+
+def over_channel(channel: Channel) -> DebuggerConnection:
+    """Returns a connection to a debugger over the network. Its `close` closes the channel."""
+    file = _ChannelFile(channel)
+    return DebuggerConnection(io.BufferedReader(file), file, channel.close)  # type: ignore[arg-type]
+
+
+class _ChannelFile(io.RawIOBase):
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._read, self._ended = channel, b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._read and not self._ended:
+            for message in exchange(self._channel, {})[0]:
+                self._read += data_of(message)
+                self._ended = self._ended or "end" in message
+        part, self._read = self._read[: len(buffer)], self._read[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def write(self, data: Any) -> int:
+        self._channel.send(data_message(bytes(data)))
+        while self._channel.unsent:
+            exchange(self._channel, {}, reads=False)
+        return len(data)
+
+
+def connection_lost(error: ChannelError) -> RunError:
+    """Returns the error for a connection over the network that ended before what it was connected to. Pure."""
+    return RunError(f"the connection to the rank's node was lost: {error}; the run goes on, attach again")
 
 
 def over_process(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
@@ -173,7 +215,7 @@ def not_on_path(command: Sequence[str]) -> RunError:
     return RunError(f"{command[0]} is not on this machine's PATH: attach from a login node of the cluster")
 
 
-def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> socket.socket:
+def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> Channel:
     """Has the rank's agent start `node_session serve`, and returns an authenticated connection to it.
 
     Args:
@@ -198,19 +240,11 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
         raise RunError(f"the agent of rank {rank} on {host} does not answer within {REPLY_TIMEOUT:g} s")
     names, problems = list(dict.fromkeys([host + plan.cluster.host_suffix, host, served["host"]])), []
     for name in names:
-        try:
-            connection = socket.create_connection((name, served["port"]), CONNECT_TIMEOUT)
-        except OSError as error:
-            problems.append(f"{name}: {error}")
-            continue
-        try:
-            as_client(connection, secret.encode())
-        except (OSError, NotTrusted) as error:
-            connection.close()
-            problems.append(f"{name}: {error}")
-            continue
-        connection.settimeout(None)
-        return connection
+        found = find_leader(name, [served["port"]], secret.encode(), time.monotonic() + CONNECT_TIMEOUT)
+        if isinstance(found, Channel):
+            found.send(HELLO)
+            return found
+        problems.append(f"{name}: {found or f'no answer within {CONNECT_TIMEOUT:g} s'}")
     raise RunError(
         f"port {served['port']} of {host} cannot be reached from here ({'; '.join(problems)}): where you may log in to "
         f"the node (ssh {host}), give the same command there"

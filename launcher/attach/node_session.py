@@ -7,8 +7,13 @@
 LOCATION is the file that the rank's agent has written; see `request_handler.rank_location`. `serve` is for schedulers
 that do not let users start a process on a node (PBS): there the agent starts it. FOLDER has the request and a secret.
 `serve` accepts one client, which has to prove within a minute that it knows the secret, and ends when the client
-disconnects. A client's terminal sends frames: b"d" or b"w", the length (4 bytes, big-endian), then either the bytes
-typed (d) or the rows and columns of its window (w, two numbers of 2 bytes).
+disconnects. All messages are authenticated (`launcher.rendezvous.channel`). Each has one of these keys:
+
+| key | from | value |
+|---|---|---|
+| data | both | bytes, as text in Latin-1 |
+| window | client | rows and columns of the client's terminal |
+| end | server | true: the shell or the rank has ended. Without it, the connection was cut |
 """
 
 from __future__ import annotations
@@ -18,32 +23,31 @@ import fcntl
 import json
 import os
 import pty
-import queue
 import random
+import select
 import signal
 import socket
 import struct
 import sys
 import termios
-import threading
 import time
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.attach import requests
 from launcher.attach.request_handler import initial_environment
-from launcher.rendezvous.handshake import NotTrusted, as_server, receive_exactly
+from launcher.rendezvous.channel import Channel, ChannelError, Message
+from launcher.rendezvous.hub import Hub
 from launcher.rendezvous.interfaces import address_of
 
 CLIENT_TIMEOUT = 60.0  # seconds in which a client has to connect and authenticate
-HANDSHAKE_TIMEOUT = 5.0  # seconds for one handshake
-MAX_HANDSHAKES = 64  # at the same time
-POLL_INTERVAL = 0.1  # seconds
+CLOSE_TIMEOUT = 5.0  # seconds for the client to read the last message
 PORT_ATTEMPTS = 20  # ports of the range that are tried
 SECRET, SERVED = "secret", "served"  # files of FOLDER
-_FRAME = struct.Struct("!cI")
-_WINDOW = struct.Struct("!HH")
+CLIENT = 0  # its index among those that the server accepts
+HELLO = {"type": "hello", "index": CLIENT}  # a client's first message
 
 
 def main(arguments: list[str]) -> int:
@@ -139,16 +143,20 @@ def _serve(folder: Path, name: str) -> int:
     low, high = request["ports"]
     listener = _listen(low, high, address_of(location["host"]))
     requests.write_reply(folder / SERVED, json.dumps({"port": listener.getsockname()[1], "host": socket.gethostname()}))
-    client = _accept(listener, secret)
-    listener.close()
+    hub = Hub(listener, secret, members=[CLIENT])
+    messages = _first_messages(hub)
     (folder / SECRET).unlink(missing_ok=True)  # valid for one client only
-    if client is None:
+    if not messages:
+        hub.close()
         return 1
+    client = hub.release(CLIENT)
     if request["mode"] == "debug":
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rank:
             rank.connect(request["socket"])
-            return _copy(client.fileno(), client.fileno(), rank.fileno(), rank.fileno())
-    return _terminal(client, location, request.get("term"))
+            _serve_descriptor(client, messages, rank.fileno())
+    else:
+        _serve_shell(client, messages, location, request.get("term"))
+    return 0
 
 
 def _listen(low: int, high: int, address: str) -> socket.socket:
@@ -171,81 +179,98 @@ def _listen(low: int, high: int, address: str) -> socket.socket:
     raise OSError("no port is free")
 
 
-def _accept(listener: socket.socket, secret: bytes) -> socket.socket | None:
-    """Waits for a client that proves that it knows the secret, and returns its connection; None: timeout.
-
-    Each handshake has a thread, so that a client which sends nothing does not block the others.
-    """
-    authenticated: queue.Queue[socket.socket] = queue.Queue()
-    slots = threading.BoundedSemaphore(MAX_HANDSHAKES)
-
-    def authenticate(connection: socket.socket) -> None:
-        connection.settimeout(HANDSHAKE_TIMEOUT)
-        try:
-            as_server(connection, secret)
-        except (NotTrusted, OSError):
-            connection.close()
-        else:
-            connection.settimeout(None)
-            authenticated.put(connection)
-        slots.release()
-
-    deadline = time.monotonic() + CLIENT_TIMEOUT
-    listener.settimeout(POLL_INTERVAL)
-    while time.monotonic() < deadline:
-        with contextlib.suppress(queue.Empty):
-            return authenticated.get_nowait()
-        if not slots.acquire(timeout=POLL_INTERVAL):
-            continue
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            slots.release()
-            continue
-        threading.Thread(target=authenticate, args=(connection,), daemon=True).start()
-    return None
+def _first_messages(hub: Hub) -> list[Message]:
+    """Waits for a client that proves that it knows the secret; returns its messages so far, none after a timeout."""
+    deadline, found = time.monotonic() + CLIENT_TIMEOUT, list[Message]()
+    while not (found and hub.channels) and (left := deadline - time.monotonic()) > 0:
+        found = [message for _, message in hub.poll(left) if message is not None]
+    return found if hub.channels else []
 
 
-def _terminal(client: socket.socket, location: dict[str, Any], terminal: str | None) -> int:
-    """Runs a shell in a new pseudo-terminal and connects the client to it until either ends; returns 0."""
+def _serve_shell(client: Channel, messages: Sequence[Message], location: dict[str, Any], terminal: str | None) -> None:
     pid, master = pty.fork()
     if pid == 0:
         if terminal:
             os.environ["TERM"] = terminal
         os._exit(_shell(location))
-    sources: list[Any] = [client, master]
-    try:
-        while True:
-            ready = wait(sources)
-            if master in ready:
-                data = os.read(master, 1 << 16)  # EIO when the shell has ended
-                if not data:
-                    break
-                client.sendall(data)
-            if client in ready:
-                kind, size = _FRAME.unpack(receive_exactly(client, _FRAME.size))
-                data = receive_exactly(client, size)
-                if kind == b"w":
-                    rows, columns = _WINDOW.unpack(data)
-                    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-                else:
-                    _write(master, data)
-    except (OSError, NotTrusted):
-        pass
+    _serve_descriptor(client, messages, master)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGHUP)
-    client.close()
-    return 0
 
 
-def frame(kind: bytes, data: bytes) -> bytes:
-    """Returns `data` as a frame of the given kind, b"d" or b"w", for a client's terminal to send. Pure."""
-    return _FRAME.pack(kind, len(data)) + data
+def _serve_descriptor(client: Channel, messages: Sequence[Message], served: int) -> None:
+    """Connects the client to a pseudo-terminal or a debugger until either ends.
+
+    Args:
+        client: the connection to the client, which is closed at the end.
+        messages: the messages that the client has sent already.
+        served: file descriptor of the pseudo-terminal or of the socket.
+    """
+    os.set_blocking(served, False)
+    unwritten = bytearray()
+    with contextlib.closing(client), contextlib.suppress(ChannelError):
+        while True:
+            for message in messages:
+                if "window" in message:
+                    fcntl.ioctl(served, termios.TIOCSWINSZ, struct.pack("HHHH", *message["window"], 0, 0))
+                unwritten += data_of(message)
+            events = (0 if client.unsent else select.POLLIN) | (select.POLLOUT if unwritten else 0)
+            messages, ready = exchange(client, {served: events}, reads=not unwritten)
+            if ready.get(served, 0) & select.POLLOUT:
+                with contextlib.suppress(BlockingIOError):
+                    del unwritten[: os.write(served, unwritten)]
+            if ready.get(served, 0) & ~select.POLLOUT:
+                try:
+                    data = os.read(served, 1 << 16)
+                except OSError:  # EIO when the shell has ended
+                    data = b""
+                client.send(data_message(data) if data else {"end": True})
+                if not data:
+                    break
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        while (left := deadline - time.monotonic()) > 0:  # until the client closes the connection
+            exchange(client, {}, timeout=left)
 
 
-def window(rows: int, columns: int) -> bytes:
-    """Returns the frame that reports the size of a client's window. Pure."""
-    return frame(b"w", _WINDOW.pack(rows, columns))
+def exchange(
+    channel: Channel, others: Mapping[int, int], *, reads: bool = True, timeout: float | None = None
+) -> tuple[Sequence[Message], dict[int, int]]:
+    """Waits until something arrives, or one of the other descriptors is ready. Sends unsent messages meanwhile.
+
+    Args:
+        channel: the connection to the other end.
+        others: the events of poll(2) to wait for, by file descriptor.
+        reads: whether messages are received; else only their end is noticed.
+        timeout: seconds; None: no limit.
+
+    Returns:
+        The messages that have arrived, and the events of descriptors.
+
+    Raises:
+        ChannelError: the connection is closed or broken, or a message is not the one that was sent.
+    """
+    poll = select.poll()
+    poll.register(channel, (select.POLLIN if reads else select.POLLRDHUP) | (select.POLLOUT if channel.unsent else 0))
+    for descriptor, events in others.items():
+        if events:
+            poll.register(descriptor, events)
+    ready = dict(poll.poll(None if timeout is None else timeout * 1000))
+    events = ready.get(channel.fileno(), 0)
+    if events & select.POLLOUT:
+        channel.flush()
+    if not events & ~select.POLLOUT:
+        return (), ready
+    if not reads:
+        raise ChannelError("the other end has closed the connection")
+    return channel.receive(), ready
+
+
+def data_message(data: bytes) -> Message:
+    return {"data": data.decode("latin-1")}
+
+
+def data_of(message: Message) -> bytes:
+    return str(message.get("data", "")).encode("latin-1")
 
 
 if __name__ == "__main__":

@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
-import signal
-import socket
 import sys
 import termios
 import tty
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 
-from launcher.attach.node_session import frame, window
+from launcher.attach.connect import connection_lost
+from launcher.attach.node_session import data_message, data_of, exchange
+from launcher.rendezvous.channel import Channel, ChannelError
+
+RESIZE_INTERVAL = 0.2  # seconds between two looks at the size of the window
 
 
-def connect_terminal(connection: socket.socket) -> int:
-    """Sends keys to the shell and prints its output until the connection is closed; returns 0."""
+def connect_terminal(channel: Channel) -> int:
+    """Sends keys and the window's size to the shell, and prints its output, until the shell ends; returns 0.
+
+    Raises:
+        RunError: the connection was lost, or somebody on its way has changed messages.
+    """
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
-    sources: list[int | socket.socket] = [connection, keyboard]
-    with _raw(keyboard), _resizing(connection):
-        while True:
-            ready = wait(sources)
-            if connection in ready:
-                data = connection.recv(1 << 16)
-                if not data:
-                    return 0
-                while data:
-                    data = data[os.write(screen, data) :]
-            if keyboard in ready:
-                typed = os.read(keyboard, 1 << 12)
-                if not typed:  # a pipe that has ended: the shell gets Ctrl-D, and may still print something
-                    sources.remove(keyboard)
-                connection.sendall(frame(b"d", typed or b"\x04"))
+    events, window = {keyboard: select.POLLIN}, None
+    try:
+        with contextlib.closing(channel), _raw(keyboard):
+            while True:
+                size = shutil.get_terminal_size()
+                if size != window:
+                    channel.send({"window": [size.lines, size.columns]})
+                    window = size
+                messages, ready = exchange(channel, {} if channel.unsent else events, timeout=RESIZE_INTERVAL)
+                for message in messages:
+                    if message.get("end"):
+                        return 0
+                    data = data_of(message)
+                    while data:
+                        data = data[os.write(screen, data) :]
+                if keyboard in ready:
+                    typed = os.read(keyboard, 1 << 12)
+                    if not typed:  # a pipe that has ended: the shell gets Ctrl-D, and may still print something
+                        events = {}
+                    channel.send(data_message(typed or b"\x04"))
+    except ChannelError as error:
+        raise connection_lost(error) from None
 
 
 @contextlib.contextmanager
@@ -48,19 +61,3 @@ def _raw(keyboard: int) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-
-
-@contextlib.contextmanager
-def _resizing(connection: socket.socket) -> Iterator[None]:
-    """Sends the size of this terminal's window now, and whenever it changes inside the `with` block."""
-
-    def send_size(*_: object) -> None:
-        size = shutil.get_terminal_size()
-        connection.sendall(window(size.lines, size.columns))
-
-    send_size()
-    before = signal.signal(signal.SIGWINCH, send_size)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGWINCH, before)

@@ -166,8 +166,8 @@ def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int 
         debugger = connect.over_socket(connection)
     else:
         count = members[0].members
-        connection = connect.over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at.socket)
-        debugger = connect.over_socket(connection)
+        channel = connect.over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at.socket)
+        debugger = connect.over_channel(channel)
     try:
         code = run_prompt(debugger, rank)
     finally:

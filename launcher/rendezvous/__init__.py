@@ -7,8 +7,7 @@ It may import files, errors and torch.
 - `members`: Member and Rendezvous (the agents of a round, in rank order), and RendezvousError
 - `ports`: ports and secret of an attempt, derived from the run's secret
 - `interfaces`: addresses of this machine's network interfaces
-- `handshake`: HMAC challenge and response: both ends of a connection prove that they know a secret
-- `channel`: the wire format: framed and authenticated JSON messages between two agents
+- `channel`: the wire format: mutual proof of a secret, then framed and authenticated JSON messages
 - `hub`: the leader's connections to all other agents
 - `round_files`: the rounds as files, where agents that lost the leader find the new one
 - `store`: the TCPStore of the ranks, and the proxy that keeps other users and hosts out

@@ -1,16 +1,16 @@
-"""Authenticated messages between two agents over one TCP connection.
+"""Authenticated messages over one TCP connection: between two agents, and between `attach` and a rank's node.
 
-Both ends prove that they know the attempt's secret before any message is read:
+Both ends prove that they know the secret, without sending it, before any message is read:
 
     server -> client   MAGIC, nonce S (32 bytes)
     client -> server   nonce C (32 bytes), HMAC-SHA256(secret, "client" S C)
     server -> client   HMAC-SHA256(secret, "server" S C)
 
-This is the handshake of `launcher.rendezvous.handshake` with MAGIC in front, on a non-blocking socket. After it each
-direction is a sequence of frames: the length of the text (4 bytes, big-endian), a MAC (16 bytes), and the text, which
-is a JSON object. The MAC of frame n is the first 16 bytes of HMAC-SHA256(key, n text), where
-key = HMAC-SHA256(secret, direction S C). So a man in the middle can neither alter, replay nor drop a message unnoticed.
-Messages are not encrypted.
+This is challenge and response as in ISO/IEC 9798-4. Each proof contains both nonces and the role, so that it can be
+neither replayed nor reflected. After it each direction is a sequence of frames: the length of the text (4 bytes,
+big-endian), a MAC (16 bytes), and the text, which is a JSON object. The MAC of frame n is the first 16 bytes of
+HMAC-SHA256(key, n text), where key = HMAC-SHA256(secret, direction S C). So a man in the middle can neither alter,
+replay, drop nor reorder messages unnoticed. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from launcher import bounds
-from launcher.rendezvous.handshake import SIZE, proof
 
 Message: TypeAlias = Mapping[str, Any]
 
 MAGIC = b"launcher/1\n"
-NONCE = PROOF = SIZE  # bytes
+NONCE = PROOF = 32  # bytes
 MAC = 16  # bytes
 _PARTS = 64  # parts of messages that are sent at once
 _LENGTH = struct.Struct(">I")
@@ -47,6 +46,11 @@ class ChannelError(ConnectionError):
 
 class NotAuthenticated(ChannelError):
     """The other end does not know the secret, or is not an agent."""
+
+
+def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
+    """Returns HMAC-SHA256(secret, role + nonces); `nonces`: the server's, followed by the client's. Pure."""
+    return hmac.new(secret, role + nonces, hashlib.sha256).digest()
 
 
 def encode(message: Message) -> bytes:

@@ -133,6 +133,13 @@ class Hub:
         while any(index in self.channels for index in indices) and (left := give_up - time.monotonic()) > 0:
             self.poll(left)
 
+    def release(self, index: int) -> Channel:
+        """Returns the connection of member `index`, closes all others, and accepts no more."""
+        channel = self.channels.pop(index)
+        del self._indices[channel]
+        self.close()
+        return channel
+
     def close(self) -> None:
         for channel in (*self._indices, *self._pending):
             with contextlib.suppress(ChannelError):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.attach import connect, node_session, requests
-from launcher.attach.request_handler import Process, RequestHandler, initial_environment, rank_location
+from launcher.attach.request_handler import Process, RequestHandler, initial_environment
 from launcher.cli.attach import _members, waiting
 from launcher.own_module import own_module
-from launcher.rendezvous.handshake import NotTrusted, as_client
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_file import entry
 from launcher.runs.events import Met
@@ -183,48 +180,3 @@ def test_agents_that_do_not_answer_are_named(
     shown = capsys.readouterr()
     assert "rank 0 on node1, process 7: no stack; its process waits for a device or a file server" in shown.out
     assert "1 of 2 agents did not answer within 15 s: node2" in shown.err
-
-
-# -- over the network
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Any:
-    """Starts `node_session serve` for a shell, as an agent does; its port, its secret and its process."""
-    secret = "s" * 64
-    location = rank_location("node1", Process(0, os.getpid(), 0, {**os.environ, "SHELL": "/bin/sh", "RANK": "0"}))
-    request = {"mode": "shell", "term": "dumb", "ports": [20000, 32767]}
-    files = {"member-0": json.dumps(location), node_session.SECRET: secret, node_session.SERVED: ""}
-    for name, text in {**files, "question": json.dumps(request)}.items():
-        requests.write_reply(tmp_path / name, text)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "launcher.attach.node_session", "serve", str(tmp_path), "member-0"]
-    )
-    try:
-        location = connect.wait_until(lambda: requests.read_reply(tmp_path / node_session.SERVED), 60)
-        assert location is not None
-        yield location["port"], secret.encode(), server
-    finally:
-        server.kill()
-        server.wait()
-
-
-def test_a_shell_over_the_network_is_for_who_knows_the_secret(served: Any) -> None:
-    import socket
-
-    port, secret, server = served
-    with socket.create_connection(("127.0.0.1", port), 30) as stranger, pytest.raises((NotTrusted, OSError)):
-        as_client(stranger, b"guess")
-    with contextlib.ExitStack() as held, socket.create_connection(("127.0.0.1", port), 30) as connection:
-        for _ in range(40):  # strangers who send nothing
-            held.enter_context(socket.create_connection(("127.0.0.1", port), 30))
-        as_client(connection, secret)
-        connection.sendall(node_session.window(50, 132))
-        connection.sendall(node_session.frame(b"d", b'echo "rank=$RANK"; stty size; exit\n'))
-        shown = b""
-        while data := connection.recv(1 << 16):
-            shown += data
-    assert b"rank=0\r\n50 132\r\n" in shown
-    assert server.wait(60) == 0
-    with pytest.raises(OSError):  # it took one client, and is gone
-        socket.create_connection(("127.0.0.1", port), 30)
