@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -207,21 +208,31 @@ def suspects(measured: Measured, slow: Iterable[Slow]) -> list[int]:
     """
     nodes = measured.nodes
     pairs = {pair for pair in measured.pairs() if not measured.within(pair)}
-    bad = {each.pair: each.ratio for each in slow if each.pair in pairs}
+    count = Counter(nodes[end] for pair in pairs for end in pair)
+    bad: dict[int, dict[Pair, float]] = {}  # by node, its slow pairs with their ratios
+    for each in slow:
+        if each.pair in pairs:
+            for end in each.pair:
+                bad.setdefault(nodes[end], {})[each.pair] = each.ratio
     found: list[int] = []
     while True:
         shares = []
-        for node in dict.fromkeys(nodes):
-            of_node = [pair for pair in pairs if node in (nodes[pair[0]], nodes[pair[1]])]
-            ratios = [bad[pair] for pair in of_node if pair in bad]
-            partners = {nodes[end] for pair in of_node if pair in bad for end in pair} - {node}
-            if len(partners) > 1 and 2 * len(ratios) > len(of_node):
-                shares.append((-len(ratios) / len(of_node), math.fsum(ratios) / len(ratios), node))
+        for node, ratios in bad.items():
+            partners = {nodes[end] for pair in ratios for end in pair} - {node}
+            if len(partners) > 1 and 2 * len(ratios) > count[node]:
+                shares.append((-len(ratios) / count[node], math.fsum(ratios.values()) / len(ratios), node))
         if not shares:
             return found
         worst = min(shares)[2]
         found.append(worst)
-        pairs = {(a, b) for a, b in pairs if worst not in (nodes[a], nodes[b])}
+        for rank in (rank for rank, node in enumerate(nodes) if node == worst):
+            for other, node in enumerate(nodes):
+                pair = (min(rank, other), max(rank, other))
+                if pair in pairs:
+                    pairs.discard(pair)
+                    count[node] -= 1
+                    bad.get(node, {}).pop(pair, None)
+        del bad[worst]
 
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)

@@ -7,16 +7,22 @@ link.
 
 from __future__ import annotations
 
+import heapq
+import io
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch.distributed as dist
 
+from launcher.files import run_files
 from launcher.formatting import format_size
-from workloads import bench, links, pairs
+from workloads import bench, links, pairs, results
 from workloads.ranks import gather
 
 if TYPE_CHECKING:
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 AGAIN = 3  # most times that slow pairs are measured again
 TRIPS, WINDOWS = 20, 5  # most round trips, and most windows of messages, in one measurement of a pair
 ROOM = 8 * 2**20  # bytes of message buffers on each rank
+WRITTEN_ROWS = 256  # most rows of a matrix in results.json
+WRITTEN_SLOW = 10_000  # most slow pairs there
 
 
 @dataclass
@@ -114,16 +122,21 @@ class Matrix:
         """Returns the matrix in JSON types, for results.json: bytes, seconds and bytes/s.
 
         `size` and `latency_size` are the bytes of a message for bandwidth and for latency; `hosts` are the `labels` of
-        the rows, as are `a` and `b` of each slow pair; `median` is over the pairs between nodes.
+        the rows, as are `a` and `b` of each slow pair; `median` is over the pairs between nodes. With more rows than
+        WRITTEN_ROWS, a value is the worst of `block` x `block` pairs, and `write` writes them all; of more slow pairs
+        than WRITTEN_SLOW, these are the slowest.
         """
+        block = math.ceil(len(self.ranks) / WRITTEN_ROWS)
+        slowest = heapq.nsmallest(WRITTEN_SLOW, self.slow, key=lambda each: each.ratio)
         between, within = links.usual(self.seen), links.usual(self.seen, within=True)
         return {
             "ranks": list(self.ranks),
             "hosts": list(self.labels),
             "size": self.sizes[1],
             "latency_size": self.sizes[0],
-            "latency": [list(row) for row in self.seen.latency],
-            "bandwidth": [list(row) for row in self.seen.bandwidth],
+            "block": block,
+            "latency": _blocks(self.seen.latency, block, np.fmax),
+            "bandwidth": _blocks(self.seen.bandwidth, block, np.fmin),
             "median": None if between is None else vars(between),
             "median_within_nodes": None if within is None else vars(within),
             "slow": [
@@ -137,11 +150,19 @@ class Matrix:
                     "ratio": slow.ratio,
                     "against": slow.against,
                 }
-                for slow in self.slow
+                for slow in (slowest if len(self.slow) > WRITTEN_SLOW else self.slow)
             ],
+            "slow_pairs": len(self.slow),
             "suspects": self.suspected,
             "exclude": self.exclude,
         }
+
+    def write(self, folder: Path) -> None:
+        """Writes all pairs to a file, if results.json has them in blocks: latency and bandwidth, float32 [2, n, n]."""
+        if len(self.ranks) > WRITTEN_ROWS:
+            file = io.BytesIO()
+            np.save(file, np.array([self.seen.latency, self.seen.bandwidth], np.float32))
+            run_files.replace(folder / results.MATRIX, file.getvalue(), sync=False)
 
 
 def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix:
@@ -232,6 +253,13 @@ def _labels(ranks: Sequence[int], hosts: Sequence[str], nodes: Sequence[int]) ->
     names = [f"{host}#{node}" if shared else host for host, node in zip(hosts, nodes, strict=True)]
     several = len(set(nodes)) < len(ranks)
     return [f"{name}:{rank}" if several else name for name, rank in zip(names, ranks, strict=True)]
+
+
+def _blocks(values: links.Matrix, block: int, worst: np.ufunc) -> list[list[float | None]]:
+    """Returns the worst value of each block of pairs; None: no pair of the block was measured."""
+    begins = range(0, len(values), block)
+    cells = worst.reduceat(worst.reduceat(np.array(values, float), begins, axis=0), begins, axis=1)
+    return [[None if math.isnan(cell) else cell for cell in row] for row in cells.tolist()]
 
 
 def _square(ranks: Sequence[int], found: Mapping[links.Pair, float]) -> list[list[float | None]]:

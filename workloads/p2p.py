@@ -100,8 +100,10 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
             _stop(f"matrix is left out at {missing}", written, write)
         else:
             links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
-            written.matrix = links.as_dict()
             if env.rank == 0:
+                written.matrix = links.as_dict()
+                if folder:
+                    links.write(folder)
                 for line in matrix_text.lines(links, config, how_to_exclude):
                     say(line)
             faults += matrix.faults(links, this.hosts)

@@ -1,9 +1,9 @@
 """Writes and reads the results of a benchmark, RUN/results.json and RUN/results.csv; compares them with another run's.
 
 results.json is one JSON object: `format`, `workload`, `conditions` (everything that a number depends on), `roof`,
-`rows`, `matrix` (of p2p), `complete` and `reason`. Times are in seconds, sizes in bytes, speeds in bytes/s. Both files
-are rewritten atomically after each size, so that an interrupted sweep leaves what it has measured. Only `conditions`
-imports torch, since the login node and the report read these files, too.
+`rows`, `matrix` (of p2p; all pairs of a large one are in matrix.npy), `complete` and `reason`. Times are in seconds,
+sizes in bytes, speeds in bytes/s. Both files are rewritten atomically after each size, so that an interrupted sweep
+leaves what it has measured. Only `conditions` imports torch, since the login node and the report read these files, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from launcher import run_dir
 from launcher.files import run_files
 from launcher.worker import accelerator
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 JSON, CSV = "results.json", "results.csv"
+MATRIX = "matrix.npy"
 # Keys of a row with measured values. The other keys describe what was measured: rows are compared if these are equal.
 MEASURED = frozenset(
     ("seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations", "messages",
@@ -214,6 +217,13 @@ def read(path: Path) -> Results:
         values = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise ValueError(f"{file} is not of format {FORMAT}, which this version reads: measure again")
+        if values["matrix"] and values["matrix"].get("block", 1) > 1:
+            file = file.with_name(MATRIX)
+            whole = np.load(file)
+            whole = whole.astype(object)
+            whole[whole != whole] = None  # NaN: not measured
+            latency, bandwidth = whole.tolist()
+            values["matrix"] |= {"latency": latency, "bandwidth": bandwidth, "block": 1}
         return Results(
             values["workload"], values["conditions"], values["roof"], None, list(values["rows"]), values["matrix"],
             values["complete"], values.get("reason", ""),

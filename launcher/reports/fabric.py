@@ -216,7 +216,7 @@ def differences(now: Fabric, then: Fabric) -> list[Difference]:
             found += _difference(_label(row), row.get("size"), measure, row.get(measure), old and old.get(measure))
         if old is not None and not any(positive(row.get(speed)) for speed in ("busbw", "bandwidth", "latency")):
             found += _difference(_label(row), row.get("size"), "time", median(row), median(old))
-    if now.matrix is not None and then.matrix is not None:
+    if now.matrix is not None and then.matrix is not None and block_of(now.matrix) == block_of(then.matrix) == 1:
         ours, theirs = pairs(now.matrix), pairs(then.matrix)
         for pair in ours:
             for place, measure in enumerate(("bandwidth", "latency")):
@@ -239,6 +239,11 @@ def pairs(matrix: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float | None
     }
 
 
+def block_of(matrix: Mapping[str, Any]) -> int:
+    """Returns the number of rows of a matrix that a row of its values stands for; 1: each has its own."""
+    return int(matrix.get("block", 1))
+
+
 def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> list[list[float | None]]:
     """Returns a square matrix shrunk to at most `most` rows: each cell has the worst value of a block of cells.
 
@@ -247,13 +252,13 @@ def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> l
         most: the maximum number of rows.
         worst: the function min or max.
     """
-    block = max(1, math.ceil(len(values) / most))
-    if block == 1:
+    size = max(1, math.ceil(len(values) / most))
+    if size == 1:
         return [list(row) for row in values]
-    places = range(0, len(values), block)
+    places = range(0, len(values), size)
 
     def cell(i: int, j: int) -> float | None:
-        known = [each for row in values[i : i + block] for each in row[j : j + block] if each is not None]
+        known = [each for row in values[i : i + size] for each in row[j : j + size] if each is not None]
         return worst(known) if known else None
 
     return [[cell(i, j) for j in places] for i in places]
@@ -289,7 +294,9 @@ def _word(column: str, row: Row) -> str:
 def _is_matrix(matrix: Any) -> bool:
     if not isinstance(matrix, Mapping) or not isinstance(matrix.get("hosts"), list) or not matrix["hosts"]:
         return False
-    count = len(matrix["hosts"])
+    if misfit(matrix.get("block", 1), int, "block") or block_of(matrix) < 1:
+        return False
+    count = math.ceil(len(matrix["hosts"]) / block_of(matrix))
     return all(
         isinstance(table := matrix.get(name), list)
         and len(table) == count

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.formatting import long_size
 from launcher.reports import words
-from launcher.reports.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
+from launcher.reports.fabric import Fabric, Line, block_of, coarse, kinds, lines, measured, operation, size_word
 from launcher.reports.figures import DASHES, Figure, axis, colour
 
 MOST_LINES = 8  # lines in one figure; with more, each operation gets its own figures
@@ -215,7 +215,7 @@ def matrix_figures(fabric: Fabric, run: str = "") -> list[Figure]:
     if matrix is None:
         return []
     hosts = [str(host) for host in matrix["hosts"]]
-    block = max(1, math.ceil(len(hosts) / MOST_CELLS))
+    block = block_of(matrix) * max(1, math.ceil(len(matrix["latency"]) / MOST_CELLS))
     names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
     return [
         _heat_map(matrix, names, block, measure, run)

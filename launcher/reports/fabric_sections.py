@@ -139,11 +139,13 @@ def slow_table(matrix: Mapping[str, Any]) -> Table:
             words.latency(each.get("latency")), f"{each['ratio']:.2f}" if each.get("ratio") else "-",
             str(each.get("against", "")),
         )
-        for each in matrix.get("slow") or ()
+        for each in (matrix.get("slow") or ())[:MOST_ROWS]
     ]  # fmt: skip
+    count = int(positive(matrix.get("slow_pairs")) or len(rows))
+    summary = f"the {len(rows):,} slowest of {count:,} slow pairs" if count > len(rows) else ""
     return Table(
         ("slow pair", "bandwidth", "latency", "of normal", "against"), rows, frozenset({0, 4}),
-        dict.fromkeys(range(len(rows)), "bad"),
+        dict.fromkeys(range(len(rows)), "bad"), summary,
     )  # fmt: skip
 
 

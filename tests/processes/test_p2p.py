@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher import Env
+from launcher import Env, bounds
 from launcher.config.schema import P2P, MatrixOf
+from launcher.reports.fabric import parse
+from launcher.reports.fabric_figures import matrix_figures
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import exchanges, links, matrix_text, memory, p2p, patterns, roof
-from workloads.matrix import Matrix
+from workloads import exchanges, links, matrix_text, memory, p2p, patterns, results, roof
+from workloads.matrix import WRITTEN_ROWS, WRITTEN_SLOW, Matrix
 from workloads.names import PATTERNS
 
 
@@ -250,6 +253,48 @@ def test_nodes_that_share_a_name_are_not_excluded_by_it() -> None:
     found = Matrix(**{**vars(found), "labels": [f"here#{node}" for node in range(4)]})
     assert (found.suspected, found.exclude) == (["here#3"], "")
     assert matrix_text.lines(found, p2p_config(), "exclude {}".format)[-1] == "suspects: here#3"
+
+
+# Thousands of nodes
+
+
+def test_a_matrix_of_thousands_of_nodes_is_written_and_read(tmp_path: Path) -> None:
+    size = 4096
+    hosts = [f"node{node}" for node in range(size)]
+    good, bad = [1e9] * size, [1e8] * size  # rows are shared: 16 million pairs take no memory here
+    seen = links.Measured(range(size), [[1e-4] * size] * size, [bad if node == 1000 else good for node in range(size)])
+    slow = [links.Slow((1000, node), 1e-4, 1e8, "bandwidth", 0.1 + node / 1e9, "median") for node in range(size)] * 6
+    found = Matrix(range(size), hosts, hosts, seen, (1024, 2**20), slow, [1000], 4095, 1, {})
+    with patch.object(links, "usual", return_value=None):  # 8 million pairs take a while
+        values = found.as_dict()
+    kept = results.Results("p2p", {"hosts": hosts}, {}, tmp_path, [], values, True)
+    found.write(tmp_path)
+    kept.write()
+    assert (tmp_path / "results.json").stat().st_size < bounds.RESULT_BYTES / 2
+    fabric = parse(json.loads((tmp_path / "results.json").read_text()))
+    assert fabric.matrix and fabric.matrix["slow_pairs"] == len(slow) and len(fabric.matrix["slow"]) == WRITTEN_SLOW
+    assert fabric.matrix["slow"][0]["b"] == "node0"
+    heat = matrix_figures(fabric)[0]
+    assert heat.caption == "Each cell is the worst of 32 x 32 nodes."
+    assert [row[0] for row in heat.traces[0]["z"]] == [1e8 if row == 1000 // 32 else 1e9 for row in range(128)]
+    whole = np.load(tmp_path / "matrix.npy", mmap_mode="r")
+    assert whole.shape == (2, size, size) and whole[1, 1000, 7] == np.float32(1e8)
+
+
+@pytest.mark.parametrize("size", [WRITTEN_ROWS - 1, WRITTEN_ROWS, WRITTEN_ROWS + 1])
+def test_a_baseline_has_all_pairs_whether_they_are_in_its_json_or_not(tmp_path: Path, size: int) -> None:
+    found = matrix_of([f"node{node}" for node in range(size)], {2: 0.5})
+    kept = results.Results("p2p", {}, {}, tmp_path, [], found.as_dict(), True)
+    found.write(tmp_path)
+    kept.write()
+    assert (tmp_path / "matrix.npy").exists() == (size > WRITTEN_ROWS)
+    then = results.read(tmp_path).matrix
+    assert then and len(then["bandwidth"]) == size and then["bandwidth"][1][1] is None
+    assert (then["bandwidth"][2][1], then["bandwidth"][3][1]) == (5e8, 1e9)
+    if size > WRITTEN_ROWS:
+        (tmp_path / "matrix.npy").unlink()
+        with pytest.raises(ValueError, match=r"there is no .*matrix\.npy"):
+            results.read(tmp_path)
 
 
 # Baselines
