@@ -13,14 +13,14 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 TIME_FORMS = "90 (minutes), 90m, 1h30m, 01:30:00 or 1-12:00:00"
 
 
-def parse_time(text: str) -> int:
+def parse_time(text: str, *, zero: bool = False) -> int:
     """Parses a wall time and returns it in seconds.
 
     Accepted are Slurm's formats (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
     days-hours:minutes, days-hours:minutes:seconds; and also `2d`, `1h30m`, `90m`, `45s`.
 
     Raises:
-        ValueError: the text is not a wall time, or is zero.
+        ValueError: the text is not a wall time, or is zero, unless `zero` may be.
     """
     text = text.strip()
     if match := _CLOCK.fullmatch(text):
@@ -30,7 +30,7 @@ def parse_time(text: str) -> int:
         seconds = ((days * 24 + hours) * 60 + minutes) * 60 + secs
     else:
         raise ValueError(f"{text!r} is not a time: write it as {TIME_FORMS}")
-    if seconds == 0:
+    if seconds == 0 and not zero:
         raise ValueError(f"{text!r} is zero: give at least a minute")
     return seconds
 

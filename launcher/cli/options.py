@@ -130,7 +130,7 @@ def age(text: str) -> float:
     try:
         if text.isdecimal():
             raise ValueError
-        return time.time() - parse_time(text)
+        return time.time() - parse_time(text, zero=True)
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is not a time: write 2d, 12h, 90m, 2026-10-31 or 2026-10-31T18:00") from None
 

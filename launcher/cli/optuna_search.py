@@ -28,7 +28,7 @@ from optuna.trial import TrialState
 
 from launcher.cli.hydra_sweepers import PointFailed
 from launcher.cli.multirun import Multirun
-from launcher.cli.sweep_results import alone, text
+from launcher.cli.sweep_results import single_run, text
 from launcher.cli.text import program
 from launcher.config import search_space
 from launcher.config.search_space import Space
@@ -243,6 +243,7 @@ def _print_best(sweep: Sweep, study: optuna.Study, space: Space, fixed: Sequence
             f"{name} {text(value)}" for name, value in zip(manifest.objective, trial.values, strict=True)
         )
         number = manifest.points.index(overrides)
-        print(f"best  point {number}, {values}: {sweep_directory.label(overrides, list(trial.params))}")
-        print(f"alone {alone(overrides)}")
+        keys = [sweep_directory.key_of(key) for key in trial.params]
+        print(f"best  point {number}, {values}: {sweep_directory.label(overrides, keys)}")
+        print(f"run   {single_run(overrides)}")
     print(f"next  {program()} sweep results {sweep.id}")

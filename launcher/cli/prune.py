@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
+_LINE = "{:>5}  {:9}  {}"  # lines are printed while runs are removed, so the last column may have any width
+
 
 def run(arguments: Namespace) -> int:
     if arguments.older_than is None:
@@ -27,8 +29,10 @@ def run(arguments: Namespace) -> int:
         if tried := why is None and arguments.delete:
             why = pruning.remove(old, folder, before, states)
         if why is None:
+            if not count:
+                print(_LINE.format("SIZE", "STATE", "RUN"))
             freed, count = freed + size, count + 1
-            print(f"{old.id}  {', '.join(sorted(old.states))}  {rough_size(size)}", flush=True)
+            print(_LINE.format(rough_size(size), ", ".join(sorted(old.states)), old.id), flush=True)
         elif tried or old.error or old.needed_by:
             print(f"{old.id} is kept: {why}", flush=True)
     total = f"{plural(count, 'run')}, {rough_size(freed)}"

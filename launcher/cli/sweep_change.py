@@ -120,8 +120,10 @@ def throttle(sweep: Sweep, most: int) -> int:
             print(line)
         for name in stopping:
             print(f"stops    {name}: its points go on in others")
-        if submitted.over:
+        if submitted.enough == 0:
             print("all its points are over: no pilot is submitted")
+        elif submitted.enough is not None:
+            print(f"{plural(submitted.enough, 'pilot')} can run all points that are left: no more is submitted")
         return 1 if submitted.left else 0
     given = control.throttle(sweep, most)
     print(f"{sweep.id}: at most {plural(most, 'point')} at once")

@@ -249,10 +249,10 @@ def _print_best(
     else:
         print(f"best  point {best.index}, {order.metric} {text(metrics[best.index][order.metric])}: "
               f"{label(best.overrides, keys)}".rstrip(": "))  # fmt: skip
-        print(f"alone {alone(best.overrides)}")
+        print(f"run   {single_run(best.overrides)}")
 
 
-def alone(overrides: Sequence[str]) -> str:
+def single_run(overrides: Sequence[str]) -> str:
     """Returns the command line that submits a single run with the overrides of a point."""
     return " ".join([program(), *map(shlex.quote, overrides)])
 

@@ -76,7 +76,8 @@ class Packing:
     @property
     def at_once(self) -> int:
         """Number of points that run at once in all pilots."""
-        return self.pilots * (self.nodes // self.nodes_per_point) * self.slots
+        slots = min(self.slots, self.gpus // self.gpus_per_point) if self.gpus_per_point else self.slots
+        return self.pilots * (self.nodes // self.nodes_per_point) * slots
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,17 +126,17 @@ class SubmittedPilots:
         jobs: job id of each pilot that was submitted, by the pilot's number.
         left: number of pilots that the scheduler does not accept now.
         words: the message with which the scheduler refused the pilots counted in `left`.
-        over: whether no pilot is needed, because all points are over and no more will be chosen.
+        enough: how many pilots the points that are left can use, if these are fewer than asked for; None: as many.
     """
 
     jobs: Mapping[int, str]
     left: int = 0
     words: str = ""
-    over: bool = False
+    enough: int | None = None
 
 
 def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, Any]) -> SubmittedPilots:
-    """Submits pilots until `packing.pilots` are live; the caller holds the submitter's lock.
+    """Submits pilots until `packing.pilots` are live, or the points use no more; needs the submitter's lock.
 
     A pilot that failed or was stopped is submitted again; one that is done keeps its number, and a new one gets the
     next number.
@@ -153,9 +154,13 @@ def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, 
     """
     Claims.create(sweep.path)
     jobs: dict[int, str] = {}
-    living = 0
+    living, wanted = 0, packing.pilots
+    if not chooses_more(sweep):
+        left = sum(not each.over for each in point_statuses(sweep))
+        wanted = min(wanted, math.ceil(left / dataclasses.replace(packing, pilots=1).at_once))
+    enough = wanted if wanted < packing.pilots else None
     for number in count():
-        if living == packing.pilots:
+        if living == wanted:
             break
         run = sweep.pilot(number)
         if run.recorded() and read_history(run).job_id is not None:
@@ -168,9 +173,9 @@ def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, 
         except Refused as error:
             if not (jobs or living) or not error.job_limit:
                 raise
-            return SubmittedPilots(jobs, packing.pilots - living, str(error))
+            return SubmittedPilots(jobs, wanted - living, str(error), enough)
         living += 1
-    return SubmittedPilots(jobs)
+    return SubmittedPilots(jobs, enough=enough)
 
 
 def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any]) -> str:
@@ -291,8 +296,6 @@ def throttle(sweep: Sweep, packing: Packing, most: int) -> SubmittedPilots:
             monitor.cancel(seen.run)
         else:
             seen.run.mark("stop")
-    if not chooses_more(sweep) and all(each.over for each in point_statuses(sweep)):
-        return SubmittedPilots({}, over=True)
     point = sweep.run(0)
     return submit(sweep, packing, point.plan(), point.record()["config"])
 

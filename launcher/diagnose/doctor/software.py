@@ -22,7 +22,7 @@ NEEDED: Mapping[str, tuple[str, str] | None] = {
     "hydra-core": ("1.3.4", "1.4"), "omegaconf": ("2.3", "2.4"), "submitit": ("1.5.4", "1.6"), "jinja2": None,
     "rich": None, "numpy": None,
 }  # fmt: skip
-OPTIONAL = ("optuna", "tensorboard", "mlflow", "wandb", "lightning", "transformers")
+OPTIONAL = ("optuna", "tensorboard", "mlflow", "mlflow-skinny", "wandb", "lightning", "transformers")
 OLDEST_TORCH = (2, 4)  # as in pyproject.toml; of a vendor's 2.9.0a0+50eac811a6 only 2.9 counts
 TORCH = f"torch>={'.'.join(map(str, OLDEST_TORCH))}"
 SLOW_IMPORT = 15.0  # seconds for `import torch` above which its file system counts as slow

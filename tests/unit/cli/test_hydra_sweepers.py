@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,3 +180,22 @@ def test_a_trial_that_was_asked_for_is_asked_for_again_to_the_letter(optuna_sear
     for each in before:
         study.enqueue_trial(optuna_search.params_of(each, space, fixed))
     assert [asked() for _ in range(20)] == before
+
+
+def test_the_best_point_is_printed_with_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key of a function's arguments has a plus, which the point's overrides are shown without."""
+    optuna = pytest.importorskip("optuna")
+    from launcher.cli import optuna_search
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    key = "++workload.kwargs.lr"
+    study = optuna.create_study()
+    study.add_trial(
+        optuna.trial.create_trial(
+            params={key: 0.25}, distributions={key: optuna.distributions.FloatDistribution(0, 1)}, value=0.5
+        )
+    )
+    manifest = SimpleNamespace(objective=["loss"], points=[(f"{key}=0.25",)])
+    sweep: Any = SimpleNamespace(id="lr-1", manifest=lambda: manifest)
+    optuna_search._print_best(sweep, study, {}, [])
+    assert capsys.readouterr().out.splitlines()[0] == "best  point 0, loss 0.5: kwargs.lr=0.25"

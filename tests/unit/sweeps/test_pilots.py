@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,31 @@ def test_a_pilot_asks_for_what_all_its_slots_need() -> None:
     assert plan.workload.params["kwargs"] == {"sweep": "/runs/lr-1", "pilot": 3}
 
 
-@pytest.mark.parametrize(("done", "more", "submits"), [(1, False, True), (2, False, False), (2, True, True)])
-def test_throttle_submits_pilots_while_points_are_left_or_a_search_chooses_more(
-    done: int, more: bool, submits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("done", "more", "slots", "asked", "submitted", "enough"),
+    [
+        (0, False, 1, 2, 2, None),
+        (1, False, 1, 2, 1, 1),  # one point is left: a second pilot would have nothing to run
+        (0, False, 2, 2, 1, 1),
+        (0, False, 1, 3, 2, 2),
+        (2, False, 1, 2, 0, 0),
+        (2, True, 1, 2, 2, None),
+    ],
+)
+def test_no_more_pilots_are_submitted_than_the_points_that_are_left_can_use(
+    done: int, more: bool, slots: int, asked: int, submitted: int, enough: int | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     sweep, owner = packed_sweep(tmp_path, 2), Manager(0, 0, 0, 0)
     for point in range(done):
         Claims(sweep.path, 0).add(point, 0, Kind.CLAIMED, owner)
         Claims(sweep.path, 0).add(point, 1, Kind.DONE, owner)
     monkeypatch.setattr(pilots, "chooses_more", lambda sweep: more)
-    monkeypatch.setattr(pilots, "submit", lambda *_: pilots.SubmittedPilots({3: "job"}))
+    monkeypatch.setattr(pilots, "_submit", lambda sweep, plan, number, config: f"job {number}")
     shares = sweep.manifest().packing
     assert shares is not None
-    found = pilots.throttle(sweep, shares, 2)
-    assert (found.jobs, found.over) == (({3: "job"}, False) if submits else ({}, True))
+    found = pilots.throttle(sweep, dataclasses.replace(shares, slots=slots), asked)
+    assert (len(found.jobs), found.enough) == (submitted, enough)
 
 
 def test_a_pilot_goes_on_with_as_many_nodes_as_one_point_needs() -> None:
