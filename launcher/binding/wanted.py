@@ -45,7 +45,7 @@ def parse(text: str) -> Wanted:
         except ValueError:
             cpus = ()
         if not cpus:
-            raise ConfigError(f"launch.bind={text!r}: {part!r} is no list of CPUs such as 0-7 or 0-3,64-67")
+            raise ConfigError(f"launch.bind={text!r}: {part!r} is not a list of CPUs such as 0-7 or 0-3,64-67")
         for cpu in cpus:
             if cpu in owner:
                 raise ConfigError(

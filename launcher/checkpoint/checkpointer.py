@@ -300,7 +300,7 @@ class Checkpointer:
         Args:
             state: as for `save`. Objects with `state_dict` and `load_state_dict` get what their state_dict returned at
                 the save; an optimizer need not have done a step. In dicts there must be a tensor wherever the
-                checkpoint has one, of the same type and shape, which is filled; values that are no tensors are
+                checkpoint has one, of the same type and shape, which is filled; values other than tensors are
                 returned (`Loaded.values`).
             strict: whether to refuse a checkpoint of another world size or torch version, since results could differ.
             only: dotted names (`model`, `nested.optimizer`) of what is loaded; empty: everything. Nothing else changes,

@@ -365,7 +365,9 @@ def _encoding(kind: object, name: object) -> _MEM_FORMAT_ENCODING:
     """Stands in for getattr, by which Python 3.11.0 to 3.11.3 pickle a member of an enum."""
     if kind is _MEM_FORMAT_ENCODING and type(name) is str and name in _MEM_FORMAT_ENCODING.__members__:
         return _MEM_FORMAT_ENCODING[name]
-    raise pickle.UnpicklingError("it asks for getattr of what is no member of an enum, which no metadata needs")
+    raise pickle.UnpicklingError(
+        "it asks for getattr of something other than a member of an enum, which metadata never needs"
+    )
 
 
 class _Unpickler(pickle.Unpickler):

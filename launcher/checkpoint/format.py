@@ -248,10 +248,10 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
 def _misfit(values: dict[str, Any]) -> str | None:
     """Returns what is wrong with the values in a manifest; None if they are valid. A metric may be NaN."""
     if not are_metrics(values.get("metrics")):
-        return "metrics are no numbers by name"
+        return "metrics are not numbers by name"
     if wrong := misfit({**{key: each for key, each in values.items() if key != "crc32"}, "metrics": {}}, Manifest, ""):
         return wrong
-    return None if 0 <= values.get("time", 0) < LATEST else "time is no time"
+    return None if 0 <= values.get("time", 0) < LATEST else "time is not a time"
 
 
 def are_metrics(metrics: object) -> bool:

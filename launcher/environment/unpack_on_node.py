@@ -178,7 +178,7 @@ class Members:
                 self.interpreters[str(name)] = member.linkname
         elif member.islnk():
             if PurePosixPath(member.linkname) not in self._files:
-                return f"is a hard link to {member.linkname}, which is no file of the archive"
+                return f"is a hard link to {member.linkname}, which is not a file of the archive"
             self._files.add(name)
         elif not member.isdir():
             return "is neither a file nor a folder nor a link"

@@ -29,7 +29,7 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
         kind: int, float, str, bool, None, Any; an enum, X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X],
             or a dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a
             mismatch, unless the dataclass has a class variable OPEN that is true.
-        name: name of the value in the message (`plan.nodes` gives `plan.nodes is no whole number`).
+        name: name of the value in the message (`plan.nodes` gives `plan.nodes is not a whole number`).
     """
     if kind is Any:
         return None
@@ -146,4 +146,4 @@ def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 
 def _wrong(name: str, kind: Any) -> str:
-    return f"{name} is no {_WORDS[kind].removeprefix('a ').removeprefix('an ')}"
+    return f"{name} is not {_WORDS[kind]}"

@@ -295,7 +295,7 @@ class SlotManager:
         self._parts.look(now)
         if self._parts.lost and not self._broken:
             self._broken = True
-            log_line(f"{', '.join(self._parts.lost)} is lost: {self._group.host} alone takes no more points")
+            log_line(f"{', '.join(self._parts.lost)} is lost: {self._group.host} takes no more points without it")
             for each in self._running.values():
                 each.stopping = True
             for pid in self._alive():

@@ -285,7 +285,7 @@ def _misfit(event: object) -> str | None:
     if type(kind) is not str:
         return misfit(kind, str, "event")
     if not isinstance(moment, (int, float)) or isinstance(moment, bool) or not 0 <= moment < LATEST:
-        return "time is no time"
+        return "time is not a time"
     try:
         run_files.require_json_bounds(event)
     except ValueError as error:

@@ -42,7 +42,7 @@ def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
         able = [each.name for each in registry.schedulers() if isinstance(each, Requeues)]
         why = scheduler.no_requeue if isinstance(scheduler, Queue) else ""
         raise ConfigError(
-            f"resume.how=requeue is for {' and '.join(able)} alone, and the cluster is {scheduler.name}: use auto"
+            f"resume.how=requeue is only for {' and '.join(able)}, and the cluster is {scheduler.name}: use auto"
             + (f" ({why})" if why else "")
         )
     if how in (ResumeHow.chain, ResumeHow.resubmit) and not scheduler.queued:

@@ -180,7 +180,7 @@ class Search:
                 return
             state = {Outcome.DONE: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}.get(outcome, TrialState.FAIL)
             if state is TrialState.COMPLETE and (value is None or math.isnan(value)):
-                state, cause = TrialState.FAIL, cause or f"{self.settings.objective} is no number"
+                state, cause = TrialState.FAIL, cause or f"{self.settings.objective} is not a number"
             for key, each in ((SECONDS, seconds), (STEPS, steps), (CAUSE, cause)):
                 if each is not None:
                     study._storage.set_trial_user_attr(trial._trial_id, key, each)

@@ -23,7 +23,7 @@ def words(given: str | Sequence[Any]) -> list[str]:
     found = []
     for number, each in enumerate(given, 1):
         if each is None:
-            raise ValueError(f"argument {number} is null, which is no text: leave it out, or quote it ('null')")
+            raise ValueError(f"argument {number} is null, which is not text: leave it out, or quote it ('null')")
         if not isinstance(each, (str, int, float)):
             raise ValueError(f"argument {number}, {each!r}, is neither text nor a number")
         found.append(str(each).lower() if isinstance(each, bool) else str(each))

@@ -190,7 +190,7 @@ def _no_text(text: str) -> str | None:
     try:
         return "has a NUL byte" if b"\0" in os.fsencode(text) else None
     except UnicodeEncodeError:
-        return "is no text"
+        return "is not text"
 
 
 def from_dict(values: Mapping[str, Any]) -> JobPlan:

@@ -78,7 +78,9 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     if plan.launch.mode == LaunchMode.tasks.value:
         raise ConfigError("launch=tasks: points in pilots (sweep.slots, sweep.pack) are started by agents")
     if plan.debugs:
-        raise ConfigError("debug.rank: points in pilots (sweep.slots, sweep.pack) cannot be debugged: run one alone")
+        raise ConfigError(
+            "debug.rank: points in pilots (sweep.slots, sweep.pack) cannot be debugged: submit one as a single run"
+        )
     slots = sweep.slots or 1
     if sweep.gpus is not None and sweep.gpus > slots * plan.gpus_per_node:
         raise ConfigError(

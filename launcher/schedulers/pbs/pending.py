@@ -92,7 +92,9 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
     if letter == "H":
         if depend := str(record.get("depend", "")):
             return Comment(
-                Why.WAITS, f"it waits for other jobs: {depend}", "it starts when they have ended as it wants"
+                Why.WAITS,
+                f"it waits for other jobs: {depend}",
+                "it starts by itself when they have ended and its dependency is satisfied",
             )
         if found := held(str(record.get("Hold_Types", ""))):
             return Comment(Why.HELD, *found)

@@ -45,7 +45,7 @@ TABLE: tuple[tuple[str, Reason], ...] = (
      "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before "
      "them")),
     (r"Dependency", Reason(Why.WAITS, "it waits for other jobs",
-     "it starts by itself when they have ended as it wants")),
+     "it starts by itself when they have ended and its dependency is satisfied")),
     (r"DependencyNeverSatisfied", Reason(Why.HELD, "it waits for a job that has ended otherwise than it wants",
      "cancel it, and resume it without the dependency", never=True)),
     (r"BeginTime", Reason(Why.WAITS,

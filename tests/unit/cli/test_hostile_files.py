@@ -286,21 +286,21 @@ def test_a_field_of_another_type_is_named(one: Run) -> None:
             '{"time": 2, "event": "fault", "error": ["x"]}\n{"time": 2, "event": "met", "ranks": "2", "members": 2}\n'
         )
     assert unreadable.problems(one) == [
-        f"{journal}, line 3: time is no time",
-        f"{one.path}/attempts/1/events/node-0.jsonl, line 7: error is no text",
-        f"{one.path}/attempts/1/events/node-0.jsonl, line 8: ranks is no whole number",
+        f"{journal}, line 3: time is not a time",
+        f"{one.path}/attempts/1/events/node-0.jsonl, line 7: error is not text",
+        f"{one.path}/attempts/1/events/node-0.jsonl, line 8: ranks is not a whole number",
     ]
-    assert "line 7: error is no text" in shown(one, a_post_mortem)
-    assert "line 7: error is no text" in shown(one, a_report)
+    assert "line 7: error is not text" in shown(one, a_post_mortem)
+    assert "line 7: error is not text" in shown(one, a_report)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"nodes": "2"}, "plan.nodes is no whole number"), ({"colour": "red"}, "plan.colour is not known here"),
+        ({"nodes": "2"}, "plan.nodes is not a whole number"), ({"colour": "red"}, "plan.colour is not known here"),
         ({"cluster": {"port_range": [1]}}, "plan.cluster.port_range has 1 items instead of 2"),
         ({"mem": True}, "plan.mem is no"),
-        ({"cluster": {"setup": ["a", 1]}}, r"plan.cluster.setup\[1\] is no text"),
+        ({"cluster": {"setup": ["a", 1]}}, r"plan.cluster.setup\[1\] is not text"),
         ({"run_dir": "/a\0"}, "plan.run_dir has a NUL byte"),
         ({"cluster": {"environment": {"A": 1}}}, "plan.cluster.environment.A is no"),
         ({"code": {"snapshot": "/a\0"}}, "plan.code.snapshot has a NUL byte"),

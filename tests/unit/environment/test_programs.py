@@ -117,7 +117,7 @@ def test_what_can_run_passes_and_is_not_executed(place: Place, keys: dict[str, A
             {"script": "train.py", "args": ["a", ["b"]]},
             "workload.args: argument 2, ['b'], is neither text nor a number",
         ),
-        ({"script": "train.py", "args": ["--lr", None]}, "argument 2 is null, which is no text: leave it out"),
+        ({"script": "train.py", "args": ["--lr", None]}, "argument 2 is null, which is not text: leave it out"),
         ({"script": "train.py", "flags": {"lr": {"a": 1}}}, "workload.flags: lr is a section"),
         ({"script": "train.py", "flags": {"lr": [[1]]}}, "workload.flags: argument 1, [1], is neither text nor"),
         ({"script": "pkg.mod"}, "there is no file pkg.mod in {dir}. It is a module: run --module pkg.mod"),

@@ -96,7 +96,7 @@ def test_what_becomes_of_a_run(
         (
             "local",
             Resume(how=ResumeHow.requeue),
-            "resume.how=requeue is for slurm and sge alone, and the cluster is local",
+            "resume.how=requeue is only for slurm and sge, and the cluster is local",
         ),
         ("local", Resume(how=ResumeHow.chain, max_attempts=3), "needs a scheduler that takes jobs"),
         ("allocation", Resume(how=ResumeHow.resubmit), "needs a scheduler that takes jobs"),

@@ -54,14 +54,14 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"host": None}, "host is no text"),
+        ({"host": None}, "host is not text"),
         ({"then": {"host": "n"}}, "then.signal is missing"),
-        ({"code": 3}, "code is no text"),
-        ({"rank": "3"}, "rank is no whole number"),
+        ({"code": 3}, "code is not text"),
+        ({"rank": "3"}, "rank is not a whole number"),
         ({"accused": [{"rank": 3}]}, r"accused[0].host is missing"),
-        ({"accused": [{"host": 3}]}, r"accused[0].host is no text"),
-        ({"accused": "node1"}, "accused is no list"),
-        ({"memory": {"largest": "5"}}, "memory.largest is no whole number"),
+        ({"accused": [{"host": 3}]}, r"accused[0].host is not text"),
+        ({"accused": "node1"}, "accused is not a list"),
+        ({"memory": {"largest": "5"}}, "memory.largest is not a whole number"),
     ],
 )
 def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, changes: dict[str, Any], why: str) -> None:

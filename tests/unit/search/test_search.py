@@ -291,7 +291,7 @@ def test_a_point_without_an_objective_has_failed(value: float | None, tmp_path: 
     search.finish(0, Outcome.DONE, value)
     (trial,) = SearchRecord(tmp_path).journal().trials
     assert trial.state is TrialState.FAIL
-    assert trial.cause == "accuracy is no number"
+    assert trial.cause == "accuracy is not a number"
 
 
 # -- several processes, and those that are killed
