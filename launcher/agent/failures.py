@@ -100,7 +100,8 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
     fault = Fault(
         code=kind, rank=ended.rank, host=host, exit_code=code if code >= 0 else None,
         signal=text.signal_name(-code) if code < 0 else None, exception=(error.type or None) if error else None,
-        error=error.line if error else None, traceback=(error.traceback or None) if error else None,
+        error=error.line if error else None, reading=error.reading if error else "",
+        traceback=(error.traceback or None) if error else None,
     )  # fmt: skip
     return Failure(
         fault, kind in (FaultCode.NO_RETRY, FaultCode.USAGE) or (error is not None and error.final), ended.time

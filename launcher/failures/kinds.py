@@ -22,6 +22,7 @@ class Kind(str, Enum):
     PRUNED = "pruned"
     NODE_LOST = "node-lost"
     BAD_NODE = "bad-node"
+    NO_GPU = "no-gpu"
     GPU_ERROR = "gpu-error"
     CONNECTION_LOST = "connection-lost"
     COLLECTIVE_TIMEOUT = "collective-timeout"
@@ -33,6 +34,7 @@ class Kind(str, Enum):
     IMPORT_ERROR = "import-error"
     CONFIG_ERROR = "config-error"
     FILE_MISSING = "file-missing"
+    DAMAGED_CHECKPOINT = "damaged-checkpoint"
     EXCEPTION = "exception"
     SETUP_FAILED = "setup-failed"
     NO_PROGRESS = "no-progress"
@@ -53,6 +55,7 @@ _LABELS = {
     Kind.LIMIT: "a limit of the system (open files, processes)",
     Kind.WALL_TIME: "out of wall time",
     Kind.REQUEUED: "its job was requeued",
+    Kind.NO_GPU: "no GPU here",
     Kind.GPU_ERROR: "GPU error",
     Kind.HANG: "a rank hangs",
     Kind.KILLED: "killed by a signal",
@@ -61,6 +64,7 @@ _LABELS = {
     Kind.IMPORT_ERROR: "an import failed",
     Kind.CONFIG_ERROR: "an argument or a setting cannot be used",
     Kind.FILE_MISSING: "a file or a data set is missing",
+    Kind.DAMAGED_CHECKPOINT: "a checkpoint is damaged",
     Kind.EXCEPTION: "an error in the code",
     Kind.SETUP_FAILED: "a set-up line failed",
     Kind.NO_PROGRESS: "given up: no progress",

@@ -22,12 +22,21 @@ LOST_PEER = re.compile(
 _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.OUT_OF_GPU_MEMORY, r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"
                              r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure 2 'out of memory'"),
+    (Kind.NO_GPU, r"Torch not compiled with (CUDA|XPU) enabled|'torch\._C' has no attribute '_(cuda|xpu)_"
+                  r"|No (CUDA|HIP) GPUs are available|No XPU devices are available|Found no NVIDIA driver"
+                  r"|NVIDIA driver on your system is too old|no CUDA-capable device|invalid device ordinal"
+                  r"|Cannot access accelerator device when none|torch\.(cuda|xpu)\.is_available\(\) is False"
+                  r"|torch\.cuda\.\w+ requires CUDA support|dummy base class (Event|Stream|CUDAGraph)"
+                  r"|doesn't have (NCCL|XCCL) built in|ProcessGroupNCCL is only supported with GPUs"
+                  r"|No supported gpu backend found|(CUDA|XPU)Accelerator` can not run on|support bf16/gpu"),
     (Kind.GPU_ERROR, r"\bXid\b|uncorrectable ECC|ECC error|fallen off the bus|GPU is lost|(CUDA|HIP) error: "
                      r"|CUDA driver error|CUDNN_STATUS_|CUBLAS_STATUS_|Cuda failure|NVML: .*Unknown Error"),
     (Kind.SHARED_MEMORY, r"insufficient shared memory|shared memory (object|file|segment)|/dev/shm|</torch_\d"
                          r"|killed by signal: Bus error"),
     (Kind.DISK_FULL, r"No space left on device|Disk quota exceeded|File too large|Errno (27|28|122)\b"
                      r"|PytorchStreamWriter failed writing|basic_ios::clear: iostream error|unexpected pos \d+ vs \d+"),
+    (Kind.DAMAGED_CHECKPOINT, r"PytorchStreamReader failed|The file might be corrupted|pickle data was truncated"
+                              r"|invalid load key|Error while deserializing: "),
     (Kind.OUT_OF_MEMORY, r"\b(_Array)?MemoryError\b|[Cc]an(no|')t allocate memory|std::bad_alloc|oom[-_]kill"
                          r"|[Oo]ut of memory: Killed process|Errno 12\b|is killed by signal: Killed"),
     (Kind.LIMIT, r"Too many open files|Errno 24\b|can't start new thread|Resource temporarily unavailable"
@@ -47,17 +56,19 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
 )  # fmt: skip
 LOG_LINES = 40  # last lines of a rank's log that are searched; older errors may have been handled
 SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
-# Exception types of the launcher, torch and Hydra that mean CONFIG_ERROR, even if their text names a missing file.
-_REFUSALS = {
-    "BackendError", "CheckpointError", "CheckpointException", "ConfigError", "HydraException", "LauncherError",
-    "RanksDiffer", "TopologyError", "WorkloadError",
+# Exception types of the launcher, torch and Hydra that mean a kind even if their text names a missing file.
+_TYPES = {
+    **dict.fromkeys(("BackendError", "CheckpointError", "CheckpointException", "ConfigError", "HydraException",
+                     "LauncherError", "RanksDiffer", "TopologyError", "WorkloadError"), Kind.CONFIG_ERROR),
+    "DatasetError": Kind.FILE_MISSING, "NoGpuError": Kind.NO_GPU,
 }  # fmt: skip
-_MISSING = {"DatasetError"}  # exception types that mean FILE_MISSING, whatever their text
+# Errors that mean a damaged file only while a checkpoint is being loaded; the others are in _TABLE.
+_DAMAGE = re.compile(r"\b(BadZipFile|EOFError|UnicodeDecodeError)\b|negative seek value|Errno 22\b")
 _EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # the type before the message
 _TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 
 
-def kind_of(text: str, exception: str | None = None) -> Kind | None:
+def kind_of(text: str, exception: str | None = None, *, loads: bool = False) -> Kind | None:
     """Returns the kind of failure that an error message shows; None: no pattern matches.
 
     Exceptions that torch does not raise are never CONNECTION_LOST.
@@ -65,6 +76,7 @@ def kind_of(text: str, exception: str | None = None) -> Kind | None:
     Args:
         text: the error message.
         exception: the exception's type; None: use the type that the text names (`ValueError: ...`), if any.
+        loads: whether it was raised while a checkpoint was being loaded.
     """
     kinds = (kind for kind, pattern in SYMPTOMS if pattern.search(text))
     from_user = _is_user_exception(text)
@@ -73,7 +85,7 @@ def kind_of(text: str, exception: str | None = None) -> Kind | None:
         return found
     named = _EXCEPTION.search(text)
     name = (exception or (named[1] if named else "")).rpartition(".")[2]
-    return Kind.CONFIG_ERROR if name in _REFUSALS else Kind.FILE_MISSING if name in _MISSING else found
+    return Kind.DAMAGED_CHECKPOINT if loads and _DAMAGE.search(text) else _TYPES.get(name, found)
 
 
 def lost_peer(text: str) -> bool:

@@ -68,6 +68,8 @@ def of_fault(fault: Fault) -> str:
 def _error(fault: Fault) -> str:
     """Returns the fault's error message, after the rank or the host that reported it."""
     who = _rank(fault) if fault.rank is not None else fault.host
+    if fault.reading and fault.reading not in (fault.error or ""):
+        who += f", loading {fault.reading}"
     return ": ".join(part for part in (who, fault.error) if part)
 
 

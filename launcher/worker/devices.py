@@ -40,6 +40,10 @@ def torch_build() -> str:
     return found or ("xpu" if torch.xpu._is_compiled() else "")  # torch.version has no xpu before 2.5
 
 
+class NoGpuError(BackendError):
+    """There is no accelerator here, or this torch was built without support for it."""
+
+
 # -- what a rank sees
 
 
@@ -207,7 +211,7 @@ def choose_device(
         return "cpu", None
     if not seen.count or wanted not in (Device.auto.value, seen.kind):
         key = f"gpus_per_node={asked} with device={wanted}" if asked else f"device={wanted}"
-        raise BackendError(
+        raise NoGpuError(
             f"{key} asks for a GPU, and rank {rank} on {host} sees no GPU: {seen.text}. Compare with `nvidia-smi` "
             "(`rocm-smi`, `xpu-smi`) there, and with what the scheduler was asked for (gpus_per_node, "
             "cluster.gpu_directive); to compute on the CPU set workload.device=cpu"

@@ -23,7 +23,7 @@ from launcher.runs.events import Accused, Fault, Place
 from launcher.schedulers import topology
 from launcher.torch_compat import destroy_without_gil, store_on
 from launcher.worker import accelerator, devices, heartbeat, joining, rank_objects
-from launcher.worker.devices import BackendError
+from launcher.worker.devices import BackendError, NoGpuError
 from launcher.worker.reporter import Reporter
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
@@ -252,7 +252,8 @@ def _backend(wanted: str, device: torch.device) -> str:
             "xccl": "xccl needs an XPU and a torch built with it, which those for XPU are since 2.8",
             "gloo": "this torch was built without gloo",
         }[name]
-        raise BackendError(f"backend={name}: {why}; here you can use {can}")
+        error = NoGpuError if name in ("nccl", "xccl") else BackendError
+        raise error(f"backend={name}: {why}; here you can use {can}")
     return name
 
 

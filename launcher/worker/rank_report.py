@@ -94,6 +94,7 @@ class WorkerError:
         traceback: the traceback as Python prints it, starting at the user's frames.
         lost_peer: whether the rank failed because another rank was gone.
         final: whether a retry would fail too.
+        reading: path of the checkpoint that was being loaded; empty: none was.
     """
 
     code: str
@@ -102,6 +103,7 @@ class WorkerError:
     traceback: str
     lost_peer: bool = False
     final: bool = False
+    reading: str = ""
 
     @property
     def line(self) -> str:
@@ -221,8 +223,9 @@ def read_report(descriptor: int) -> Report:
 def _error_of(entry: Mapping[str, Any]) -> WorkerError:
     code, kind, message, trace = (str(entry.get(name, "")) for name in ("code", "type", "message", "traceback"))
     return WorkerError(
-        code, kind, message, trace, lost_peer=entry.get("lost_peer") is True, final=entry.get("final") is True
-    )
+        code, kind, message, trace, lost_peer=entry.get("lost_peer") is True, final=entry.get("final") is True,
+        reading=str(entry.get("reading", "")),
+    )  # fmt: skip
 
 
 def read_error_file(path: Path) -> WorkerError | None:

@@ -42,6 +42,8 @@ LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # most characters of each
 REFUSED = ("ConfigCompositionException", "OverrideParseException")  # names of hydra's errors of a wrong config
 FINAL = ("LauncherError", "WorkloadError")  # names of error classes that a retry would raise again,
 NOT_FINAL = "UnavailableError"  # except this one: a file cannot be read now
+# Functions whose errors do not name the file that they read, and their argument that is the file.
+READERS = {("torch.serialization", "load"): "f", ("safetensors.torch", "load_file"): "filename"}
 
 
 def main(kind: str, target: str, *arguments: str) -> None:
@@ -94,6 +96,7 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
         "traceback": _bounded("".join(traceback.format_exception(*shown)), LONGEST_TRACEBACK),
         "lost_peer": lost,
         "final": not names.isdisjoint(FINAL) and NOT_FINAL not in names,
+        "reading": _reading(error.__traceback__),
         "time": time.time(),
     }
 
@@ -188,6 +191,19 @@ def _raised_natively(trace: types.TracebackType | None) -> bool:
         trace = trace.tb_next
     code, at = trace.tb_frame.f_code.co_code, trace.tb_lasti
     return 0 <= at < len(code) and code[at] != opcode.opmap["RAISE_VARARGS"]
+
+
+def _reading(trace: types.TracebackType | None) -> str:
+    """Returns the path of the file that torch or safetensors was loading, which their messages lack; empty: none."""
+    while trace is not None:
+        frame = trace.tb_frame
+        argument = READERS.get((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
+        if argument is not None:
+            file = frame.f_locals.get(argument)
+            path = getattr(file, "name", None) if hasattr(file, "read") else file
+            return _bounded(os.fsdecode(path), LONGEST_MESSAGE) if isinstance(path, (str, bytes, os.PathLike)) else ""
+        trace = trace.tb_next
+    return ""
 
 
 def cut(error: BaseException, above: tuple[str, ...]) -> Cut:

@@ -161,6 +161,27 @@ def test_a_script_that_fails_is_reported_with_its_own_frames(launcher: Launcher,
 
 
 @local
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("import os, torch\ntorch.save([1], 'FOLDER/model.pt')\nos.truncate('FOLDER/model.pt', 300)\n"
+         "torch.load('FOLDER/model.pt')\n", "damaged-checkpoint", "rank 0 on HOST, loading FOLDER/model.pt: "),
+        ("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "no-gpu",
+         "; it asked for 0 GPUs a node (gpus_per_node)"),
+    ],
+)  # fmt: skip
+def test_the_first_failures_of_a_program_are_told_as_what_they_are(
+    launcher: Launcher, tmp_path: Path, text: str, kind: str, words: str
+) -> None:
+    (tmp_path / "fails.py").write_text(text.replace("FOLDER", str(tmp_path)))
+    done = launcher("run", f"{tmp_path}/fails.py", "wait=true", "launch.max_restarts=0", *launcher.overrides)
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = json.loads(launcher("post-mortem", "latest", "--json").stdout)["verdict"]
+    assert told["kind"] == kind, told
+    assert words.replace("FOLDER", str(tmp_path)).replace("HOST", launcher.hosts[0]) in told["cause"]
+
+
+@local
 def test_points_of_a_function_differ_in_its_arguments(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def main(lr, name='a'):\n    return {'tenfold': lr * 10, 'name': name}\n")
     where = f"{ROOT}:{tmp_path}"

@@ -193,6 +193,29 @@ def _gpu_error(case: Case) -> Steps:
     ]
 
 
+def _no_gpu(case: Case) -> Steps:
+    asked = case.plan.gpus_per_node
+    there = f"are there GPUs? nvidia-smi (rocm-smi, xpu-smi){_on(case)}"
+    what = "import torch; print(torch.__version__, torch.cuda.device_count())"
+    return [
+        there if asked else Step("ask for GPUs: it asked for none", case.resume("gpus_per_node=1")),
+        f"is its torch built for them? {case.plan.node_python} -c '{what}'{_on(case)}; +cpu is a build for CPUs only",
+        Step("then", case.resume()),
+        "or let it compute on the CPU (the program's own device and backend: cpu and gloo)",
+    ]
+
+
+def _damaged_checkpoint(case: Case) -> Steps:
+    file = case.fault.reading or "the file that the traceback shows"
+    return [
+        f"{file} is incomplete: the job that wrote it was killed meanwhile, or the disk was full. Remove it, so that "
+        "the program loads an older one, or begins again",
+        Step("then", case.resume()),
+        "a file that is written under another name and renamed (os.replace) when it is complete is never half there; "
+        "launcher.Resumable saves in that way",
+    ]
+
+
 def _hang(case: Case) -> Steps:
     limit = case.fault.limit or "launch.hang_timeout"
     return [
@@ -346,6 +369,7 @@ _ADVICE: dict[Kind, Callable[[Case], Steps]] = {
     Kind.PRUNED: lambda case: [Step("run it to its end all the same", case.resume())],
     Kind.NODE_LOST: _node,
     Kind.BAD_NODE: _node,
+    Kind.NO_GPU: _no_gpu,
     Kind.GPU_ERROR: _gpu_error,
     Kind.CONNECTION_LOST: _connection,
     Kind.COLLECTIVE_TIMEOUT: _collective,
@@ -357,6 +381,7 @@ _ADVICE: dict[Kind, Callable[[Case], Steps]] = {
     Kind.IMPORT_ERROR: _import,
     Kind.CONFIG_ERROR: _config,
     Kind.FILE_MISSING: _file,
+    Kind.DAMAGED_CHECKPOINT: _damaged_checkpoint,
     Kind.EXCEPTION: _code,
     Kind.SETUP_FAILED: _setup,
     Kind.NO_PROGRESS: _no_progress,

@@ -124,6 +124,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
         scheduler=registry.scheduler(plan.cluster.scheduler).title,
         cluster=plan.cluster.name,
         setup=setup,
+        gpus=plan.gpus_per_node,
         memory=dict(fault.memory or {}) if isinstance(fault, Fault) else {},
     )
 

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher import errors
 from launcher.errors import RESUME
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.kinds import Kind
-from launcher.formatting import rough_size
+from launcher.formatting import plural, rough_size
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRequested
 from launcher.schedulers import notices
@@ -123,6 +123,7 @@ class Evidence:
         cancelled: whether `launcher cancel` was called for the run.
         pruned: the event that the search of the run's sweep pruned it; None: it did not.
         preempted: whether the scheduler was preempting the job when it stopped.
+        gpus: GPUs on each node that the run asked for.
         memory: bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`,
             `host_kills`), as in `launcher.agent.memory`; `used` and `limit` are from the scheduler.
     """
@@ -144,6 +145,7 @@ class Evidence:
     cancelled: bool = False
     pruned: Pruned | None = None
     preempted: bool = False
+    gpus: int = 0
     memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -200,6 +202,13 @@ class Verdict:
 
 def classify(seen: Evidence) -> Verdict:
     """Returns why an attempt ended, by the table in this module's docstring."""
+    found = _classify(seen)
+    if found.kind is not Kind.NO_GPU or found.cause is None:
+        return found
+    return replace(found, cause=f"{found.cause}; it asked for {plural(seen.gpus, 'GPU')} a node (gpus_per_node)")
+
+
+def _classify(seen: Evidence) -> Verdict:
     if seen.stays is not None and seen.stays.reason in GIVEN_UP:
         return Verdict(Kind.NO_PROGRESS, f"given up: {text.of_next(seen.stays)}")
     if seen.state is RunState.DONE:
@@ -227,8 +236,8 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
         if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server does not answer
             return Verdict(Kind.STOPPED, cause)
         other = Kind.EXITED if fault.exception == "SystemExit" else Kind.EXCEPTION
-        kind = symptoms.kind_of(fault.error or "", fault.exception) or _KINDS.get(fault.code, other)
-        return Verdict(kind, cause)
+        kind = symptoms.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))
+        return Verdict(kind or _KINDS.get(fault.code, other), cause)
     if state in _STATE_KINDS and not (state == "CANCELLED" and seen.failed_uncancelled):
         return Verdict(_STATE_KINDS[state], cause)
     if seen.cancelled:

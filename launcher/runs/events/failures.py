@@ -137,6 +137,7 @@ class Fault(Event):
         signal: signal that ended the process, or that asked it to stop (`SIGKILL`).
         exception: name of the type of the rank's exception.
         error: message of Python, the system or a library.
+        reading: path of the checkpoint that the rank was loading when its exception was raised; empty: none.
         accused: nodes or ranks that probably caused the fault; they need not be those that reported it.
         limit: config key of the timeout that expired.
         seconds: value of this timeout.
@@ -166,6 +167,7 @@ class Fault(Event):
     signal: str | None = None
     exception: str | None = None
     error: str | None = None
+    reading: str = ""
     accused: tuple[Accused, ...] = ()
     limit: str | None = None
     seconds: float | None = None

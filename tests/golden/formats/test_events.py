@@ -347,7 +347,17 @@ WHOLE = (
             ),
             slowest=7,
         ),
+        repeated=True,
     ),
+    Fault(
+        code=FaultCode.RETURNED_EARLY,
+        host="node2",
+        rank=1,
+        accused=(Accused(host="node2", rank=1, node=1),),
+        needed_by=Accused(host="node1", rank=0),
+    ),
+    Fault(code=FaultCode.RAISED, host="node1", rank=0, error="EOFError", reading="/ckpt/model.pt"),
+    Fault(code=FaultCode.USAGE, host="node1", rank=0, exit_code=2, error="train.py: error: argument --lr"),
     Fault(
         code=FaultCode.PREFLIGHT,
         host="node1",

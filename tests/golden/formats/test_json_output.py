@@ -22,7 +22,7 @@ OVER = [
     "file-missing", "config-error", "out-of-memory", "killed", "exited", "wall-time", "time-limit", "cancelled",
     "cancelled-early", "stopped", "node-lost", "bad-node", "connection-lost", "collective-timeout",
     "rendezvous-timeout", "hang", "setup-failed", "no-progress", "never-started", "no-words", "lost", "done",
-    "told-to-stop", "pruned",
+    "told-to-stop", "pruned", "exited-early", "no-gpu", "damaged-checkpoint",
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, St
 from launcher.schedulers import notices, registry
 from launcher.schedulers.pbs.notices import FORMS as PBS
 from launcher.schedulers.slurm.notices import FORMS as SLURM
+from launcher.worker import script
 from tests.fakes.third_scheduler.scheduler import ThirdScheduler
 from tests.unit.plans import bare_plan, plan_of
 
@@ -160,7 +162,30 @@ CUDA_OOM = (
         ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", Kind.IMPORT_ERROR),
         ("AttributeError: module 'train' has no attribute 'mian'", Kind.IMPORT_ERROR),
         ("WorkloadError: workload.batch_size=3 cannot be divided", Kind.CONFIG_ERROR),
-        ("BackendError: device=cuda, and this rank sees no GPU: ask for gpus_per_node=...", Kind.CONFIG_ERROR),
+        ("BackendError: 4 ranks on node1 with 2 GPUs: use procs_per_node=2", Kind.CONFIG_ERROR),
+        ("NoGpuError: device=cuda, and this rank sees no GPU: ask for gpus_per_node=...", Kind.NO_GPU),
+        ("AssertionError: Torch not compiled with CUDA enabled", Kind.NO_GPU),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", Kind.NO_GPU),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", Kind.NO_GPU),
+        ("RuntimeError: Cannot access accelerator device when none is available.", Kind.NO_GPU),
+        ("RuntimeError: No CUDA GPUs are available", Kind.NO_GPU),
+        ("RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", Kind.NO_GPU),
+        ("RuntimeError: CUDA error: no CUDA-capable device is detected", Kind.NO_GPU),
+        ("torch.AcceleratorError: CUDA error: invalid device ordinal", Kind.NO_GPU),
+        ("RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+         Kind.NO_GPU),
+        ("RuntimeError: Tried to instantiate dummy base class Event", Kind.NO_GPU),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Kind.NO_GPU),
+        ("MisconfigurationException: `CUDAAccelerator` can not run on your system since the accelerator is not "
+         "available.", Kind.NO_GPU),
+        ("ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu", Kind.NO_GPU),
+        ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory.",
+         Kind.DAMAGED_CHECKPOINT),
+        ("RuntimeError: unexpected EOF, expected 5 more bytes. The file might be corrupted.", Kind.DAMAGED_CHECKPOINT),
+        ("_pickle.UnpicklingError: pickle data was truncated", Kind.DAMAGED_CHECKPOINT),
+        ("safetensors_rust.SafetensorError: Error while deserializing: incomplete metadata, file not fully covered",
+         Kind.DAMAGED_CHECKPOINT),
+        ("EOFError", None),  # without a file that was loaded, it may be of input()
         ("FileNotFoundError: [Errno 2] No such file or directory: '/data/imagenet'", Kind.FILE_MISSING),
         ("PermissionError: [Errno 13] Permission denied: '/data/imagenet'", Kind.FILE_MISSING),
         ("ValueError: the loss is a banana", None),
@@ -188,10 +213,64 @@ def test_a_setting_that_is_refused_is_known_by_the_type_of_the_exception(excepti
     assert classify(failed(told)).kind is kind
 
 
+def test_where_gpus_are_missing_it_is_said_how_many_were_asked_for() -> None:
+    told = raised("AssertionError: Torch not compiled with CUDA enabled")
+    for gpus, words in ((0, "0 GPUs"), (1, "1 GPU"), (4, "4 GPUs")):
+        cause = classify(failed(told, gpus=gpus)).cause
+        assert cause == f"{text.of_fault(told)}; it asked for {words} a node (gpus_per_node)"
+    asked = plan_of(gpus_per_node=2)
+    assert "resume run-1 gpus_per_node=1" in steps(Kind.NO_GPU)
+    assert "gpus_per_node" not in steps(Kind.NO_GPU, plan=asked)
+
+
+@pytest.mark.parametrize("exception", ["EOFError", "UnicodeDecodeError", "BadZipFile"])
+def test_an_error_of_reading_while_a_checkpoint_is_loaded_means_that_it_is_damaged(exception: str) -> None:
+    told = raised(exception, exception=exception, reading="/x/model.pt")
+    verdict = classify(failed(told))
+    assert verdict == Verdict(Kind.DAMAGED_CHECKPOINT, f"rank 0 on node1, loading /x/model.pt: {exception}")
+    assert "/x/model.pt is incomplete" in steps(Kind.DAMAGED_CHECKPOINT, fault=told)
+    assert classify(failed(raised(exception, exception=exception))).kind is Kind.EXCEPTION
+    other = raised("KeyError: 'w'", exception="KeyError", reading="/x/model.pt")
+    assert classify(failed(other)).kind is Kind.EXCEPTION
+
+
 def test_the_last_error_of_a_log() -> None:
     head = "Traceback (most recent call last):\n  File\n"
     assert symptoms.last_error(f"{head}KeyError: 1\nwords\n{head}A.B: no\n") == "A.B: no"
     assert symptoms.last_error("all is well\n") == ""
+
+
+def test_what_this_torch_says_of_a_torn_file_is_known_and_the_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    for zipped in (True, False):
+        for part in (0.0, 0.01, 0.5, 0.999):
+            torch.save({"weight": torch.zeros(10_000)}, path, _use_new_zipfile_serialization=zipped)
+            os.truncate(path, int(path.stat().st_size * part))
+            for opened in (path, str(path), *([path.open("rb")] if part else [])):
+                try:
+                    torch.load(opened)
+                except Exception as error:
+                    report = script.error_report(error, script.cut(error, ()), "")
+                else:
+                    pytest.fail("a torn file was loaded")
+                assert report["reading"] == str(path)
+                line = f"{report['type']}: {report['message']}"
+                assert symptoms.kind_of(line, report["type"], loads=True) is Kind.DAMAGED_CHECKPOINT, line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about machines without GPUs")
+@pytest.mark.parametrize(
+    "call",
+    [lambda: torch.zeros(1).cuda(), lambda: torch.cuda.set_device(0), lambda: torch.zeros(1, device="cuda"),
+     lambda: torch.cuda.synchronize(), lambda: torch.cuda.Event()],
+)  # fmt: skip
+def test_what_this_torch_says_without_a_gpu_is_known(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except Exception as error:
+        assert symptoms.kind_of(f"{type(error).__name__}: {error}") is Kind.NO_GPU
+    else:
+        pytest.skip("this torch raises no error here")
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
