@@ -14,10 +14,15 @@ from typing import Any
 
 import pytest
 
+from launcher.config.schema import Limits
+from launcher.findings import Level
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
+from launcher.schedulers.slurm import doctor
+from launcher.schedulers.slurm.commands import Slurm
 from tests.launch import PYTHON, ROOT, Launcher
+from tests.unit.plans import make_cluster
 
 SBATCH = shutil.which("sbatch") or "sbatch"
 WORKLOADS = {
@@ -198,6 +203,11 @@ def test_a_qos_that_lifts_the_partitions_limit_and_the_cluster_of_the_environmen
         assert done.returncode == 0, done.stderr
         assert launcher("wait", "latest", "-q", **environ).returncode == 0
         assert "SLURM_CLUSTERS" not in done.stdout + done.stderr
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", slurm.env()["SLURM_CONF"])
+            for qos, level in (("long", Level.OK), ("normal", Level.WARNING)):
+                cluster = make_cluster("slurm", name="site", partition="debug", qos=qos, limits=Limits(time="20m"))
+                assert [each.level for each in doctor.with_qos(cluster, Slurm(30).partitions())] == [level]
     finally:
         for words in (["user", "root", "account=acc"], ["account", "acc"], ["qos", "long"]):
             slurm.run("sacctmgr", "--immediate", "delete", *words)

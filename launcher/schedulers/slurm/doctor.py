@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from launcher.config.scheduler_table import own_settings
 from launcher.config.schema import Cluster
 from launcher.errors import near
-from launcher.findings import Finding, ok, problem
+from launcher.findings import Finding, Level, ok, problem
 from launcher.formatting import format_size, format_time
 from launcher.schedulers.checks import TimedOutput, listed, reachable, stated_limits, timed
 from launcher.schedulers.queries import QueryError
@@ -31,7 +31,7 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
     else:
         for line in lines(found, wanted(cluster, found)):
             yield ok("partition", line)
-        yield from compared(cluster, found)
+        yield from with_qos(cluster, found)
     yield accounting(timed(lambda: slurm.sacct("--allocations", "--starttime=now", "--format=JobID")))
 
 
@@ -48,6 +48,26 @@ def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
         marks = (("default", each.default), ("this profile's", each.name in own))
         rows.append((each.name, [word for word, is_so in marks if is_so], _limits(each)))
     return listed(rows, "sinfo")
+
+
+def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
+    """Returns what `compared` finds. If the partitions do not fit, the limits that the jobs' QOS lifts do not count."""
+    findings = list(compared(cluster, found))
+    if all(each.level is Level.OK for each in findings):
+        return findings
+    # Lazily: 15 ms, and most profiles need no QOS
+    from launcher.schedulers.slurm.resource_queries import ResourceQueries
+
+    settings = own_settings(cluster, SlurmSettings)
+    try:
+        known = ResourceQueries(cluster.submit_timeout).qos(settings.qos, cluster.account)
+    except QueryError:
+        return findings
+    for qos in known:
+        findings = list(compared(cluster, [qos.within(each) for each in found]))
+        if all(each.level is Level.OK for each in findings):
+            break
+    return findings
 
 
 def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
@@ -73,7 +93,8 @@ def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
             "mem_per_node": max((group.mem for group in groups), default=0),
             "time": None if None in times else max(time for time in times if time is not None),
         }
-        yield from stated_limits(cluster, live, f"partition {'/'.join(each.name for each in used)}")
+        qos = next((f" with QOS {each.qos}" for each in used if each.qos), "")
+        yield from stated_limits(cluster, live, f"partition {'/'.join(each.name for each in used)}{qos}")
 
 
 def most_nodes(partition: Partition) -> int:

@@ -50,14 +50,15 @@ class Qos:
     time: int | None = None  # its own limit in seconds; None: none, or Slurm enforces no limits of QOS
     max_nodes: int | None = None
 
+    def limits(self, time: int | None, max_nodes: int | None) -> tuple[int | None, int | None]:
+        """Returns these limits of a partition (seconds, nodes) as they are for jobs with this QOS."""
+        return self.time if self.lifts_time else time, self.max_nodes if self.lifts_nodes else max_nodes
+
     def within(self, partition: Partition) -> Partition:
         """Returns the partition with the limits of jobs with this QOS."""
-        return replace(
-            partition,
-            time=self.time if self.lifts_time else partition.time,
-            max_nodes=self.max_nodes if self.lifts_nodes else partition.max_nodes,
-            qos=self.name if self.lifts_time or self.lifts_nodes else "",
-        )
+        time, max_nodes = self.limits(partition.time, partition.max_nodes)
+        name = self.name if self.lifts_time or self.lifts_nodes else ""
+        return replace(partition, time=time, max_nodes=max_nodes, qos=name)
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Explains why a Slurm job is pending. The job's reason decides which queries are made, at most nine."""
+"""Explains why a Slurm job is pending. The job's reason decides which queries are made, at most twelve."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.queries import JobState, QueryError, QueryTimeout
 from launcher.schedulers.slurm import suggestions
 from launcher.schedulers.slurm.commands import STATES
+from launcher.schedulers.slurm.limits import Qos
 from launcher.schedulers.slurm.pending_reasons import Reason, in_words
 from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation, ResourceQueries
 from launcher.spec.plan import JobPlan
@@ -69,6 +70,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         nodes = queries.get(resources.nodes, nodes)
     if reason.kind in (Why.NODES, Why.RESERVATION):
         windows = queries.get(resources.reservations, [])
+    partitions = _lifted(job, plan, partitions, resources, queries)
     limits = limits_of(job, plan, reason, partitions, windows, now)
     if reason.column:
         value = _value(job, reason, partitions, resources, queries)
@@ -101,6 +103,27 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         commands=commands(waiting, better),
         notes=tuple(queries.notes),
     )
+
+
+def _lifted(
+    job: Pending, plan: JobPlan, partitions: list[PartitionFacts], resources: ResourceQueries, queries: _Queries
+) -> list[PartitionFacts]:
+    """Returns the partitions with the limits that the job's QOS lifts; asks for it only if the job exceeds some."""
+    wanted = job.time if job.time is not None else plan.time
+    exceeded = any(
+        (each.time is not None and wanted > each.time) or (each.max_nodes is not None and job.nodes > each.max_nodes)
+        for each in partitions
+        if each.name in job.partition.split(",")
+    )
+    if not exceeded or not job.qos:
+        return partitions
+    unknown: list[Qos] = []
+    for qos in queries.get(lambda: resources.qos(job.qos, job.account), unknown):
+        new = [qos.limits(each.time, each.max_nodes) for each in partitions]
+        partitions = [
+            replace(each, time=time, max_nodes=nodes) for each, (time, nodes) in zip(partitions, new, strict=True)
+        ]
+    return partitions
 
 
 def reason_of(job: Pending, now: float) -> Reason:

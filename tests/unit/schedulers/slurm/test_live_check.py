@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from launcher.config.schema import Limits
 from launcher.errors import ConfigError
+from launcher.findings import Level
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.slurm import commands, resource_queries
+from launcher.schedulers.slurm import commands, doctor, resource_queries
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.live_check import compare
 from launcher.schedulers.slurm.resource_queries import default_qos
-from tests.unit.plans import plan_of
+from tests.unit.plans import make_cluster, plan_of
+
+OK, WARNING = Level.OK, Level.WARNING
 
 SINFO = "gpu*|2:00:00|1-infinite|4|4|6000|gpu:2\ndebug|10:00|1-1|2|4|6000|gpu:2\n"
 QOS = (
@@ -93,6 +98,30 @@ def test_what_its_qos_does_not_lift_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         compare(plan_of(**keys), environ)
+
+
+@pytest.mark.parametrize(
+    ("keys", "level", "says"),
+    [
+        ({"qos": "long", "limits": Limits(time="12h")}, OK, "agree with partition gpu with QOS long"),
+        ({"account": "slow", "limits": Limits(time="12h")}, OK, "agree with partition gpu with QOS long"),
+        (
+            {"qos": "long", "limits": Limits(time="2d")},
+            WARNING,
+            "more than partition gpu with QOS long gives (1-00:00:00)",
+        ),
+        ({"qos": "normal", "limits": Limits(time="12h")}, WARNING, "more than partition gpu gives (02:00:00)"),
+    ],
+)
+def test_doctor_knows_what_a_qos_lifts(site: Site, keys: dict[str, Any], level: Level, says: str) -> None:
+    (found,) = doctor.with_qos(make_cluster("slurm", name="site", **keys), Slurm(10).partitions())
+    assert (found.level, says in found.says) == (level, True), found
+
+
+def test_doctor_tells_what_it_can_if_the_qos_is_not_known(site: Site) -> None:
+    site.answers["qos"] = None
+    cluster = make_cluster("slurm", name="site", qos="long", limits=Limits(time="12h"))
+    assert [each.level for each in doctor.with_qos(cluster, Slurm(10).partitions())] == [WARNING]
 
 
 @pytest.mark.parametrize("site", [{"enforced": "associations,qos"}], indirect=True)

@@ -396,6 +396,18 @@ def test_the_limit_that_binds_has_its_value_and_where_it_is_set(
     assert limit in found.limits
 
 
+def test_a_limit_that_the_jobs_qos_lifts_is_not_named() -> None:
+    asks = {
+        "show job": SHOWN.replace("QOS=normal", "QOS=long"),
+        "show partition": PARTITIONS.replace("02:00:00", "00:30:00"),
+        "show config": "AccountingStorageEnforce = limits,qos\nAccountingStorageType = accounting_storage/slurmdbd\n",
+    }
+    found, _ = explained(**asks, **{"show qos format": "normal|||\nlong|PartitionTimeLimit|1-00:00:00|\n"})
+    assert not [limit for limit in found.limits if "MaxTime" in limit]
+    found, _ = explained(**asks, **{"show qos format": "normal|||\nlong|PartitionTimeLimit|00:45:00|\n"})
+    assert "partition gpu: MaxTime=00:45:00, and it asks for 01:00:00" in found.limits
+
+
 def test_what_never_starts_is_not_said_to_start() -> None:
     """A trial accepts a time that is more than the partition allows."""
     found, _ = explained(**{"show job": SHOWN.replace("Reason=Resources", "Reason=PartitionTimeLimit")})
