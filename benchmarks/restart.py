@@ -108,7 +108,7 @@ def _kills(chaos: Path, kills: int) -> tuple[list[float], list[int]]:
 def torchrun() -> float | None:
     """Kills a rank of torchrun; returns the seconds to the next all_reduce; None: there was none in time."""
     with tempfile.TemporaryDirectory() as folder:
-        env = environment(OMP_NUM_THREADS="1", RESTART_FOLDER=folder)
+        env = environment(OMP_NUM_THREADS="1", RESTART_FOLDER=folder, TMPDIR=folder)  # torchrun leaves a folder of logs
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}",
             "--max-restarts=3", str(ROOT / "benchmarks" / "restart_torchrun.py"),

@@ -30,7 +30,7 @@ def results(repeats: int = 7, warmup: int = 1) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         stamp = Path(folder) / "stamp"
         # One thread for each rank, which is torchrun's default, for both.
-        env = environment(LAUNCHER_RUNS_DIR=folder, OMP_NUM_THREADS="1", **{STAMP: str(stamp)})
+        env = environment(LAUNCHER_RUNS_DIR=folder, TMPDIR=folder, OMP_NUM_THREADS="1", **{STAMP: str(stamp)})
 
         def until_stamp(*command: str | Path) -> float:
             stamp.unlink(missing_ok=True)
