@@ -96,6 +96,7 @@ test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
 	done
 
 test-python:
+	@[ -n "$(strip $(PYTHONS))" ] || { echo "There is no Python 3.10 to 3.13: looked for /usr/bin/python3, for python3.10 to python3.13 on PATH, and in $${PYENV_ROOT:-$$HOME/.pyenv}/versions. Use make test-python PYTHONS=/path/to/python3" >&2; exit 1; }
 	@for python in $(PYTHONS); do \
 	  venv=.venv-python-$$($$python -c 'import platform; print(platform.python_version())') && \
 	  $(MAKE) --no-print-directory $$venv/ready MADE_BY=$$python WITH="$(TORCH)" && \
