@@ -169,7 +169,7 @@ def json_that_fits(values: Mapping[str, Any], most: int) -> tuple[str, list[str]
             parts[key] = json_text({key: value}, most, str, lines=False)[1:-1]
         except (TypeError, ValueError) as error:
             left.append(f"{key}: {error}")
-    size = len("{\n \n}")
+    size = len("{\n \n}") - len(",\n ")
     for key in sorted(parts, key=lambda key: len(parts[key])):
         size += len(parts[key]) + len(",\n ")
         if size > most:

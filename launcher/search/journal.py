@@ -118,12 +118,12 @@ class JournalBackend(BaseJournalBackend):
             size = os.fstat(descriptor).st_size
             if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):
                 raise self._lock_lost()
-            if size + len(data) >= bounds.SEARCH_BYTES:
+            before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
+            if size + len(before + data) > bounds.SEARCH_BYTES:
                 raise RunError(
                     f"{self._path} has {long_size(size)}, and no more than {long_size(bounds.SEARCH_BYTES)} are read: "
                     "continue with another search (sweep.id)"
                 )
-            before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
             with naming(self._path):
                 left = before + data
                 try:

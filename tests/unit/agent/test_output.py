@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import bounds
 from launcher.agent import output
 from launcher.agent.output import Forwarder
-from launcher.runs import output as printed
 
 
 class Files:
@@ -194,23 +192,6 @@ def test_what_a_full_disk_did_not_take_is_written_later(files: Files, monkeypatc
     room[0] = 1 << 20
     files.forwarder.forward()
     assert files.copied() == b"[0] line 0\n[0] line 1\n[0] line 2\n"
-
-
-@pytest.mark.parametrize("more", [-1, 0, 1])
-def test_the_longest_line_is_read_whole_by_rank_and_longer_ones_as_several(
-    files: Files, more: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "OUTPUT_LINE_BYTES", 100)
-    monkeypatch.setattr(printed, "BLOCK", 30)
-    monkeypatch.setattr(output, "READ", 10)
-    text = b"x" * (100 - len(b"[11] \n") + more)
-    files.write("11.out", text + b"\n")
-    files.forwarder.finish()
-    wanted = printed.lines_of([11])
-    pieces = printed.read(files.folder / "copy.out", 0, None, last=True)
-    lines = b"".join(b"".join(wanted.findall(piece)) for piece in pieces).splitlines()
-    assert b"".join(line.removeprefix(b"[11] ") for line in lines) == text
-    assert all(line.startswith(b"[11] ") and len(line) < 100 for line in lines)
 
 
 def test_a_reader_that_is_slow_is_not_waited_for(tmp_path: Path) -> None:

@@ -70,11 +70,8 @@ def test_integers_beyond_the_bound_are_refused_at_the_save(come_back: Any, what:
 
 
 @pytest.mark.parametrize("what", ["extra", "identity"])
-def test_levels_come_back_up_to_the_bound(come_back: Any, what: str) -> None:
-    most = bounds.JSON_LEVELS - 3  # the manifest, the facts, and the number inside
-    for levels in (most - 1, most):
-        assert come_back(**{what: {"a": nested(levels)}})[what] == {"a": nested(levels)}
-    for levels in (most + 1, 500, 5000):
+def test_levels_beyond_any_bound_are_refused_at_the_save(come_back: Any, what: str) -> None:
+    for levels in (500, 5000):
         with pytest.raises((CheckpointError, ValueError), match=f"{what} .*nested more than 64 levels"):
             come_back(**{what: {"a": nested(levels)}})
 
@@ -93,33 +90,6 @@ def test_nan_and_infinity_come_back_and_fit(come_back: Any, what: str) -> None:
     found = come_back(**{what: values})[what]
     assert math.isnan(found.pop("nan"))
     assert found == {"more": math.inf, "less": -math.inf}
-
-
-@pytest.mark.parametrize("what", ["extra", "identity"])
-def test_facts_come_back_up_to_their_bound(come_back: Any, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "FACTS_BYTES", 1 << 10)
-    most = bounds.FACTS_BYTES - len(json.dumps({what: {"a": ""}})) - len("\n \n")
-    for size in (most - 1, most):
-        assert come_back(**{what: {"a": "x" * size}})[what] == {"a": "x" * size}
-    with pytest.raises((CheckpointError, ValueError), match=rf"{what} could not be read again: it has 1,025 bytes"):
-        come_back(**{what: {"a": "x" * (most + 1)}})
-
-
-def test_a_manifest_comes_back_up_to_its_bound(come_back: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    come_back(extra={"a": "x" * 100})
-    manifest = checkpoints.read(tmp_path / "checkpoints" / "step-000000001")
-    size = len(manifest.text())
-    for most in (size + 1, size):
-        monkeypatch.setattr(bounds, "MANIFEST_BYTES", most)
-        path = tmp_path / str(most)
-        path.mkdir()
-        (path / "manifest.json").write_text(manifest.text())
-        assert checkpoints.read(path) == manifest
-    monkeypatch.setattr(bounds, "MANIFEST_BYTES", size - 1)
-    with pytest.raises(CheckpointError, match="manifest of 1 files could not be read again"):
-        manifest.text()
-    with pytest.raises(CheckpointError, match="manifest of 1 files could not be read again"):
-        come_back(extra={"a": "x" * 200})
 
 
 def test_the_largest_facts_and_10_tb_of_32768_ranks_fit_into_a_manifest() -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import bounds
 from launcher.config.search_space import Dimension, combination, index_of, size
 from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import ConfigError
@@ -118,14 +117,3 @@ def test_a_number_of_an_interval_is_short_and_stays_in_it(low: float, span: floa
 )
 def test_a_number_of_an_interval_is_written_for_people(dimension: Dimension, number: float, short: float) -> None:
     assert dimension.readable(number) == short
-
-
-@pytest.mark.parametrize("count", [4, 5, 6])
-def test_a_key_has_choices_up_to_a_bound(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "SEARCH_CHOICES", 5)
-    words = [f"a={','.join(map(str, range(count)))}"]
-    if count > bounds.SEARCH_CHOICES:
-        with pytest.raises(ConfigError, match="a search takes at most 5 choices"):
-            space_of(words)
-    else:
-        assert len(space_of(words)[0]["a"].choices) == count

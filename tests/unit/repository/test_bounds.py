@@ -1,11 +1,10 @@
-"""Every bound is in launcher/bounds.py, and its writer is tested against its reader around it."""
+"""Every bound is in launcher/bounds.py; tests/unit/test_bounds.py tries each."""
 
 from __future__ import annotations
 
 import ast
 import operator
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,35 +16,6 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.LShift: operator.lshift, ast.Mult: operator.mul, ast.Pow: operator.pow, ast.Add: operator.add,
     ast.Sub: operator.sub,
 }  # fmt: skip
-
-# Of each bound the test of its writer against its reader at the bound, below and above.
-TESTS = {
-    "RECORD_BYTES": "unit/runs/test_directory.py::test_a_record_is_read_up_to_its_bound",
-    "EVENT_BYTES": "unit/runs/test_long_runs.py",
-    "EVENTS_BYTES": "unit/runs/test_long_runs.py",
-    "EVENTS_LINES": "unit/runs/test_long_runs.py",
-    "OUTPUT_LINE_BYTES": "unit/agent/test_output.py",
-    "JSON_LEVELS": "unit/checkpoint/test_bounds.py::test_levels_come_back_up_to_the_bound",
-    "JSON_INTEGERS": "unit/checkpoint/test_bounds.py::test_integers_beyond_the_bound_are_refused_at_the_save",
-    "FIELD_INTEGERS": "unit/runs/test_directory.py::test_a_record_that_could_not_be_read_again_is_refused_by_name",
-    "FACTS_BYTES": "unit/checkpoint/test_bounds.py::test_facts_come_back_up_to_their_bound",
-    "MANIFEST_BYTES": "unit/checkpoint/test_bounds.py::test_a_manifest_comes_back_up_to_its_bound",
-    "RESULT_BYTES": "unit/runs/test_directory.py::test_a_result_of_any_size_is_written_without_its_largest_values",
-    "REPORT_BYTES": "unit/worker/test_rank_report.py::test_the_largest_report_is_read",
-    "LAST_WORDS_BYTES": "unit/worker/test_rank_report.py::test_the_end_of_what_was_printed_is_read",
-    "ACCUSED": "unit/agent/test_coordinator.py",
-    "MESSAGE_BYTES": "unit/agent/test_channel.py::test_a_message_that_the_other_end_would_refuse_is_not_sent",
-    "VARIABLE_BYTES": "unit/schedulers/test_hostlist.py::test_hosts_that_no_variable_holds_are_refused_by_name",
-    "HOSTS_BYTES": "unit/schedulers/test_hostlist.py::test_a_long_list_of_hosts_is_compressed",
-    "QUERY_BYTES": "unit/schedulers/test_command.py::test_an_answer_is_read_up_to_its_bound",
-    "QRSH_LINE_BYTES": "unit/schedulers/sge/test_directives.py",
-    "SEARCH_CHOICES": "unit/config/test_search_space.py::test_a_key_has_choices_up_to_a_bound",
-    "SWEEP_BYTES": "unit/runs/test_sweep_directory.py",
-    "SWEEP_POINTS": "unit/runs/test_sweep_directory.py",
-    "SWEEP_OVERRIDES": "unit/runs/test_sweep_directory.py",
-    "SEARCH_BYTES": "unit/search/test_search.py",
-    "UNSENT_BYTES": "unit/worker/test_tracking.py::test_what_is_kept_is_bounded_and_read_after_a_kill",
-}
 
 # Large numbers of launcher/ that bound neither what is written nor what is read, by what they are.
 NO_BOUNDS = {
@@ -148,15 +118,8 @@ def test_a_bound_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("bound", [name for name in vars(bounds) if name.isupper()])
-def test_each_bound_is_used_by_its_module_and_tried_by_a_test(bound: str) -> None:
-    uses = [module for module, path in MODULES.items() if f"bounds.{bound}" in path.read_text()]
-    assert uses, "nothing takes it from the module of bounds"
-    file, _, name = TESTS[bound].partition("::")
-    source = Path(ROOT / "tests" / file).read_text()
-    if name:
-        functions = {each.name: each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)}
-        assert name in functions
-    assert bound in source
+def test_each_bound_is_used_by_its_module(bound: str) -> None:
+    assert any(f"bounds.{bound}" in path.read_text() for path in MODULES.values()), "take it from the module of bounds"
 
 
 @pytest.mark.parametrize(

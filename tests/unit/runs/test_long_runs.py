@@ -20,7 +20,6 @@ from launcher.reports.curves import Curve, curves
 from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_json import Event, known
-from launcher.runs.event_writer import Events
 from launcher.runs.events import Ended, Evaluated, Pace, Progress, Saved, Started
 from launcher.search.reports import PointReports
 from launcher.worker import reporter
@@ -100,27 +99,6 @@ def test_a_hundred_days_of_200_metrics_stay_small() -> None:
     step = len(json.dumps(event_file.entry(Progress(step=10**7, total=10**7))))
     size = most_events(100 * DAY) * line + 100 * DAY / STEP * step
     assert size < 2 * bounds.EVENTS_BYTES
-
-
-@pytest.mark.parametrize("more", [-1, 0, 1])
-def test_the_longest_event_is_read_and_a_longer_one_is_refused_by_name(
-    attempt: Attempt, more: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "EVENT_BYTES", 10_000)
-    event = Progress(time=1.0, step=1, total=2, values={"text": ""})
-    values = {"text": "x" * (10_000 + more - len(json.dumps(event_file.entry(event))))}
-    event.values = values
-    path, write = attempt.events_file("rank-0"), Events(attempt, "rank-0")
-    write(Progress(step=0, total=2))
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "time", lambda: 1.0)
-        assert write(event) is (more <= 0)
-    assert write(Progress(step=2, total=2))
-    found = [event.step for event in events.every(event_file.read(path), Progress)]
-    assert found == ([0, 1, 2] if more <= 0 else [0, 2])
-    printed = capsys.readouterr().out
-    assert ("an event progress is not written to" in printed) is (more > 0)
-    assert event_file.problems(path) == []
 
 
 @pytest.mark.parametrize("value", [10**300, -(10**300), {"a": [10**301]}])

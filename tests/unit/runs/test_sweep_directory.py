@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import bounds
 from launcher.errors import ConfigError, RunError
 from launcher.runs import events as kinds
 from launcher.runs import lookup, sweep_directory
@@ -127,29 +126,6 @@ def test_overrides_that_all_points_have_are_written_once() -> None:
     few, more, longer = (len(text_of(many(*each))) for each in ((100, 4000), (1000, 4000), (1000, 8000)))
     assert more - few < 900 * 20
     assert longer - more == 4000
-
-
-@pytest.mark.parametrize(
-    ("bound", "size", "words"),
-    [
-        ("SWEEP_POINTS", 20, "it has 20 points, and a sweep has at most 19"),
-        ("SWEEP_OVERRIDES", 60, "its points have 60 overrides, and those of a sweep at most 59"),
-        ("SWEEP_BYTES", len(text_of(many(20, 0))), "the overrides in which its points differ have 535 B, and 534 B"),
-    ],
-)
-def test_what_could_not_be_read_again_is_refused_and_everything_else_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, size: int, words: str
-) -> None:
-    sweep, manifest = Sweep.create(tmp_path / "lr-1"), many(20, 0)
-    for most in (size + 1, size):
-        monkeypatch.setattr(bounds, bound, most)
-        sweep.write(manifest)
-        assert sweep.manifest() == manifest
-    monkeypatch.setattr(bounds, bound, size - 1)
-    with pytest.raises(ConfigError, match=words):
-        sweep.write(manifest)
-    with pytest.raises(RunError, match="cannot be read"):
-        sweep.manifest()
 
 
 def test_the_directory_is_private(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from launcher import bounds
 from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
 from launcher.errors import RunError, UnavailableError
@@ -62,19 +61,6 @@ def test_of_a_finite_space_every_combination_is_chosen_once(method: str, tmp_pat
         search.finish(trial.number, Outcome.DONE, 0.5)
     assert len(found) == len(set(found)) == 9
     assert found != sorted(found, reverse=True)
-
-
-def test_a_journal_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search, record = made(tmp_path, "grid", GRID), SearchRecord(tmp_path)
-    asked(search, 2)
-    size = record.journal_file.stat().st_size
-    monkeypatch.setattr(bounds, "SEARCH_BYTES", size + 10)
-    with pytest.raises(RunError, match="continue with another search"):
-        search.ask()
-    assert len(record.journal().trials) == 2
-    monkeypatch.setattr(bounds, "SEARCH_BYTES", size - 1)
-    with pytest.raises(RunError, match="it has more than"):
-        record.journal()
 
 
 @pytest.mark.parametrize("method", ["random", "asha", "tpe"])
