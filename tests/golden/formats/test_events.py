@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from launcher import Env
+from launcher.agent import binding
 from launcher.agent.binding import Binder
 from launcher.agent.outcome import NextRound
 from launcher.agent.restart_policy import History
@@ -171,7 +172,8 @@ def test_an_attempt_that_goes_on_without_a_node(script: Any, tmp_path: Path) -> 
     check("written/exit_code", (tmp_path / "attempts/0/exit_code").read_text())
 
 
-def test_the_cpus_of_ranks(tmp_path: Path) -> None:
+def test_the_cpus_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "torch_build", lambda: "")  # whatever torch is installed
     tells = Events(attempt_of(tmp_path), "node-0")
     one = Gpu("0000:03:00.0", 1)
     node = dataclasses.replace(flat(4, numas=2), gpus=(one,), nics=(Nic("hsn0", "hsn0", "0000:04:00.0", 1, 200),))
