@@ -59,13 +59,13 @@ def run_child(
     code = errors.FAILED
     try:
         orphans.die_with_parent(agent)
-        open_files.restore_limit()
         _reset_signals(ignore)
         out, err, report, gate, error_file = keep
         _take_streams(out, err)
         for descriptor in {*close, out, err} - {0, 1, 2}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        open_files.restore_limit()  # now that the agent's own files, which may be more, are closed
         _take_cpus(placement)
         os.environ.update(placement.environment)
         os.environ.update({

@@ -96,11 +96,17 @@ def test_a_rank_has_the_users_limit_of_open_files_and_its_agent_all_that_it_may(
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setattr(open_files, "_users", None)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))  # fewer than the agent holds for its ranks
+
+    def limit(_: Placement) -> dict[str, int]:
+        with open(os.devnull):
+            return {"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
+
     try:
         assert [open_files.raise_limit() for _ in range(2)] == [hard, hard]
-        (ended,) = ends(group, lambda me: {"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
-        assert (ended.returned, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) == ({"limit": 256}, hard)
+        ended = ends(group, limit, count=24)
+        assert [each.returned for each in ended] == [{"limit": 64}] * 24
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -36,10 +36,12 @@ from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers.command import QueryError, query
 from launcher.schedulers.sge import node, qrsh
-from launcher.worker.rank_report import read_error_file, read_report
+from launcher.worker.rank_report import read_error_file, read_last_words, read_report
+from launcher.worker.tracker import Entry, keep, kept
 from tests.unit.agent.test_coordinator import LIMITS, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of
+from tests.unit.worker.test_rank_report import ARGPARSE
 
 NAMES = [name for name in vars(bounds) if name.isupper()]
 # What is written and read is below these bounds; the others may be reached.
@@ -192,6 +194,18 @@ def a_report_of_torch(place: Place) -> Tried:
     path = place.folder / "error.json"
     path.write_text('{"message": {"message": "ValueError: oh", "extraInfo": {"py_callstack": "here"}}}')
     return Tried(path.stat().st_size, lambda: read_error_file(path) is not None)
+
+
+@tries("LAST_WORDS_BYTES")
+def last_words(place: Place) -> Tried:
+    (path := place.folder / "err").write_text(ARGPARSE)
+
+    def read() -> bool:
+        """Without its beginning, it is no longer known as what argparse prints."""
+        found = read_last_words(path, 2)
+        return found is not None and found.code == "usage"
+
+    return Tried(len(ARGPARSE), read)
 
 
 def sweep_of(place: Place) -> tuple[Callable[[], bool], Callable[[], bool], Path]:
@@ -432,6 +446,19 @@ def a_line(place: Place) -> Tried:
         return lines == [b"[11] " + line]
 
     return Tried(len(b"[11] " + line), write=write)
+
+
+@tries("UNSENT_BYTES")
+def what_a_tracker_did_not_take(place: Place) -> Tried:
+    path, entries = place.folder / "unsent", [Entry(step, 1000.0, {"train/loss": 0.5}) for step in (1, 2)]
+
+    def write() -> bool:
+        path.unlink(missing_ok=True)
+        keep(path, entries)
+        return True
+
+    write()
+    return Tried(path.stat().st_size, lambda: kept(path) == entries, write, "has its 0 MiB")
 
 
 # -- messages and answers
