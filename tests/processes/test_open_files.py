@@ -1,4 +1,4 @@
-"""1,024 ranks, each with an agent of its own, join under a soft limit of 1,024 open files and a hard one of 4,096."""
+"""Many ranks under a soft limit of 1,024 open files: they join, or the run is refused if the hard limit is as low."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import multiprocessing
 import resource
 import socket
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
+from launcher import errors
 from launcher.agent.settings import open_files_needed
 from launcher.processes import open_files
 from launcher.rendezvous.channel import Channel
 from launcher.rendezvous.hub import Hub
 from launcher.rendezvous.store import RanksStore
+from tests.launch import Launcher
 
 RANKS, PROCESSES, HARD = 1024, 4, 4096
 SECRET = b"secret"
@@ -87,3 +90,12 @@ def test_a_thousand_ranks_join_under_a_soft_limit_of_as_many_files() -> None:
                 process.kill()
                 process.join()
             ranks.close()
+
+
+def test_a_run_that_the_hard_limit_does_not_allow_is_refused_at_its_first_attempt(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path / "runs", {}, prefix=["sh", "-c", 'ulimit -n 1024 && exec "$@"', "sh"])
+    done = launcher.run("workload=collective", "nodes=2", "procs_per_node=256", "resume.max_attempts=3")
+    assert done.code == errors.NO_RETRY
+    assert "allows a process too few open files for these ranks (`ulimit -Hn`: 1024, and its agent needs " in done.cause
+    assert done.cause in done.output
+    assert (len(done.run.attempts()), done.fault["ends_with"]) == (1, errors.NO_RETRY)
