@@ -222,6 +222,10 @@ class Checkpointer:
         if self._final is not None:
             raise CheckpointError(self._final)
 
+    def on_all(self, function: Callable[[], None]) -> None:
+        """Calls a function on each rank; errors of any ranks are raised as one CheckpointError on all."""
+        self._peers.on_all(function)
+
     def close(self) -> None:
         """Waits for the last save, and releases memory and the process group; raises like `wait`."""
         try:

@@ -238,6 +238,7 @@ class Resumable:
             Misfit: the checkpoint is of another training, or not all of it can be restored; the text lists the
                 differences. Or resume.strict is set, and the result could differ from that of an undisturbed run.
                 Nothing was changed.
+            CheckpointError: on any rank, an object does not take its state. All else may be loaded.
         """
         if self._checkpointer is None:
             return 0
@@ -252,7 +253,7 @@ class Resumable:
             return 0
         _update(self._state, merge(self._state, loaded.values))
         self._say_where_it_continues(loaded)
-        self._restore_rank(loaded, of_rank, whole=not only)
+        self._checkpointer.on_all(lambda: self._restore_rank(loaded, of_rank, whole=not only))
         self._best = loaded.extra.get("best")
         self._saved_step = loaded.step
         self._restart, self._last_save = time.monotonic() - self._began, time.monotonic()

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from launcher import Env
+from launcher.checkpoint.format import CheckpointError
+from launcher.checkpoint.resumable import Resumable
 from launcher.config.schema import DDPMnist, Sync
 from launcher.formatting import plural
 from tests.processes.workload_ranks import RankResult, RanksFailedError, run_ranks
@@ -208,3 +210,42 @@ def test_sizes_that_do_not_fit_are_refused(
     case = {"folder": tmp_path, "run": {"invariant": True, **run}, "config": config}
     for result in run_ranks(attempt, case, 3, fails=True):
         assert all(part in result.error for part in text.split(" .* "))
+
+
+class Loader:
+    """A data loader; some ranks' do not take their state again."""
+
+    def __init__(self, *, takes: bool) -> None:
+        self._takes = takes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": 1}
+
+    def load_state_dict(self, _: dict[str, Any]) -> None:
+        if not self._takes:
+            raise ValueError("my shard is gone")
+
+
+def load_where_one_refuses(case: dict[str, Any], env: Env) -> dict[str, Any]:
+    def training(*, takes: bool) -> Resumable:
+        model = torch.nn.Linear(2, 1)
+        return Resumable({"model": model}, {"loader": Loader(takes=takes)}, env=env, run=run_settings(**case))
+
+    training(takes=True).finish(1)
+    again = training(takes=env.rank != 1)
+    try:
+        again.load()
+    except CheckpointError as error:
+        return {"said": str(error)}
+    finally:
+        again.close()
+    return {"said": ""}
+
+
+def test_an_object_that_refuses_its_state_on_one_rank_ends_the_load_on_all(tmp_path: Path) -> None:
+    first, *others = [
+        each.metrics["said"] for each in run_ranks(load_where_one_refuses, {"checkpoint_dir": tmp_path}, 3)
+    ]
+    assert "rank 1: " in first
+    assert "loader (Loader) does not take the state that was saved for it: ValueError: my shard is gone" in first
+    assert others == [first, first]
