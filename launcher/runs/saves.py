@@ -12,6 +12,7 @@ files below LAUNCHER_CHECKPOINT_DIR, and:
 from __future__ import annotations
 
 import errno
+import fnmatch
 import glob
 import heapq
 import math
@@ -93,8 +94,40 @@ def _files(plan: JobPlan, limit: _Limit) -> Iterator[tuple[str, os.stat_result]]
                 yield entry.path, status
         return
     pattern = os.path.join(plan.workdir, os.path.expanduser(named))
-    for match in chain([pattern], glob.iglob(pattern, recursive=True)):  # noqa: PTH207  the pattern may be absolute
+    for match in chain([pattern], _matches(pattern, limit) if glob.has_magic(pattern) else ()):
         yield from _below(match, limit)
+
+
+def _matches(pattern: str, limit: _Limit) -> Iterator[str]:
+    """Yields the paths that match a pattern, as glob does with recursive=True, which ignores errors and has no limit.
+
+    Of a folder that a last `**` matches only the path is yielded, and not what is below. Links below `**` are left out.
+    """
+    parts = tuple(part for part in pattern.split("/") if part not in ("", "."))
+    waiting = [("/" if os.path.isabs(pattern) else ".", parts)]
+    while waiting:
+        path, parts = waiting.pop()
+        first, rest = parts[:1], parts[1:]
+        if not first or parts == ("**",):
+            yield path
+        elif first == ("**",):
+            waiting.append((path, rest))
+            below = (each for each in _entries(path, limit) if not each.name.startswith(".") and _is_folder(each))
+            waiting += [(each.path, parts) for each in below if rest[:1] != first]
+        elif glob.has_magic(first[0]):
+            hidden = first[0].startswith(".")
+            waiting += [
+                (each.path, rest)
+                for each in _entries(path, limit)
+                if fnmatch.fnmatchcase(each.name, first[0]) and (hidden or not each.name.startswith("."))
+            ]
+        else:
+            waiting.append((os.path.join(path, first[0]), rest))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    status = _status(lambda: entry.stat(follow_symlinks=False))
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _below(path: str, limit: _Limit) -> Iterator[tuple[str, os.stat_result]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 from pathlib import Path
@@ -58,6 +59,54 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path, monkeypatch: py
     server.fail("step-1-2")
     with pytest.raises(OSError, match="Input/output"):
         saves.newest(plan, 1_000_000)
+
+
+@pytest.mark.parametrize("pattern", ["out/*/*.pt", "out/**/*.pt", "out/**", "**/step-[0-9]", "out/step-1/*"])
+def test_a_folder_of_a_pattern_that_cannot_be_read_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    plan, server = saved(tmp_path, 0), FileServer(monkeypatch)
+    plan.workload.params["checkpoint"] = pattern
+    for step in (1, 2):
+        (tmp_path / f"work/out/step-{step}").mkdir(parents=True)
+        (tmp_path / f"work/out/step-{step}/a.pt").touch()
+    assert saves.newest(plan) > 0
+    server.fail("step-1")
+    with pytest.raises(OSError, match="Input/output"):
+        saves.newest(plan)
+
+
+@pytest.mark.parametrize("pattern", ["out/**/*.none", "**/none/*", "out/*/*/*.none"])
+def test_a_pattern_that_matches_nothing_ends_in_time(tmp_path: Path, pattern: str) -> None:
+    plan = saved(tmp_path, 0)
+    plan.workload.params["checkpoint"] = pattern
+    for number in range(saves.EVERY):
+        (tmp_path / f"work/out/a/{number}").mkdir(parents=True)
+    with pytest.raises(TimeoutError, match="looked at in 0 s"):
+        saves.newest(plan, math.inf, 0)
+    assert saves.newest(plan) == -1
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "out", "out/", "*", "*/*", "**", "**/", "**/*", "**/*.pt", "out/**/c", "out/**/**/c", "**/b/**/*.pt",
+        "*/b*/../a", "./o?t/[ab]",
+        ".hidden/*", "*/.h*", "**/.h/*", "none/*", "a.pt/*", "[x].pt", "loop/*", "out/b/**",
+    ],
+)  # fmt: skip
+def test_a_pattern_matches_what_it_does_in_python(tmp_path: Path, pattern: str) -> None:
+    plan = saved(tmp_path, 0)
+    plan.workload.params["checkpoint"] = pattern
+    for name in ("out/a/1.pt", "out/b/c/2.pt", "out/b/.h/3.pt", ".hidden/4.pt", "a.pt", "[x].pt", "x.pt", "out/c"):
+        (tmp_path / "work" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "work" / name).touch()
+    (tmp_path / "work/loop").symlink_to(tmp_path / "work/out")
+    found: set[str] = set()
+    whole = str(tmp_path / "work" / pattern)
+    for path in map(Path, [whole, *glob.glob(whole, recursive=True)]):  # noqa: PTH207  Path.glob differs
+        found |= {os.path.realpath(each) for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file()}
+    assert {os.path.realpath(path) for path, _ in saves.files(plan)} == found
 
 
 def test_what_is_new_is_found_before_what_is_old_is_read(tmp_path: Path) -> None:
