@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from launcher import bounds
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import retention
+from launcher.checkpoint.folder import Folder, Retention
 from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
 from launcher.paths import PACKAGE
+from tests.unit.operations import operations
 
 
 def manifest(step: int, **changes: Any) -> Manifest:
@@ -265,3 +267,19 @@ def test_the_layout_of_a_manifest_does_not_matter(tmp_path: Path) -> None:
     expected, file = checkpoints.read(path), path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
     assert checkpoints.read(path) == expected
+
+
+def test_ten_times_the_checkpoints_are_ten_times_the_work_to_list_and_to_remove(tmp_path: Path) -> None:
+    def work(count: int) -> tuple[int, int]:
+        path, keep = tmp_path / str(count), Retention(keep=count // 10, best="loss", best_is="min")
+        path.mkdir(mode=0o700)
+        for step in range(count):
+            write(path, step, lineage="ours", sequence=step, metrics={"loss": float(step)})
+        folder, newest = Folder(path, 0, keep, 0), checkpoints.read(path / checkpoints.name_of(count - 1))
+        listed = operations(folder.known)
+        removed = operations(lambda: folder._remove_surplus(newest, None, None))
+        assert len(folder.known()[0]) == count // 10 + 1  # and the best
+        return listed, removed
+
+    few, many = work(20), work(200)
+    assert all(0 < more < 15 * less for less, more in zip(few, many, strict=True))

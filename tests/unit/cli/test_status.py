@@ -37,6 +37,7 @@ from launcher.schedulers.queries import JobState, QueryError, QueryTimeout, Sche
 from launcher.schedulers.slurm.commands import Slurm, parse_jobs, parse_records
 from launcher.submission.resume import require_over
 from tests.unit.clock import Clock
+from tests.unit.operations import operations
 from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -248,6 +249,19 @@ def test_many_forgotten_runs_are_two_questions(tmp_path: Path, says: Callable[..
     }
     assert len(asked) == 2
     assert sorted(asked[1].split()[1:]) == [str(number) for number in range(1, 9)]
+
+
+def test_ten_times_the_runs_are_ten_times_the_work(tmp_path: Path, says: Callable[..., list[str]]) -> None:
+    says({str(number): RUNNING for number in range(0, 200, 2)}, {str(number): FAILED for number in range(1, 200, 2)})
+    work = []
+    for count in (20, 20, 200):  # the first look imports modules
+        folder = tmp_path / str(len(work))
+        for number in range(count):
+            make(folder, f"run-{number}", str(number), step=3)
+        found: list[dict[str, Any]] = []
+        work.append(operations(lambda folder=folder, found=found: found.extend(Rows([], folder, True).look().rows)))  # type: ignore[misc]
+        assert len(found) == count
+    assert work[2] < 15 * work[1]
 
 
 def test_pbs_is_asked_for_one_job_at_a_time_or_for_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
