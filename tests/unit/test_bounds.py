@@ -35,6 +35,7 @@ from launcher.runs.events import Progress
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers.command import QueryError, query
+from launcher.schedulers.hostlist import hosts_in, variable
 from launcher.schedulers.sge import node, qrsh
 from launcher.worker.rank_report import read_error_file, read_last_words, read_report
 from launcher.worker.tracker import Entry, keep, kept
@@ -502,6 +503,28 @@ def accused(place: Place) -> Tried:
         return named == 6
 
     return Tried(6, write=write)
+
+
+HOSTS = [f"node-{number * 7919 % 1000}.site" for number in range(100)]
+
+
+@tries("HOSTS_BYTES")
+def hosts(place: Place) -> Tried:
+    def write() -> bool:
+        """More are compressed."""
+        assert hosts_in(variable(HOSTS)) == HOSTS
+        return variable(HOSTS)["LAUNCHER_HOSTS"] == ",".join(HOSTS)
+
+    return Tried(len(",".join(HOSTS)), write=write)
+
+
+@tries("VARIABLE_BYTES")
+def a_variable(place: Place) -> Tried:
+    place.patch.setattr(bounds, "HOSTS_BYTES", 1)
+    ((name, value),) = variable(HOSTS).items()
+    return Tried(
+        len(f"{name}={value}"), None, lambda: hosts_in(variable(HOSTS)) == HOSTS, "the names of 100 hosts take"
+    )
 
 
 @tries("QUERY_BYTES")

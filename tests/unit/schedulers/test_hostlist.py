@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import bounds
-from launcher.errors import RunError
 from launcher.schedulers.hostlist import expand, expand_counts, hosts_in, variable
 
 
@@ -114,25 +113,6 @@ def test_the_hosts_of_a_job_fit_into_a_variable(count: int) -> None:
     environment = variable(names(count))
     assert hosts_in(environment) == names(count)
     subprocess.run(["/bin/true"], env=environment, check=True)
-
-
-@pytest.mark.parametrize(("more", "plain"), [(-1, True), (0, True), (1, False)])
-def test_a_long_list_of_hosts_is_compressed(more: int, plain: bool) -> None:
-    hosts = ["a" * (bounds.HOSTS_BYTES // 2), "b" * (bounds.HOSTS_BYTES // 2 - 1 + more)]
-    environment = variable(hosts)
-    assert (environment["LAUNCHER_HOSTS"] == ",".join(hosts)) is plain
-    assert hosts_in(environment) == hosts
-
-
-@pytest.mark.parametrize("more", [-1, 0, 1])
-def test_hosts_that_no_variable_holds_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    size = len("LAUNCHER_HOSTS=" + variable(names(4096))["LAUNCHER_HOSTS"])
-    monkeypatch.setattr(bounds, "VARIABLE_BYTES", size + more)
-    if more < 0:
-        with pytest.raises(RunError, match=r"the names of 4,096 hosts take .* use fewer nodes"):
-            variable(names(4096))
-    else:
-        assert hosts_in(variable(names(4096))) == names(4096)
 
 
 def test_a_variable_holds_as_much_as_the_kernel_says() -> None:
