@@ -195,7 +195,8 @@ class _Task(threading.Thread):
     """A function that runs in a thread.
 
     Executors of concurrent.futures would not do: they accept no work once the main thread has ended, and a save must
-    still complete then. The thread is not a daemon, since the process must not end before it.
+    still complete then. The thread is not a daemon, since the process must not end before it. Where no thread can be
+    started (Python 3.12.0 and 3.12.1 start none then), the function is called at once.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -203,7 +204,10 @@ class _Task(threading.Thread):
         self._function = function
         self._value: Any = None
         self._error: BaseException | None = None
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:
+            self.run()
 
     def run(self) -> None:
         try:
@@ -213,7 +217,8 @@ class _Task(threading.Thread):
 
     def result(self) -> Any:
         """Waits for the function; returns its result, or raises its error."""
-        self.join()
+        if self.ident is not None:  # it was started
+            self.join()
         if self._error is not None:
             raise self._error
         return self._value

@@ -197,10 +197,14 @@ class Folder:
         self._sequence, self._parent = manifest.sequence, manifest.step  # published, even if fsync fails
         fsync_folder(self.path)
         removed = old if old is not None and checkpoints.replaced_step(old.name) is not None else None
-        self._remover = threading.Thread(
+        remover = threading.Thread(
             target=self._remove_surplus, args=(manifest, removed, fence), name="checkpoint-retention"
         )
-        self._remover.start()
+        try:
+            remover.start()
+            self._remover = remover
+        except RuntimeError:  # Python 3.12.0 and 3.12.1 start no thread once the main thread has ended
+            self._remove_surplus(manifest, removed, fence)
         return path
 
     def _is_ours(self, path: Path, manifest: Manifest) -> bool:
