@@ -32,7 +32,7 @@ def manifest(step: int, **changes: Any) -> Manifest:
 def write(folder: Path, step: int, data: bytes = b"data", **changes: Any) -> Path:
     """A checkpoint with one file."""
     path = folder / checkpoints.name_of(step)
-    path.mkdir(parents=True)
+    path.mkdir(mode=0o700, parents=True)
     (path / "state.pt").write_bytes(data)
     files = {"state.pt": checkpoints.file_of(path / "state.pt")}
     (path / "manifest.json").write_text(manifest(step, files=files, **changes).text())

@@ -145,7 +145,7 @@ def test_an_installed_launcher_comes_along(tmp_path: Path, monkeypatch: pytest.M
     config, _ = Inputs().with_environment(make_config(env=Env(activate=str(tmp_path / "env"))))
     site = dataclasses.replace(SITE, run_dir=str(tmp_path / "runs/run-1"))
     plan = snapshot.into_plan(make_plan(config, Inputs().with_code(config, site)))
-    (tmp_path / "runs/run-1").mkdir(parents=True)
+    (tmp_path / "runs/run-1").mkdir(mode=0o700, parents=True)
     snapshot.take(plan)
     for name in ("launcher/agent/__main__.py", "workloads/p2p.py"):
         assert os.path.exists(f"{tmp_path}/runs/run-1/lib-{__version__}/{name}")
