@@ -20,8 +20,8 @@ from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.own_module import own_module
 from launcher.runs import stacks
-from launcher.runs.event_json import known
-from launcher.runs.events import Breakpoint, Continued, Met, Restart, every
+from launcher.runs.events import Breakpoint, Met, every
+from launcher.runs.health import at_breakpoints
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -131,25 +131,8 @@ def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int)
 # -- the debugger
 
 
-def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
-    """Returns, by rank, the `breakpoint` events of the ranks that wait at a breakpoint now. Pure.
-
-    Args:
-        events: the events of one attempt, oldest first.
-    """
-    found: dict[int, Breakpoint] = {}
-    for event in known(events):
-        if isinstance(event, Breakpoint):
-            found[event.rank] = event
-        elif isinstance(event, Continued):
-            found.pop(event.rank, None)
-        elif isinstance(event, Restart):  # the processes of the round before are gone
-            found.clear()
-    return found
-
-
 def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
-    at = _choose(seen, waiting(attempt.latest_events()), rank)
+    at = _choose(seen, at_breakpoints(attempt.latest_events()), rank)
     rank, host, job = at.rank, at.host, at.job
     way = connect.way(seen.plan, host, job, socket.gethostname())
     if isinstance(way, connect.JobStep):

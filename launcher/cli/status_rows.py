@@ -35,7 +35,7 @@ from launcher.runs.sweep_directory import Sweep
 RECENT = 20  # runs that are over and are shown without --all
 COLUMNS = (
     "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
-    "elapsed", "left", "checkpoint", "checkpoint_age", "reason", "cause", "kind", "code", "stop",
+    "elapsed", "left", "breakpoints", "checkpoint", "checkpoint_age", "reason", "cause", "kind", "code", "stop",
     "stays", "unanswered", "answer_age", "before",
     "updated", "directory",
 )  # fmt: skip
@@ -225,7 +225,9 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
     if seen.history.attempt is not None and seen.state is not RunState.DONE and seen.history.last(Saved) is None:
         before = saved_before(seen.plan.checkpoint.dir)
     far = progress_of(seen, now, before)
-    why, codes = (None, dict.fromkeys(CODES)) if seen.state.value in WITHOUT_CAUSE else ending(seen)
+    again = seen.state is RunState.QUEUED and seen.history.attempt is not None
+    without = seen.state.value in WITHOUT_CAUSE and not again
+    why, codes = (None, dict.fromkeys(CODES)) if without else ending(seen)
     nodes, ranks = _size(seen)
     return {
         "run": seen.run.id,
@@ -242,6 +244,10 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
         "needs": far.needs,
         "elapsed": far.elapsed,
         "left": far.left,
+        "breakpoints": [
+            {"rank": each.rank, "host": each.host, "where": each.where, "seconds": max(0, int(now - each.time))}
+            for each in far.waits
+        ],
         "checkpoint": far.saved,
         "checkpoint_age": far.saved_ago,
         "reason": seen.job.text or None,

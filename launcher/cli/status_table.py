@@ -33,9 +33,17 @@ def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
     ]
 
 
-def _state(row: Row) -> str:
+def state(row: Row) -> str:
+    """Formats the state, with brackets for its last known one (`unknown (running)`), or at a breakpoint."""
     before = row.get("before")
-    return f"{row['state']} ({before.partition(' ')[0].lower()})" if before else str(row["state"])
+    more = before.partition(" ")[0].lower() if before else "breakpoint" if row.get("breakpoints") else ""
+    return f"{row['state']} ({more})" if more else str(row["state"])
+
+
+def _why(row: Row) -> str:
+    if not row.get("kind"):
+        return "-"
+    return f"after {row['kind']}" if row["state"] == "queued" else str(row["kind"])
 
 
 def _step(row: Row) -> str:
@@ -57,7 +65,8 @@ def short_job(job_id: str) -> str:
 
 COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "RUN": lambda row: str(row["run"]),
-    "STATE": _state,
+    "STATE": state,
+    "WHY": _why,
     "JOB": lambda row: short_job(row["job"] or "-"),
     "NODES": lambda row: str(row["nodes"] or "-"),
     "TRY": lambda row: str(row["attempt"] or "-"),
@@ -74,6 +83,7 @@ DISPENSABLE = (
     "NODES",
     "TRY",
     "SAVED",
+    "WHY",
     "TIME",
     "LEFT",
     "STEP",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
 from launcher.cli.status_table import WIDTH, brief, short_job, table
-from launcher.cli.text import cause, print_columns, print_unreadable
+from launcher.cli.text import cause, cut, print_columns, print_unreadable, program
 from launcher.errors import ConfigError, RunError
 from launcher.escapes import one_line
 from launcher.formatting import format_time
@@ -18,12 +19,14 @@ from launcher.runs.sweep_directory import Sweep
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from launcher.cli.status_rows import View
     from launcher.monitoring.run_status import RunStatus
 
+MOST_BREAKPOINTS = 4  # ranks at breakpoints that are named
+LONGEST = 160  # characters of the last line of output
 SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
 
 
@@ -60,6 +63,9 @@ def show(arguments: Namespace, folder: Path) -> int:
         return 0
     for line in table(view.rows, _width()):
         print(line)
+    for row in view.rows:
+        if waits := breakpoints(row):
+            print(f"\n{one_line(row['run'])}: {waits}")
     for each in view.seen if names else ():
         _print_details(each, heading=len(view.rows) > 1)
     for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
@@ -69,6 +75,21 @@ def show(arguments: Namespace, folder: Path) -> int:
     if view.older:
         print(f"... and {view.older} older; --all shows them")
     return 0
+
+
+def breakpoints(row: Mapping[str, Any]) -> str:
+    """Returns which ranks wait at a breakpoint, and the command that attaches to one; empty: none. Pure."""
+    found = row.get("breakpoints") or []
+    if not found:
+        return ""
+    shown = [
+        f"rank {each['rank']} on {each['host']} waits in {each['where']} for {brief(each['seconds'])}"
+        for each in found[:MOST_BREAKPOINTS]
+    ]
+    if len(found) > MOST_BREAKPOINTS:
+        shown.append(f"{len(found) - MOST_BREAKPOINTS} more")
+    attach = f"{program()} attach {row['run']} --debug" + (f" --rank {found[0]['rank']}" if len(found) > 1 else "")
+    return f"at a breakpoint: {'; '.join(shown)}: `{attach}`"
 
 
 def unanswered(view: View) -> Iterator[str]:
@@ -98,6 +119,8 @@ def _print_details(seen: RunStatus, *, heading: bool) -> None:
         print_columns(_attempts(seen))
     if not seen.unanswered and (why := _remark(seen)):
         print(f"\n{one_line(f'{seen.run.id}: {why}')}")
+    if last := _last_output(seen):
+        print(f"\n{one_line(seen.run.id)}: {last}")
     for line in _health(seen):
         print(one_line(f"{seen.run.id}: {line}"))
     print_unreadable(seen.run)
@@ -110,6 +133,7 @@ def _remark(seen: RunStatus) -> str | None:
     |---|---|
     | done | None |
     | running | if its heartbeat is missing, a warning; else None |
+    | queued again | the scheduler's reason, and the cause of the end of the last attempt |
     | queued, unknown, unconfirmed | the scheduler's reason, if there is one |
     | failed, stopped, ... | the cause of its end |
     """
@@ -123,7 +147,23 @@ def _remark(seen: RunStatus) -> str | None:
         )
     if seen.state.value == "done":
         return None
-    return cause(seen) if seen.state.over else seen.job.text or None
+    if seen.state.over:
+        return cause(seen)
+    before = cause(seen) if seen.state.value == "queued" and seen.history.attempt is not None else None
+    return "; ".join(filter(None, (seen.job.text, f"before: {before}" if before else ""))) or None
+
+
+def _last_output(seen: RunStatus) -> str:
+    """Returns the last line that a running run has printed, and how long ago; empty: none, or it does not run."""
+    if seen.state.value != "running" or not (outputs := seen.run.outputs()):
+        return ""
+    # Lazily: 20 ms, and only a run that was named needs it
+    from launcher.diagnose.post_mortem.evidence import tail
+
+    line = next((each for each in reversed(tail(outputs[-1])) if each.strip()), "")
+    if not line:
+        return ""
+    return f"its last output, {brief(time.time() - outputs[-1].stat().st_mtime)} ago: {cut(one_line(line), LONGEST)}"
 
 
 def _health(seen: RunStatus) -> list[str]:

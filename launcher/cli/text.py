@@ -121,12 +121,16 @@ def cause(seen: RunStatus) -> str | None:
 
 
 def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
-    """Returns why a run ended: as text (None: not known), and as codes, by name, as in `post-mortem --json`."""
+    """Returns why a run ended: as text (None: not known), and as codes, by name, as in `post-mortem --json`.
+
+    Of a run that is queued again it is the end of its last attempt.
+    """
     # Lazily: only this table or sentence needs it
-    from launcher.diagnose.post_mortem.evidence import of
+    from launcher.diagnose.post_mortem.evidence import of, of_attempt
     from launcher.diagnose.post_mortem.verdict import classify
 
-    evidence = of(seen)
+    again = seen.state is RunState.QUEUED and seen.history.attempt is not None
+    evidence = of_attempt(seen, seen.run.attempts()[-1], None, None) if again else of(seen)
     found = classify(evidence)
     codes = {"kind": found.kind.value, **evidence.codes.as_dict()}
     return None if found.cause is None else clean(found.cause), codes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.progress import on_terminal, still
 from launcher.cli.screen import raw
 from launcher.cli.status_rows import Rows, View
-from launcher.cli.status_table import brief
+from launcher.cli.status_table import brief, state
 from launcher.escapes import one_line
 from launcher.monitoring.sweep import summary
 from launcher.schedulers.query_cache import interval
@@ -73,12 +73,12 @@ def _plain(rows: Rows) -> int:
 def milestone(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns the values that make `status --watch` print a line when one changes: state, attempt, progress, counts."""
     tenth = None if row["percent"] is None else row["percent"] // MILESTONE
-    return row["state"], row["attempt"], tenth, tuple((row.get("points") or {}).items())
+    return state(row), row["attempt"], tenth, tuple((row.get("points") or {}).items())
 
 
 def line(row: Mapping[str, Any]) -> str:
     """Formats the line for a row: `12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
-    words = [summary(row["points"]) if row.get("points") else str(row["state"])]
+    words = [summary(row["points"]) if row.get("points") else state(row)]
     if row["attempt"]:
         words.append(f"attempt {row['attempt']}")
     if row["step"] is not None:
@@ -140,9 +140,7 @@ def layout(view: View, console: Console) -> RenderableType:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    before = row["before"]
-    words = f"{row['state']} ({before.partition(' ')[0].lower()})" if before else str(row["state"])
-    return words + (f" #{row['attempt']}" if row["attempt"] else "")
+    return state(row) + (f" #{row['attempt']}" if row["attempt"] else "")
 
 
 def _amount(row: Mapping[str, Any]) -> tuple[int | None, int | None]:

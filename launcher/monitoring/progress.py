@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.monitoring.state import RunState
-from launcher.runs.events import Progress, Saved, Started, every
+from launcher.runs.events import Breakpoint, Progress, Saved, Started, every
+from launcher.runs.health import at_breakpoints
 
 if TYPE_CHECKING:
     from launcher.monitoring.run_status import RunStatus
@@ -27,6 +28,7 @@ class RunProgress:
         left: seconds left of the attempt's wall time.
         saved: number of steps done in the last checkpoint.
         saved_ago: seconds since the last checkpoint was written.
+        waits: the ranks that wait at a breakpoint; `needs` is then unknown.
     """
 
     step: int | None = None
@@ -38,6 +40,7 @@ class RunProgress:
     left: int | None = None
     saved: int | None = None
     saved_ago: int | None = None
+    waits: tuple[Breakpoint, ...] = ()
 
 
 def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
@@ -51,8 +54,11 @@ def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = 
     events, live = seen.history.events, not seen.state.over
     step, steps, percent = _steps(seen.progress)
     rate = _rate(events)
-    needs = None
-    if seen.state is RunState.RUNNING and rate and steps is not None and step is not None and seen.progress:
+    waits: tuple[Breakpoint, ...] = ()
+    if seen.plan.debugs and seen.state is RunState.RUNNING:
+        waits = tuple(event for _, event in sorted(at_breakpoints(events).items()))
+    needs, runs = None, seen.state is RunState.RUNNING and not waits
+    if runs and rate and steps is not None and step is not None and seen.progress:
         needs = max(0, round((steps - step) / rate - (now - seen.progress.time)))
     elapsed = int((now if live else events[-1]["time"]) - events[0]["time"]) if events else None
     event = seen.history.last(Saved)
@@ -60,7 +66,7 @@ def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = 
     return RunProgress(
         step, steps, percent, None if rate is None else round(rate, 4), needs,
         None if elapsed is None else max(0, elapsed), _left(seen, now, saved is not None),
-        saved[0] if saved else None, max(0, int(now - saved[1])) if saved else None,
+        saved[0] if saved else None, max(0, int(now - saved[1])) if saved else None, waits,
     )  # fmt: skip
 
 

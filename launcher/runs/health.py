@@ -16,7 +16,8 @@ from typing import Any
 from launcher.failures.codes import PreflightThen
 from launcher.failures.preflight_text import of_observation
 from launcher.formatting import plural
-from launcher.runs.events import Pace, Preflighted, every
+from launcher.runs.event_json import known
+from launcher.runs.events import Breakpoint, Continued, Pace, Preflighted, Restart, every
 
 MIN_DIFFERENCE = 5e-4  # seconds by which a slow rank's step time must exceed that of the others
 STALE_AFTER = 300.0  # seconds after which a reported step time no longer counts
@@ -40,6 +41,23 @@ def preflight_lines(result: Preflighted) -> list[str]:
 def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns the lines (`preflight_lines`) of all preflights among the events of an attempt."""
     return [line for event in every(events, Preflighted) for line in preflight_lines(event)]
+
+
+def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
+    """Returns, by rank, the `breakpoint` events of the ranks that wait at a breakpoint now. Pure.
+
+    Args:
+        events: the events of one attempt, oldest first.
+    """
+    found: dict[int, Breakpoint] = {}
+    for event in known(events):
+        if isinstance(event, Breakpoint):
+            found[event.rank] = event
+        elif isinstance(event, Continued):
+            found.pop(event.rank, None)
+        elif isinstance(event, Restart):  # the processes of the round before are gone
+            found.clear()
+    return found
 
 
 # -- ranks that are slower than the others

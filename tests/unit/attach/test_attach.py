@@ -12,11 +12,12 @@ import pytest
 
 from launcher.attach import connect, node_session, requests
 from launcher.attach.request_handler import Process, RequestHandler, initial_environment
-from launcher.cli.attach import _members, waiting
+from launcher.cli.attach import _members
 from launcher.own_module import own_module
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_file import entry
 from launcher.runs.events import Met
+from launcher.runs.health import at_breakpoints
 from launcher.worker.hangs import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
@@ -84,7 +85,7 @@ def stop(rank: int, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_who_waits_at_a_breakpoint(events: list[dict[str, Any]], ranks: list[int]) -> None:
-    assert sorted(waiting(events)) == ranks
+    assert sorted(at_breakpoints(events)) == ranks
 
 
 def test_agents_of_the_newest_round_count() -> None:

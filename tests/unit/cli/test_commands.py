@@ -213,6 +213,7 @@ def test_status_as_json(call: Call, tmp_path: Path) -> None:
         "steps": None, "percent": None, "rate": None, "needs": None, "elapsed": 0, "left": None, "checkpoint": None,
         "checkpoint_age": None, "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
         "kind": None, "code": None, "stop": None, "stays": None, "updated": row["updated"], "directory": str(run.path),
+        "breakpoints": [],
     }  # fmt: skip
 
 

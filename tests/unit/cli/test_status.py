@@ -16,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher.cli import commands, status_rows, watch
+from launcher.cli import commands, status_rows, status_view, watch
 from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, table
+from launcher.config.schema import Debug
 from launcher.diagnose.why.of_run import explain
 from launcher.diagnose.why.text import of_why
 from launcher.errors import ConfigError, RunError
+from launcher.failures.codes import StopReason
 from launcher.monitoring import progress as standing
 from launcher.monitoring import run_status
 from launcher.monitoring.run_status import JobMonitor, RunStatus, all_statuses, each_status, status_of
@@ -99,6 +101,27 @@ def test_the_time_that_is_left(state: RunState, told: int | None, scheduler: str
     assert standing.progress_of(run, NOW).left == left
 
 
+BREAKPOINT = event(NOW - 200, "breakpoint", rank=1, host="node2", where="train.py:10", socket="/s")
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "waits"),
+    [
+        (RunState.RUNNING, [BREAKPOINT], [1]),
+        (RunState.RUNNING, [BREAKPOINT, event(NOW - 100, "continued", rank=1)], []),
+        (RunState.FAILED, [BREAKPOINT], []),
+    ],
+    ids=["waits", "has continued", "is over"],
+)
+def test_a_run_at_a_breakpoint_needs_nobody_knows_how_long(
+    state: RunState, told: list[dict[str, Any]], waits: list[int]
+) -> None:
+    events = [progress(NOW - 500, 0), progress(NOW - 300, 400), *told]
+    far = standing.progress_of(seen(state, *events, nodes=2, debug=Debug(rank=1)), NOW)
+    assert [each.rank for each in far.waits] == waits
+    assert (far.needs is None) is bool(waits or state is RunState.FAILED)
+
+
 def test_a_training_of_this_machine_ends_after_its_time_and_other_work_does_not() -> None:
     here = {"scheduler": "local"}
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
@@ -153,7 +176,7 @@ def test_a_full_row_fits_a_terminal_80_wide_and_a_wide_one_shows_all() -> None:
     assert lines[0].split() == ["RUN", "STATE", "TRY", "STEP", "TIME", "LEFT", "SAVED"]
     assert max(map(len, lines)) <= 80
     assert lines[1].split() == [ID, "running", "3", "120000", "30%", "3h00m", "20m", "119000", "3m"]
-    assert table([FULL], 200)[0].split() == list(COLUMNS)
+    assert table([{**FULL, "kind": "hang"}], 200)[0].split() == list(COLUMNS)
     assert "  3  " in table([FULL], 200)[1]
 
 
@@ -173,6 +196,42 @@ def test_ids_and_states_are_never_cut(length: int, width: int, step: int) -> Non
 
 
 # -- asking
+
+
+AT_BREAKPOINTS = [{"rank": 1, "host": "node2", "where": "train.py:10", "seconds": 200}]
+
+
+@pytest.mark.parametrize(
+    ("values", "state", "why"),
+    [
+        ({"state": "running"}, "running", None),
+        ({"state": "running", "breakpoints": AT_BREAKPOINTS}, "running (breakpoint)", None),
+        ({"state": "failed", "kind": "hang"}, "failed", "hang"),
+        ({"state": "queued", "kind": "preempted"}, "queued", "after preempted"),
+    ],
+)
+def test_the_table_says_why(values: dict[str, Any], state: str, why: str | None) -> None:
+    head, line = table([row(**values)], 200)
+    assert f"  {state}  " in line
+    assert ("WHY" in head) is (why is not None)
+    assert why is None or f"  {why}  " in line
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([], ""),
+        (AT_BREAKPOINTS, "at a breakpoint: rank 1 on node2 waits in train.py:10 for 3m: "
+                         f"`{commands.program()} attach {ID} --debug`"),
+        (AT_BREAKPOINTS * 5, "; 1 more: "),
+        (AT_BREAKPOINTS * 2, f"`{commands.program()} attach {ID} --debug --rank 1`"),
+    ],
+)  # fmt: skip
+def test_a_run_at_a_breakpoint_is_shown_with_the_command_that_attaches_to_it(
+    found: list[dict[str, Any]], words: str
+) -> None:
+    shown = status_view.breakpoints(row(breakpoints=found))
+    assert shown == words or (words and words in shown)
 
 
 Jobs = dict[str, tuple[JobState, str]]
@@ -235,6 +294,31 @@ def test_a_run_that_lost_a_node_has_the_others(
     event_file.append(run.attempts()[-1].events_file("node-0"), kinds.Resized(round=1, members=2, world_size=4, size=3))
     says({"1": job})
     assert [rows(tmp_path)["a"][key] for key in ("nodes", "ranks")] == size
+
+
+def test_a_run_that_is_queued_again_says_how_its_last_attempt_ended(
+    tmp_path: Path, says: Callable[..., list[str]]
+) -> None:
+    run = make(tmp_path, "a", "1", step=3)
+    event_file.append(run.attempts()[-1].events_file("node-0"), kinds.Stop(reason=StopReason.SIGNAL, signal="SIGTERM"))
+    events = run.attempts()[-1].events_file("script")
+    event_file.append(events, kinds.Stopped(step=3, saved=-1, preempted=True))
+    event_file.append(events, kinds.Ended(code=75))
+    make(tmp_path, "b", "2")
+    says({"1": (JobState.PENDING, "PENDING"), "2": (JobState.PENDING, "PENDING")})
+    shown = rows(tmp_path)
+    assert [(shown[name]["state"], shown[name]["kind"]) for name in "ab"] == [("queued", "preempted"), ("queued", None)]
+
+
+def test_the_last_line_of_output_of_a_run_that_was_named_is_shown(
+    tmp_path: Path, says: Callable[..., list[str]]
+) -> None:
+    run = make(tmp_path, "a", "1", step=3)
+    (run.path / "output-1.log").write_text("[0] step 1\n[0] step 2\n\n")
+    for job, words in ((RUNNING, "ago: [0] step 2"), (FAILED, "")):
+        says({"1": job})
+        (looked,) = Rows(["a"], tmp_path, False).look().seen
+        assert status_view._last_output(looked).endswith(words)
 
 
 def test_many_forgotten_runs_are_two_questions(tmp_path: Path, says: Callable[..., list[str]]) -> None:
@@ -628,7 +712,7 @@ def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
     lines = [line.split("  ", 1)[-1] if line[2:3] == ":" else line for line in capsys.readouterr().out.splitlines()]
     assert [line.split(":")[0].split(", needs")[0] for line in lines] == [
         "a  queued", "a  running, step 1/100 (1%), 1m left", "a  running, step 55/100 (55%), 1m left",
-        "a  unknown, step 55/100 (55%)", "slurm does not answer (squeue did not answer within 10 s)",
+        "a  unknown (running), step 55/100 (55%)", "slurm does not answer (squeue did not answer within 10 s)",
         "a  running, step 55/100 (55%), 1m left", "slurm answers again", "a  done, step 55/100 (55%)",
     ]  # fmt: skip
 
