@@ -19,6 +19,7 @@ from launcher.monitoring.run_status import Damaged, JobMonitor, or_damaged, stat
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
 
     from launcher.diagnose.post_mortem.findings import Findings
     from launcher.diagnose.post_mortem.verdict import Codes, Verdict
@@ -30,13 +31,18 @@ WIDTH = 80
 
 def run(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
-    code = or_damaged(found, lambda: _examine(found, arguments))
-    if isinstance(code, Damaged):
-        raise RunError(code.message)
+    examined = or_damaged(found, lambda: _examine(found, arguments))
+    if isinstance(examined, Damaged):
+        raise RunError(examined.message)
+    code, lines = examined
+    print("\n".join(lines))  # here, since an output that cannot be written is no damage of the run
+    if not arguments.as_json:
+        print_unreadable(found)
     return code
 
 
-def _examine(found: Run, arguments: Namespace) -> int:
+def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
+    """Returns the exit code and the lines of the explanation."""
     seen, name = status_of(found, JobMonitor()), reference(found)
     attempts, over = found.attempts(), seen.state.over
     examined = None
@@ -49,17 +55,12 @@ def _examine(found: Run, arguments: Namespace) -> int:
     elif over and seen.state.value != "done":
         examined = findings.find(seen, attempts[-1] if attempts else None, None, name=name, program=program())
     ended = findings.verdicts(seen)
+    code = DONE if over else FAILED
     if arguments.as_json:
-        print(json.dumps(_as_dict(seen, examined, ended), indent=1))
-        return DONE if over else FAILED
-    if len(ended) > 1 or (ended and not seen.state.over):
-        _print_attempts(ended)
-    if examined is not None:
-        _print(seen, examined)
-    else:
-        _print_none(seen, program(), name)
-    print_unreadable(found)
-    return DONE if over else FAILED
+        return code, [json.dumps(_as_dict(seen, examined, ended), indent=1)]
+    several = len(ended) > 1 or (ended and not seen.state.over)
+    lines = _of(seen, examined) if examined is not None else _nothing(seen, program(), name)
+    return code, [*(_of_attempts(ended) if several else ()), *lines]
 
 
 def _chosen(seen: RunStatus, attempts: list[Attempt], number: int) -> Attempt:
@@ -86,15 +87,17 @@ def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[tuple[Attem
     }  # fmt: skip
 
 
-def _print_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> None:
-    """Prints a line with kind and cause of the end for each attempt that is over."""
+def _of_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> Iterator[str]:
+    """Yields a line with kind and cause of the end for each attempt that is over."""
     for attempt, verdict, _ in ended:
-        _wrapped(f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else ""))
-    print()
+        yield _wrapped(
+            f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else "")
+        )
+    yield ""
 
 
-def _print_none(seen: RunStatus, program: str, name: str) -> None:
-    """Prints that there is no failure to explain: the run is done, or not over yet.
+def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
+    """Yields that there is no failure to explain: the run is done, or not over yet.
 
     Args:
         seen: the run.
@@ -102,72 +105,70 @@ def _print_none(seen: RunStatus, program: str, name: str) -> None:
         name: a name of the run that commands accept, for hints.
     """
     if seen.state.value == "done":
-        print(f"{seen.run.id} is done: there is no cause to look for")
+        yield f"{seen.run.id} is done: there is no cause to look for"
         for place, line in enumerate(restarts(seen.history.events), 1):
-            _wrapped("before", f"round {place} began because {line}")
+            yield _wrapped("before", f"round {place} began because {line}")
         return
     where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
-    print(f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else ""))
-    print(f"see {where}")
+    yield f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else "")
+    yield f"see {where}"
 
 
-def _print(seen: RunStatus, examined: Findings) -> None:
+def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
     verdict = examined.verdict
     number = f", attempt {examined.attempt}" if examined.attempt else ""
-    print(f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.label}\n")
-    _wrapped("cause", verdict.cause or ("nothing failed" if verdict.kind is Kind.DONE else "no cause is known"))
-    _wrapped("kind", verdict.kind.value)
+    yield f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.label}\n"
+    yield _wrapped("cause", verdict.cause or ("nothing failed" if verdict.kind is Kind.DONE else "no cause is known"))
+    yield _wrapped("kind", verdict.kind.value)
     if verdict.sign and verdict.sign not in (verdict.cause or ""):
-        _wrapped("sign", verdict.sign)
+        yield _wrapped("sign", verdict.sign)
     if examined.rank is not None:
-        _wrapped(
+        yield _wrapped(
             "first", f"rank {examined.rank}" + (f" on {examined.host}" if examined.host else "") + _at(examined.time)
         )
     elif examined.time is not None:
-        _wrapped("when", ((f"on {examined.host}" if examined.host else "") + _at(examined.time)).strip())
+        yield _wrapped("when", ((f"on {examined.host}" if examined.host else "") + _at(examined.time)).strip())
     if examined.same:
-        _wrapped("others", f"{name_ranks(examined.same)} had the same error")
+        yield _wrapped("others", f"{name_ranks(examined.same)} had the same error")
     for rank, line in list(examined.others.items())[:4]:
-        _wrapped("others", f"rank {rank} had another error: {line}")
+        yield _wrapped("others", f"rank {rank} had another error: {line}")
     if examined.followed:
-        _wrapped("others", f"{name_ranks(examined.followed)} only followed")
+        yield _wrapped("others", f"{name_ranks(examined.followed)} only followed")
     if examined.by:
-        _wrapped("by", examined.by)
+        yield _wrapped("by", examined.by)
     for place, line in enumerate(examined.restarts, 1):
-        _wrapped("before", f"round {place} began because {line}")
+        yield _wrapped("before", f"round {place} began because {line}")
     if examined.memory and verdict.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED):
         shown = [f"{name} {rough_size(size)}" for name, size in examined.memory.items() if "kills" not in name]
         kills = [
             f"{name.replace('_', ' of the ')} {count}" for name, count in examined.memory.items() if "kills" in name
         ]
-        _wrapped("memory", ", ".join([*shown, *kills]))
+        yield _wrapped("memory", ", ".join([*shown, *kills]))
     for place, step in enumerate(examined.todo):
-        _wrapped("" if place else "to do", step.words + (":" if step.command else ""))
+        yield _wrapped("" if place else "to do", step.words + (":" if step.command else ""))
         if step.command:  # not wrapped, so that it can be copied
-            print(f"{'':<13}{step.command}")
+            yield f"{'':<13}{step.command}"
     for head, path in examined.files.items():
-        print(f"{head:<11}{path}")  # not shortened, so that it can be copied
+        yield f"{head:<11}{path}"  # not shortened, so that it can be copied
     if examined.traceback and "\n" in examined.traceback:
-        print(f"\nTraceback of rank {examined.rank}:\n{clean(examined.traceback)}")
+        yield f"\nTraceback of rank {examined.rank}:\n{clean(examined.traceback)}"
     if examined.log:
-        print(f"\nLast output of rank {examined.rank}:")
+        yield f"\nLast output of rank {examined.rank}:"
         for line in examined.log:
-            print(f"  {clean(line)}")
+            yield f"  {clean(line)}"
     for stack in examined.stacks:
-        print(f"\nStack of {name_ranks(stack.ranks)}, the newest frame first:")
+        yield f"\nStack of {name_ranks(stack.ranks)}, the newest frame first:"
         for frame in stack.frames:
-            print(f"  {clean(frame)}")
+            yield f"  {clean(frame)}"
 
 
 def _at(time: float | None) -> str:
     return "" if time is None else f" at {datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def _wrapped(head: str, text: str) -> None:
-    """Prints a heading and a text, wrapped at spaces. Long words, such as paths, are not broken."""
-    print(
-        textwrap.fill(
-            clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,
-            break_on_hyphens=False,
-        )
+def _wrapped(head: str, text: str) -> str:
+    """Returns a heading and a text, wrapped at spaces. Long words, such as paths, are not broken."""
+    return textwrap.fill(
+        clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,
+        break_on_hyphens=False,
     )  # fmt: skip
