@@ -44,6 +44,7 @@ def shown(found: Explanation, now: float) -> str:
     if found.state == "queued":
         known = f"{moment(found.starts, now)}, says the scheduler" if found.starts else "the scheduler has no estimate"
         rows.insert(2, ("starts", known))
+    rows += [("after", f"{each.id} is {each.state} (after={each.condition}:{each.id})") for each in found.awaited]
     rows += [("limit", text) for text in found.limits] + [("nodes", text) for text in found.nodes]
     last = ""
     for name, text in rows:

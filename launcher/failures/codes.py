@@ -127,6 +127,7 @@ class NextReason(Code):
     TIME_LIMIT = "time_limit"  # the allocation that it runs in is nearly over
     STOP_REQUESTED = "stop_requested"  # its job got a stop request
     SCHEDULER_ENDS = "scheduler_ends"  # the scheduler ends its job; the event has the job's state
+    PREEMPTED = "preempted"  # the scheduler gives its nodes to another job, and requeues it where the site wants that
     NOT_SUBMITTED = "not_submitted"  # the scheduler refused the new job
     UNREADABLE = "unreadable"  # a file that the decision needs cannot be read now
     LAUNCHER_ERROR = "launcher_error"  # launcher.job.requeue itself failed

@@ -413,6 +413,9 @@ _STAYS: dict[NextReason, Callable[..., str]] = {
     NextReason.TIME_LIMIT: lambda _: "the time of its allocation is nearly up",
     NextReason.STOP_REQUESTED: lambda _: "its job was asked to stop",
     NextReason.SCHEDULER_ENDS: lambda event: f"{event.scheduler} ends its job ({event.state})",
+    NextReason.PREEMPTED: lambda event: (
+        f"{event.scheduler} has preempted its job, and starts it again unless the site cancels such jobs"
+    ),
     NextReason.NOT_SUBMITTED: lambda event: f"no job could be submitted to continue it: {event.error}",
     NextReason.UNREADABLE: lambda event: event.error or "a file cannot be read",
     NextReason.LAUNCHER_ERROR: lambda _: "launcher.job.requeue failed: its messages are in the output",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.failures.codes import Code
+from launcher.runs.events import Awaited
 from launcher.spec.plan import JobPlan
 
 CLEARLY = 60.0  # minimum seconds that a change must save to be shown
@@ -125,6 +126,7 @@ class Explanation:
         options: changes with which the run would start sooner, the smallest change first.
         tried: all options that were evaluated; the first is the unchanged run.
         commands: shell commands that apply the first option.
+        awaited: the runs and sweeps that it waits for (config key `after`), with their present states.
         notes: further remarks, such as failed queries.
     """
 
@@ -141,6 +143,7 @@ class Explanation:
     options: tuple[Option, ...] = ()
     tried: tuple[Option, ...] = ()
     commands: tuple[str, ...] = ()
+    awaited: tuple[Awaited, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -32,9 +32,9 @@ class Ending:
     """Why a scheduler ends a job.
 
     Attributes:
-        reason: TIME_LIMIT (of an allocation), STOP_REQUESTED or SCHEDULER_ENDS.
-        scheduler: title of the scheduler; empty unless the reason is SCHEDULER_ENDS.
-        state: job state as the scheduler shows it; empty unless the reason is SCHEDULER_ENDS.
+        reason: TIME_LIMIT (of an allocation), STOP_REQUESTED, SCHEDULER_ENDS or PREEMPTED.
+        scheduler: title of the scheduler; empty unless the reason is SCHEDULER_ENDS or PREEMPTED.
+        state: job state as the scheduler shows it; empty unless the scheduler is named.
     """
 
     reason: NextReason

@@ -51,6 +51,9 @@ def test_a_preempted_run_loses_no_step(launcher: Launcher, slurm: Any, partition
     reached(launcher, 1, step=1)
     assert re.search(r"\n0 .* 75 preempted: asked to stop", launcher("status", "low").stdout)
     run = launcher.last()
+    next_ = [event["reason"] for event in run.attempts()[0].events() if event["event"] in ("continues", "stays")]
+    # In the time of grace the job requeues itself; without one Slurm is ending it already, and requeues it.
+    assert next_ == ["requeued" if partition == "debug" else "preempted"]
     saved = [event["step"] for event in run.attempts()[0].events() if event["event"] == "saved"]
     done = max(event["step"] for event in run.attempts()[0].events() if event["event"] == "progress")
     assert saved == [stopped_at(run, 0)]

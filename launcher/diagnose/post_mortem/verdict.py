@@ -309,7 +309,7 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
         return Verdict(Kind.CANCELLED, cause)
     if stop.reason is StopReason.KILLED and seen.request is None:
         return Verdict(Kind.KILLED, cause, sure=False)
-    if stays is not None and stays.state == "PREEMPTED":
+    if stays is not None and (stays.reason is NextReason.PREEMPTED or stays.state == "PREEMPTED"):
         return Verdict(Kind.PREEMPTED, cause)
     return Verdict(Kind.STOPPED, cause)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from launcher.errors import RunError
 from launcher.monitoring import packed
 from launcher.monitoring.run_status import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
@@ -16,6 +17,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import ExplainsPending
 from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why
 from launcher.schedulers.queries import QueryError
+from launcher.submission.dependencies import conditions_met, read_dependencies
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
 
@@ -64,6 +66,11 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
         return replace(unexplained, notes=(f"not answered: {error}",))
     if found.why is Why.THROTTLED and (sweep := sweep_of(seen.run)):
         found = replace(found, do=_throttle(program, sweep))
+    try:
+        if plan.after and not conditions_met(seen.run):
+            found = replace(found, awaited=tuple(each.awaited for each in read_dependencies(plan.after)))
+    except RunError as error:
+        found = replace(found, notes=(f"after: {error}", *found.notes))
     if seen.history.attempt is None:
         return found
     before = f"it has run before (attempt {seen.history.attempt}), and will continue from its newest checkpoint"

@@ -97,13 +97,15 @@ class SlurmScheduler(
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
         if left <= 0:
             return None
+        slurm, job_id = Slurm(JOB_TIMEOUT), os.environ["LAUNCHER_JOB_ID"]
         try:
-            state, reason = Slurm(JOB_TIMEOUT).state_and_reason(os.environ["LAUNCHER_JOB_ID"])
+            state, reason = slurm.state_and_reason(job_id)
+            if state == "RUNNING" or reason == "TimeLimit":
+                return None
+            preempted = state == "PREEMPTED" or slurm.preempted(job_id) is not None
         except QueryError:  # unknown; the caller's attempt to requeue then shows whether the job is ending
             return None
-        if state == "RUNNING" or reason == "TimeLimit":
-            return None
-        return Ending(NextReason.SCHEDULER_ENDS, "Slurm", state)
+        return Ending(NextReason.PREEMPTED if preempted else NextReason.SCHEDULER_ENDS, "Slurm", state)
 
     def queries(self, timeout: float) -> Slurm:
         return Slurm(timeout)

@@ -570,6 +570,13 @@ STAYS_STOPPED = f"{SAY} at step 120; "
             Kind.PREEMPTED,
             f"{STAYS_STOPPED}Slurm ends its job (PREEMPTED)",
         ),
+        (
+            StopReason.SIGNAL,
+            stays(NextReason.PREEMPTED, scheduler="Slurm", state="COMPLETING"),
+            {},
+            Kind.PREEMPTED,
+            f"{STAYS_STOPPED}Slurm has preempted its job, and starts it again unless the site cancels such jobs",
+        ),
         (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="COMPLETING"), {}, Kind.STOPPED, None),
         (StopReason.SIGNAL, stays(NextReason.CANCELLED), {"cancelled": True}, Kind.CANCELLED, None),
         (StopReason.SIGNAL, None, {"notices": lines(BY_PREEMPTION)}, Kind.PREEMPTED, None),

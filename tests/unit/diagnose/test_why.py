@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,13 @@ from launcher.cli.text import cause
 from launcher.cli.why import moment, shown
 from launcher.diagnose.why.of_run import explain
 from launcher.diagnose.why.text import as_json, of_why
+from launcher.monitoring import run_status
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Run
 from launcher.schedulers.explanation import Explanation, Facts, Option, Why
+from launcher.schedulers.queries import JobState
+from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
@@ -162,3 +166,22 @@ def test_a_point_of_a_packed_sweep_waits_for_a_slot(tmp_path: Path) -> None:
     found = explain(sweep.run(1), "launcher", cause)
     assert (found.state, found.why) == ("waiting", Why.SLOT)
     assert found.do == f"`launcher sweep throttle {sweep.id} N` changes how many pilots there are"
+
+
+def test_the_runs_that_it_waits_for_are_named_with_their_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = made(tmp_path)
+    run = Run.create(tmp_path / "follower")
+    run.write_record(replace(plan_of(), run_id="follower", after=(f"any:{other.path}",)), {}, {"overrides": []})
+    run.journal(kinds.Submitted(job="7"))
+    monkeypatch.setattr(
+        run_status.JobMonitor, "job", lambda *_: run_status.JobStatus(JobState.PENDING, "PENDING", "Dependency")
+    )
+    reason = Explanation("follower", "queued", Why.WAITS, "7", Facts(meaning="it waits for other jobs"))
+    monkeypatch.setattr(SlurmScheduler, "explain", lambda *_: reason)
+    found = explain(run, "launcher", cause)
+    assert as_json(found)["awaited"] == ({"id": "r", "condition": "any", "state": "queued"},)
+    assert "  after   r is queued (after=any:r)" in shown(found, NOW).splitlines()
+    shutil.rmtree(other.path)
+    assert [note for note in explain(run, "launcher", cause).notes if note.startswith("after: ")]
