@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, near
 from launcher.own_module import program
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import ReadsOptions
-from launcher.spec.build import LONGEST_NAME
+from launcher.spec.arguments import name_of
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace
@@ -190,10 +190,3 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
     }
     given_keys = {key_of(word) for word in given}
     return [*(f"{key}={value}" for key, value in defaults.items() if key not in given_keys), *given]
-
-
-def name_of(script: str, *, module: bool = False) -> str:
-    """Returns the name that a run of this script or module gets: `train` for dir/train.py and for pkg.train. Pure."""
-    base = script.rpartition("." if module else "/")[2]
-    stem = base if module else base.rpartition(".")[0] or base
-    return re.sub(r"[^A-Za-z0-9_.+-]", "_", stem).lstrip("-+.")[:LONGEST_NAME] or "program"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv as csv_format
 import io
 import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from launcher.monitoring.sweep import PointStatus, counts, point_statuses, summa
 from launcher.runs.search_record import Journal, SearchRecord, SearchSettings
 from launcher.runs.sweep_directory import Manifest, Sweep, differing, label, values_of
 from launcher.search.progress import rung_lines, rungs_of
+from launcher.spec import arguments
 
 FAILURES = 20  # failed points that are listed
 LONGEST = 24  # characters of a value in the table
@@ -254,7 +254,7 @@ def _print_best(
 
 def single_run(overrides: Sequence[str]) -> str:
     """Returns the command line that submits a single run with the overrides of a point."""
-    return " ".join([program(), *map(shlex.quote, overrides)])
+    return arguments.command(program(), overrides)
 
 
 def csv_cell(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _REFERENCE = re.compile(r"(\\*)\$\{")
+_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'(?:,|\Z)", re.DOTALL)
 _QUOTE_OR_END = re.compile(r"(\\*)('|\Z)")
 
 
@@ -34,3 +35,17 @@ def element(value: Any) -> str:
     if isinstance(value, Sequence):
         return "[" + ",".join(map(element, value)) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def texts(value: str) -> list[str] | None:
+    """Returns the strings of which `element` has made an override's value, a string or a list; None: it has not."""
+    listed = value.startswith("[") and value.endswith("]")
+    rest, found = value[1:-1] if listed else value, list[str]()
+    while rest and (match := _QUOTED.match(rest)):
+        halved = re.sub(r"(\\+)('|\Z)", lambda found: found[1][: len(found[1]) // 2] + found[2], match[1])
+        text = re.sub(r"(\\+)(?=\$\{)", lambda found: found[1][: len(found[1]) // 2], halved)
+        if quoted(text) != f"'{match[1]}'":  # a reference, or another's way of quoting
+            return None
+        found.append(text)
+        rest = rest[match.end() :]
+    return None if rest or (not listed and len(found) != 1) else found

@@ -21,6 +21,7 @@ from launcher.reports.ranks import pace_figure
 from launcher.reports.timeline import attempts_table
 from launcher.runs.bindings import differing, latest
 from launcher.runs.events import Bound, Fault, Met, Progress, every, last
+from launcher.spec import arguments
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200  # the last events that the timeline's table lists
@@ -84,7 +85,7 @@ def progress(run: RunData) -> tuple[int, int] | None:
 
 def command(run: RunData) -> Code:
     """Returns the command that submitted the run, to copy. The values of secrets are hidden."""
-    return Code("submitted with", " ".join([PROGRAM, *map(shlex.quote, run.overrides)]))
+    return Code("submitted with", arguments.command(PROGRAM, run.overrides))
 
 
 def clock(time: float) -> str:

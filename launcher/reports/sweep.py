@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from launcher.reports.sections import PROGRAM, made
 from launcher.runs.search_record import SearchSettings
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
 from launcher.search.progress import SearchProgress, described, rung_lines
+from launcher.spec import arguments
 
 MOST_CURVES = 40  # only the best so many points have training curves
 IN_COLOUR = 8  # only the best so many points have coloured curves
@@ -152,7 +152,7 @@ def _points_section(
 
 
 def _command(overrides: Sequence[str]) -> str:
-    return " ".join([PROGRAM, *(shlex.quote(words.redact_override(each)) for each in canonical(overrides))])
+    return arguments.command(PROGRAM, [words.redact_override(each) for each in canonical(overrides)])
 
 
 def _left_out(count: int) -> str:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from launcher.config.hydra_text import key_of, quoted, texts
+
+LONGEST_NAME = 64  # characters of a run's name
 
 
 def words(given: str | Sequence[Any]) -> list[str]:
@@ -60,6 +65,38 @@ def with_options(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Adds options to a program's arguments: before a `--`, else at the end, so they override earlier ones. Pure."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [*arguments[:end], *flags, *arguments[end:]]
+
+
+def name_of(script: str, *, module: bool = False) -> str:
+    """Returns the name that a run of this script or module gets: `train` for dir/train.py and for pkg.train. Pure."""
+    base = script.rpartition("." if module else "/")[2]
+    stem = base if module else base.rpartition(".")[0] or base
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", stem).lstrip("-+.")[:LONGEST_NAME] or "program"
+
+
+def command(program: str, overrides: Sequence[str]) -> str:
+    """Returns the command that submits a run with these overrides, for the shell and as one types it. Pure.
+
+    It is `run SCRIPT KEY=VALUE ... -- ARGUMENT ...` if the overrides are those of `run`.
+
+    Args:
+        program: how the launcher is called.
+        overrides: overrides as they are recorded.
+    """
+    # Lazily: 20 ms, and ranks need none of it
+    from launcher.config.keys import as_typed
+
+    typed = [as_typed(each) for each in overrides]
+    given = {key_of(each): each.partition("=")[2] for each in typed}
+    kind = "module" if "workload.module" in given else "script"
+    script, behind = texts(given.get(f"workload.{kind}", "")), texts(given.get("workload.args", "[]"))
+    if given.get("workload") != "program" or not script or behind is None or script[0].startswith("-"):
+        return shlex.join([*program.split(), *typed])
+    name = f"name={quoted(name_of(script[0], module=kind == 'module'))}"
+    told = ("workload", f"workload.{kind}", "workload.args")
+    kept = [each for each in typed if key_of(each) not in told and each != name]
+    option = ["--module"] if kind == "module" else []
+    return shlex.join([*program.split(), "run", *option, script[0], *kept, *(["--", *behind] if behind else [])])
 
 
 def is_executable(path: Path) -> bool:

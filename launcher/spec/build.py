@@ -22,6 +22,7 @@ from launcher.config.schema import Backend, Config, LaunchMode, ResumeHow
 from launcher.errors import ConfigError, near
 from launcher.formatting import plural
 from launcher.spec import containers, tracking
+from launcher.spec.arguments import LONGEST_NAME
 from launcher.spec.plan import CONTROL, NIC, JobPlan, keys_of
 from launcher.spec.sections import (
     Archive,
@@ -41,7 +42,6 @@ from launcher.spec.sections import (
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-LONGEST_NAME = 64
 EXPECTED = ("net", "plugin", "provider")  # keys of cluster.expects, compared with what NCCL reports
 LONGEST_CHAIN = 50  # most jobs that one command submits with resume.how=chain
 

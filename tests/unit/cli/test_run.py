@@ -10,8 +10,9 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.cli import commands, options, submit
-from launcher.cli.run import as_keys, name_of, overrides
+from launcher.cli.run import as_keys, overrides
 from launcher.errors import ConfigError
+from launcher.spec.arguments import command, name_of
 from launcher.spec.build import check_name
 
 
@@ -76,6 +77,32 @@ def test_options_stand_in_front_of_the_command_as_well(
         assert main([*words, "train.py", "seed=1,2", *behind]) == 0
     assert asked[0] == asked[1]
     assert f"--{option.removeprefix('--').replace('-m', 'multirun')}" in asked[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "launcher run train.py",
+        "launcher run train.py nodes=2 -- --lr 0.1 --name 'a b' 'it'\"'\"'s' -- '${x}' '\\'",
+        "launcher run --module pkg.train name=other",
+        "launcher run 'a b/t.py' workload.flags.lr=0.1 -- model=big",
+        "python -m launcher workload=program workload.args='[--lr]'",
+        "launcher workload=ddp_mnist workload.lr=0.1 cluster.environment.A=1",
+    ],
+)
+def test_a_command_to_copy_is_what_one_would_type(line: str) -> None:
+    program, _, typed = line.partition("launcher ")
+    name, *words = shlex.split(typed)
+    if name == "run":
+        parser = commands.Parser("run", None)
+        options.of_run(parser)
+        given = parser.parse(words)
+        behind = [] if given.arguments is None else ["--", *given.arguments]
+        words = [*overrides(given.script, given.overrides, module=given.module), *behind]
+    else:
+        words = [name, *words]
+    recorded = submit.command_line(words).words
+    assert shlex.split(command(f"{program}launcher", recorded)) == shlex.split(line)
 
 
 # -- options of schedulers

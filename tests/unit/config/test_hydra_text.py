@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from launcher.config.hydra_text import element
+from launcher.config.hydra_text import element, texts
 from launcher.config.keys import opened
 from launcher.config.schema import MISSING
 
@@ -36,6 +36,14 @@ def read(text: str) -> Any:
 def test_a_text_is_that_text(text: str) -> None:
     assert read(element(text)) == text
     assert read(element([text, "b"])) == [text, "b"]
+    assert (texts(element(text)), texts(element([text, "b"]))) == ([text], [text, "b"])
+
+
+@pytest.mark.parametrize(
+    "value", ["", "a", "'a", "'a','b'", "['a'", "[a]", "'${oc.env:HOME}'", "'a\\'", "[1,'a']", '"a"']
+)
+def test_what_was_written_in_another_way_is_none_of_our_texts(value: str) -> None:
+    assert texts(value) is None
 
 
 @pytest.mark.parametrize("value", [0.1, -3, 1e-05, True, None, "true", "null", "0.1", [], {"a": [1, "b"]}])
