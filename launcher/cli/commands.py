@@ -79,7 +79,10 @@ class Parser(argparse.ArgumentParser):
         for word in takewhile(lambda word: word != "--", words):
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
-                raise ConfigError(f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}")
+                more = f". Arguments of your own program follow `--`: {self.usage}" if self.behind else ""
+                raise ConfigError(
+                    f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}{more}"
+                )
         arguments, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")

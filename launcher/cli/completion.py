@@ -58,7 +58,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
-    if "--" in before and name == "run":
+    if "--" in before and name in ("run", "resume"):
         return []  # arguments of the script; the shell offers files
     parser = Parser(name, None)
     configuration(name)(parser)

@@ -222,9 +222,12 @@ def of_cancel(parser: ArgumentParser) -> None:
     add_runs_dir(parser)
 
 
-def of_resume(parser: ArgumentParser) -> None:
+def of_resume(parser: Parser) -> None:
     """Restart RUN from its newest checkpoint, with the settings of its submission, except for those that KEY=VALUE
-    changes. It must be over, but not done: stopped, failed, cancelled, lost or pruned."""
+    changes. ARGUMENTs replace all arguments of a script (`run SCRIPT`). It must be over, but not done: stopped, failed,
+    cancelled, lost or pruned."""
+    parser.usage = parser.prog + " RUN [KEY=VALUE ...] [options] [-- ARGUMENT ...]"
+    parser.behind = "arguments"
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings to change (nodes=4 time=2h)")
     parser.add_argument(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from launcher.cli import submit
 from launcher.cli.find import find
+from launcher.config.schema import Program
+from launcher.errors import ConfigError
 from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.output import Stream
 from launcher.submission import from_overrides
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 
 def run(arguments: Namespace) -> int:
     found = find(arguments.name, arguments.runs_dir)
-    ready = from_overrides.again(found, arguments.overrides, new_snapshot=arguments.new_snapshot)
+    changes = arguments.overrides
+    if arguments.arguments is not None:
+        if found.plan().workload.kind != Program.__name__:
+            raise ConfigError(f"{found.id} is no run of a script of yours, so it has no arguments (--): use KEY=VALUE")
+        changes = submit.with_program_arguments([*changes, "--", *arguments.arguments])
+    ready = from_overrides.again(found, changes, new_snapshot=arguments.new_snapshot)
     if ready.composed.config.dry_run:
         return submit.show(ready.prepared)
     require_over(found, JobMonitor())  # before the user is asked to confirm; `Ready.submit` checks once more

@@ -129,7 +129,7 @@ def test_a_loop_with_resumable_is_stopped_and_resumed_and_its_checkpoints_are_th
     assert launcher("wait", "own", "-q").returncode == 75
     at = int(launcher.printed().partition("stopped after step ")[2].partition(":")[0])
     assert launcher("checkpoint", "list", "own").stdout.splitlines()[1].split()[0] == str(at)
-    resumed = launcher("resume", "own", "wait=true", f"workload.args=[--steps,{at + 5}]")
+    resumed = launcher("resume", "own", "wait=true", "--", "--steps", str(at + 5))
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert f"continues after step {at} (step-{at:09d}, saved by 2 ranks)" in resumed.stdout
     assert f"'samples': {16 * (at + 5)}" in resumed.stdout

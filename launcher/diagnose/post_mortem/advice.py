@@ -310,16 +310,25 @@ def _installed(case: Case) -> str:
 
 
 def _config(case: Case) -> Steps:
-    if case.fault.code is FaultCode.USAGE and case.plan.workload.kind == "Program":
-        return [Step("correct its arguments", case.resume("workload.args=[NEW,ARGUMENTS]"))]
-    return [Step("change the setting that the cause names", case.resume("KEY=VALUE"))]
+    return _arguments(case) or [Step("change the setting that the cause names", case.resume("KEY=VALUE"))]
+
+
+def _arguments(case: Case) -> Steps:
+    """Returns the advice to replace the arguments that a program has refused; empty: it has refused none."""
+    refused = case.fault.code is FaultCode.USAGE and case.plan.workload.kind == "Program"
+    return [Step("correct its arguments", case.resume("--", "ARGUMENT", "..."))] if refused else []
 
 
 def _file(case: Case) -> Steps:
     return [
         f"does it exist on the compute nodes, and may you read it? ls -l ...{_on(case)}",
-        Step("which data sets are here, and how to get one", f"{case.program} data"),
-        Step("then", case.resume()),
+        *(
+            _arguments(case)
+            or [
+                Step("which data sets are here, and how to get one", f"{case.program} data"),
+                Step("then", case.resume()),
+            ]
+        ),
     ]
 
 

@@ -70,6 +70,7 @@ RUNS = ["latest", "bench-20261121-120000-bbbb", "mnist-20261120-120000-aaaa"]
         (["checkpoint", "ver"], ["verify"]),
         (["data", "fetch", "mn"], ["mnist"]),
         (["resume", "latest", "gpus"], ["gpus_per_node="]),
+        (["resume", "latest", "--", "gpus"], []),
         (["workload=dd"], ["workload=ddp_mnist"]),
         (["cluster=ours"], ["cluster=ours"]),
         (["-m", "cluster=local,sl"], ["cluster=local,slurm"]),

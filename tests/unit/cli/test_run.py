@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,10 @@ from launcher.__main__ import main
 from launcher.cli import commands, options, submit
 from launcher.cli.run import as_keys, overrides
 from launcher.errors import ConfigError
+from launcher.runs.directory import Run
 from launcher.spec.arguments import command, name_of
 from launcher.spec.build import check_name
+from tests.unit.plans import bare_plan, with_fields
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,55 @@ def test_a_command_to_copy_is_what_one_would_type(line: str) -> None:
         words = [name, *words]
     recorded = submit.command_line(words).words
     assert shlex.split(command(f"{program}launcher", recorded)) == shlex.split(line)
+
+
+# -- resume
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run of a script that is over."""
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "own"))
+    (tmp_path / "t.py").touch()
+    run = Run.create(tmp_path / "runs" / "r")
+    words = submit.command_line([*overrides("t.py", ["cluster=local", "seed=3"]), "--", "--lrr", "1"]).words
+    plan = bare_plan(workdir=str(tmp_path), workload={"kind": "Program"}, run_id="r")
+    run.write_record(plan, {}, {"overrides": list(words), "token": "t"})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ([], "['--lrr', '1']"),
+        (["--", "--lr", "a b", "--", "seed=5"], "['--lr', 'a b', '--', 'seed=5']"),
+        (["--"], "[]"),
+    ],
+)
+def test_arguments_of_resume_are_those_of_the_script_instead_of_its_own(
+    ended: Run, typed: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", str(ended.path), "dry_run=true", *typed]) == 0
+    assert re.search(rf"^workload.args +{re.escape(shown)}$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "problem"),
+    [
+        ("Program", ["--lr", "3"], "there is no option '--lr'. Known: --help, "),
+        ("Program", ["--lr", "3"], "Arguments of your own program follow `--`: python -m launcher resume RUN "),
+        ("Program", ["workload.args=[a]", "--", "b"], "exclude each other"),
+        ("P2P", ["--", "b"], "r is no run of a script of yours, so it has no arguments (--): use KEY=VALUE"),
+    ],
+)
+def test_what_resume_does_not_take(
+    ended: Run, kind: str, typed: list[str], problem: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plan = with_fields(ended.plan(), workload={"kind": kind})
+    monkeypatch.setattr(Run, "plan", lambda _: plan)
+    assert main(["resume", str(ended.path), *typed]) == 2
+    assert problem in capsys.readouterr().err
 
 
 # -- options of schedulers

@@ -26,7 +26,7 @@ from launcher.schedulers.pbs.notices import FORMS as PBS
 from launcher.schedulers.slurm.notices import FORMS as SLURM
 from launcher.worker import script
 from tests.fakes.third_scheduler.scheduler import ThirdScheduler
-from tests.unit.plans import bare_plan, plan_of
+from tests.unit.plans import bare_plan, plan_of, with_fields
 
 GIB = 1024**3
 
@@ -633,6 +633,20 @@ def steps(kind: Kind, cause: str = "", **more: Any) -> str:
 def test_every_kind_has_words_and_something_to_do(kind: Kind) -> None:
     assert kind.label
     assert bool(steps(kind)) is (kind is not Kind.DONE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "offered"),
+    [
+        (Kind.CONFIG_ERROR, "Program", "python -m launcher resume run-1 -- ARGUMENT ..."),
+        (Kind.FILE_MISSING, "Program", "python -m launcher resume run-1 -- ARGUMENT ..."),  # that it has got as one
+        (Kind.CONFIG_ERROR, "Function", "python -m launcher resume run-1 KEY=VALUE"),
+    ],
+)
+def test_arguments_that_a_program_has_refused_are_not_offered_again(kind: Kind, own: str, offered: str) -> None:
+    plan = with_fields(plan_of(), workload={"kind": own})
+    told = steps(kind, plan=plan, fault=fault(FaultCode.USAGE, rank=0, exit_code=2, error="no"))
+    assert [line.partition("|")[2] for line in told.splitlines() if "resume" in line] == [offered]
 
 
 def test_more_memory_is_named_with_what_was_used() -> None:
