@@ -61,8 +61,8 @@ class UnavailableError(RunError, OSError):
 def near(word: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean a or b?` with the entries of `known` most similar to `word`; empty: none is similar.
 
-    Case and leading dashes do not count. An entry that differs in nothing else is the only one; then those count that
-    begin with the word (`gpus_per_node` for `gpus`), else those that end with it (`cluster.queue` for `queue`).
+    Case and leading dashes do not count. If none is similar, those count that begin with the word (`gpus_per_node` for
+    `gpus`), else those that end with it (`cluster.queue` for `queue`).
     """
     # Lazily: 4 ms, and only an error needs it
     from difflib import get_close_matches
@@ -71,8 +71,8 @@ def near(word: str, known: Iterable[str]) -> str:
     names = {each.lstrip("-").lower(): each for each in known}
     matches = (
         [names[low]] if low in names
-        else [names[each] for each in names if each.startswith((f"{low}_", f"{low}-"))][:3]
+        else [names[each] for each in get_close_matches(low, names, n=3, cutoff=0.6)]
+        or [names[each] for each in names if each.startswith((f"{low}_", f"{low}-"))][:3]
         or [names[each] for each in names if each.endswith(f".{low}")][:3]
-        or [names[each] for each in get_close_matches(low, names, n=3, cutoff=0.6)]
     )  # fmt: skip
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # Values that Hydra reads as what they are without quotes.
-_BARE = re.compile(r"0|[1-9]\d*(:\d\d)*[smhdKMGT]?|(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.-]*", re.IGNORECASE)
+_BARE = re.compile(r"0|[1-9]\d*(:\d\d)*[smhdKMGT]?B?|(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.-]*", re.IGNORECASE)
 SCRIPT_ARGUMENTS = "; arguments of {} follow `--`"
 
 

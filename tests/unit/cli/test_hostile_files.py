@@ -23,7 +23,7 @@ from launcher.cli import checkpoint, post_mortem, status_view, sweep_status, why
 from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain
 from launcher.cli.status_table import table
-from launcher.cli.text import cause
+from launcher.cli.text import cause, print_unreadable
 from launcher.diagnose.post_mortem.evidence import of
 from launcher.diagnose.why.of_run import explain
 from launcher.diagnose.why.text import as_json
@@ -144,7 +144,9 @@ def a_why(run: Run) -> None:
 
 def a_post_mortem(run: Run) -> None:
     for for_programs in (False, True):
-        post_mortem._examine(run, Namespace(name="sample", attempt=None, as_json=for_programs))
+        _, lines = post_mortem._examine(run, Namespace(name="sample", attempt=None, as_json=for_programs))
+        print("\n".join(lines))
+    print_unreadable(run)
 
 
 def a_report(run: Run) -> None:

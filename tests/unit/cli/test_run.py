@@ -205,7 +205,7 @@ SELECT = "-l select=2:ncpus=8:ngpus=4:mem=64gb:arch=x,walltime=3600"
                                                          "cpus_per_proc=4 time=2:00:00"),
         ("t.py cluster=pbs -N a -q work -P p -A me", "t.py cluster=pbs name=a cluster.queue=work cluster.project=p "
                                                      "cluster.account=me"),
-        (f"t.py cluster=pbs {SELECT}", "t.py cluster=pbs nodes=2 gpus_per_node=4 mem='64gb' cluster.chunk.arch=x "
+        (f"t.py cluster=pbs {SELECT}", "t.py cluster=pbs nodes=2 gpus_per_node=4 mem=64gb cluster.chunk.arch=x "
                                        "cpus_per_proc=2 time=3600s"),
         ("t.py cluster=pbs -l select=ncpus=6:mpiprocs=3 -lplace=pack", "t.py cluster=pbs nodes=1 procs_per_node=3 "
                                                                        "cpus_per_proc=2 cluster.place=pack"),
