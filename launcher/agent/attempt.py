@@ -25,7 +25,7 @@ from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.failures import failed_by, fault_of_end, fault_of_start, preflight_fault, stopped_early
 from launcher.agent.outcome import AttemptFailed, Done, NextRound
-from launcher.agent.rank_status import AgentContext
+from launcher.agent.rank_status import AgentContext, GpuWatch
 from launcher.agent.restart_policy import History, Kind
 from launcher.agent.settings import limits, open_files_needed, place_of, places_of, set_network
 from launcher.agent.signals import Signals, StopRequested
@@ -34,7 +34,7 @@ from launcher.agent.verdicts import RoundFailure
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
 from launcher.attach.request_handler import RequestHandler
 from launcher.binding.masks import BindingRefused
-from launcher.config.schema import Backend, LaunchMode
+from launcher.config.schema import Backend, Device, LaunchMode
 from launcher.failures.codes import AgentPhase, FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
 from launcher.preflight.attempt import Preflight
@@ -184,6 +184,8 @@ class _Agent:
         self._context = AgentContext(
             plan, attempt, events, signals, Pulse(self.own.ranks), stacks, RequestHandler(attempt, stacks)
         )
+        if plan.own_code and plan.gpus_per_node and plan.workload.device != Device.cpu.value:
+            self._context.gpus = GpuWatch(self.own.host, plan.gpus_per_node, events)
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
         self._binder = Binder(plan, os.environ)
         self._folder: Path | None = None  # of the flight recorders

@@ -74,7 +74,7 @@ def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
 
 def unsafe_to_fork() -> str:
     """Returns why forking this process is unsafe, as the end of a sentence ("has 3 threads"); empty: it is safe."""
-    if _uses_gpu():
+    if uses_gpu():
         return "has initialised a GPU"
     if _threads() > 1:
         # Libraries with fork handlers (OpenBLAS in numpy) end their threads before a fork, and restart them on demand.
@@ -95,12 +95,16 @@ def _threads() -> int:
         return sum(1 for _ in threads)
 
 
-def _uses_gpu() -> bool:
-    """Returns whether CUDA or ROCm has opened its devices. NVML, which only queries GPUs, does not open these."""
-    with os.scandir("/proc/self/fd") as entries:
+def uses_gpu(process: int | str = "self", devices: tuple[str, ...] = ("/dev/nvidia-uvm", "/dev/kfd")) -> bool:
+    """Returns whether CUDA or ROCm has opened its devices. NVML, which only queries GPUs, does not open these.
+
+    Raises:
+        OSError: the process has ended, or belongs to another user.
+    """
+    with os.scandir(f"/proc/{process}/fd") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # the descriptor of this scandir itself
-                if os.readlink(entry.path) in ("/dev/nvidia-uvm", "/dev/kfd"):
+                if os.readlink(entry.path).startswith(devices):
                     return True
     return False
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.agent.forks import uses_gpu
 from launcher.agent.logs import log_name
 from launcher.agent.signals import Signals
 from launcher.agent.stragglers import Paces
@@ -19,12 +21,18 @@ from launcher.rendezvous.channel import Message
 from launcher.rendezvous.members import Rendezvous
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Resized
+from launcher.runs.events import GpusUnused, Resized
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.flight_recorder import Recorders
 from launcher.worker.hangs import Activity, StepWatch
 from launcher.worker.heartbeat import Pulse, Sign
+
+# What CUDA, ROCm, XPUs and CUDA on Windows' subsystem open when a process uses a GPU
+DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD", "/dev/dxg")
+GPU_SECONDS = 120.0  # ranks that have opened no GPU for so long are reported, before that only if they have ended,
+GPU_SECONDS_AT_LEAST = 10.0  # and ran for so long: there were looks enough not to miss a short use
+GPU_LOOKS = 0.02  # seconds between two looks as a share of the time that the ranks have run
 
 
 @dataclass
@@ -41,6 +49,7 @@ class AgentContext:
         request_handler: serves requests of `attach` commands.
         environments: environment variables of each rank of this agent, for `attach` commands.
         recorders: NCCL's flight recorders of the agent's ranks; None: the ranks use no GPUs.
+        gpus: watches whether ranks of the user's own code use the GPUs that they have; None: they asked for none.
     """
 
     plan: JobPlan
@@ -52,11 +61,70 @@ class AgentContext:
     request_handler: RequestHandler
     environments: Sequence[Mapping[str, str]] = ()
     recorders: Recorders | None = None
+    gpus: GpuWatch | None = None
 
     def report_resized(self, resized: Resized) -> None:
         """Writes an event and a log line about agents that were lost or came back."""
         self.events(resized)
         log_line(text.of_resized(resized))
+
+
+class GpuWatch:
+    """Reports ranks of one agent that do not use the GPUs that the run asked for: none of their processes opens one.
+
+    Nothing is reported if it cannot be known, because a process belongs to another user.
+    """
+
+    def __init__(self, host: str, gpus: int, events: Events, used: Callable[[], bool | None] | None = None) -> None:
+        """
+        Args:
+            host: name of this host.
+            gpus: GPUs per node that the run asked for.
+            events: writes the agent's events.
+            used: returns whether a process of the ranks has a GPU open; None: unknown. By default it looks.
+        """
+        self._host, self._gpus, self._events, self._used = host, gpus, events, used or gpu_is_open
+        self._began: float | None = None
+        self._next = 0.0
+        self._silent = False  # a GPU was opened, or nothing can be known
+        self._told: GpusUnused | None = None
+
+    def look(self, ranks: Sequence[int], now: float, *, over: bool = False) -> None:
+        """Looks if it is time to, and reports ranks that have opened no GPU, or that do now. Called once a second.
+
+        Args:
+            ranks: the ranks of this agent.
+            now: monotonic seconds.
+            over: whether the ranks have ended. What was seen of them before then counts.
+        """
+        if self._silent or not (over or now >= self._next):
+            return
+        self._began = now if self._began is None else self._began
+        age = now - self._began
+        self._next = now + max(1.0, GPU_LOOKS * age)
+        if not over and self._used() is not False:
+            self._silent = True
+            if self._told:
+                self._report(replace(self._told, opened=True))
+        elif self._told is None and age >= (GPU_SECONDS_AT_LEAST if over else GPU_SECONDS):
+            self._told = GpusUnused(host=self._host, ranks=tuple(ranks), gpus=self._gpus, seconds=round(age))
+            self._report(self._told)
+
+    def _report(self, event: GpusUnused) -> None:
+        self._events(event)
+        log_line(text.of_unused_gpus(event))
+
+
+def gpu_is_open() -> bool | None:
+    """Returns whether a process below this one has opened a GPU; None: it cannot be known."""
+    for pid in hangs.family(os.getpid()):
+        try:
+            if pid != os.getpid() and uses_gpu(pid, DEVICES):
+                return True
+        except OSError as error:
+            if error.errno == errno.EACCES and hangs.state(pid) not in ("", "Z", "X"):
+                return None
+    return False
 
 
 class RankStatus:
@@ -124,12 +192,17 @@ class RankStatus:
             pids: process ids by place; GONE for a rank that has ended.
             now: monotonic seconds.
         """
+        self.watch_gpus(now)
         missing = [
             self._first_rank + place
             for place, sign in enumerate(self.signs)
             if not sign.arrived and pids[place] != GONE
         ]
         return {"missing": missing, "idle": round(self._activity.idle(self.signs, pids, self._printed(), now), 1)}
+
+    def watch_gpus(self, now: float, *, over: bool = False) -> None:
+        if self._context.gpus is not None:
+            self._context.gpus.look(range(self._first_rank, self._first_rank + self._ranks), now, over=over)
 
     def pace(self, now: float) -> dict[str, Any] | None:
         """Returns step times to send to the leader; None: none are due, or a debugger may be holding up the ranks."""

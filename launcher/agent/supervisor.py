@@ -484,6 +484,7 @@ class Supervisor:
         if verdict is None:
             if self._phase is not Phase.ENDED or not self._over:
                 return None
+            self._status.watch_gpus(now, over=True)
             first = min(self._exits)
             return Done(dict(self._exits[first].returned or {}))
         if verdict.saves and self._phase is not Phase.ENDED:  # these ranks could not resume; others may be saving

@@ -14,8 +14,10 @@ from launcher.diagnose.post_mortem.findings import restarts
 from launcher.errors import DONE, FAILED, RunError
 from launcher.escapes import clean
 from launcher.failures.kinds import Kind
+from launcher.failures.text import of_unused_gpus
 from launcher.formatting import name_ranks, rough_size
 from launcher.monitoring.run_status import Damaged, JobMonitor, or_damaged, status_of
+from launcher.runs.health import unused_gpus
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -84,6 +86,7 @@ def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[tuple[Attem
             for attempt, verdict, codes in ended
         ],
         "verdict": examined.as_dict() if examined else None,
+        "unused_gpus": [each.host for each in unused_gpus(seen.history.events)],
     }  # fmt: skip
 
 
@@ -108,6 +111,8 @@ def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
         yield f"{seen.run.id} is done: there is no cause to look for"
         for place, line in enumerate(restarts(seen.history.events), 1):
             yield _wrapped("before", f"round {place} began because {line}")
+        for each in unused_gpus(seen.history.events):
+            yield _wrapped("gpus", of_unused_gpus(each))
         return
     where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
     yield f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.job.text})" if seen.job.text else "")
@@ -138,6 +143,8 @@ def _of(seen: RunStatus, examined: Findings) -> Iterator[str]:
         yield _wrapped("by", examined.by)
     for place, line in enumerate(examined.restarts, 1):
         yield _wrapped("before", f"round {place} began because {line}")
+    for each in unused_gpus(seen.history.events) if examined.attempt == seen.history.attempt else ():
+        yield _wrapped("gpus", of_unused_gpus(each))
     if examined.memory and verdict.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED):
         shown = [f"{name} {rough_size(size)}" for name, size in examined.memory.items() if "kills" not in name]
         kills = [

@@ -14,7 +14,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.escapes import one_line
 from launcher.formatting import format_time
 from launcher.runs.events import Ended, Met, Progress, Started, last
-from launcher.runs.health import preflights, stragglers
+from launcher.runs.health import remarks, stragglers
 from launcher.runs.sweep_directory import Sweep
 
 if TYPE_CHECKING:
@@ -167,13 +167,13 @@ def _last_output(seen: RunStatus) -> str:
 
 
 def _health(seen: RunStatus) -> list[str]:
-    """Returns lines about the last attempt: its preflight checks, and ranks that are slower than the others."""
+    """Returns lines about the last attempt: its preflight checks, unused GPUs, and ranks slower than the others."""
     attempts = seen.run.attempts()
     if not attempts:
         return []
     plan, over = seen.plan, seen.state.over
     slow = stragglers(attempts[-1].paces(), plan.train.straggler_factor, plan.train.straggler_time, over=over)
-    return preflights(seen.history.events) + [each.words for each in slow if over or each.until is None]
+    return remarks(seen.history.events) + [each.words for each in slow if over or each.until is None]
 
 
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:

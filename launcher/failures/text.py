@@ -22,7 +22,7 @@ from launcher.failures.codes import (
     UnboundReason,
 )
 from launcher.failures.preflight_text import of_observation
-from launcher.formatting import plural
+from launcher.formatting import name_ranks, plural
 
 if TYPE_CHECKING:
     from launcher.binding.node import Unbound
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         BlockedCollective,
         Continues,
         Fault,
+        GpusUnused,
         PassedOver,
         Place,
         PreflightFailure,
@@ -50,6 +51,17 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def of_unused_gpus(event: GpusUnused) -> str:
+    """Returns which ranks use no GPU, or use one now."""
+    ranks = f"{name_ranks(event.ranks)} on {event.host}"
+    if event.opened:
+        return f"{ranks}: a GPU is used now"
+    return (
+        f"{ranks}: no GPU was used in {event.seconds:g} s, though the run asked for {plural(event.gpus, 'GPU')} a node "
+        "(gpus_per_node): does the code put its model and its data on the device?"
+    )
 
 
 # -- faults

@@ -23,7 +23,7 @@ from launcher.reports.timeline import Timeline, timeline
 from launcher.runs import unreadable
 from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Run
-from launcher.runs.health import preflights, stragglers
+from launcher.runs.health import remarks, stragglers
 from launcher.runs.journal import journal_events
 
 LOG_LINES = 200  # last lines of the output that the page shows
@@ -46,7 +46,7 @@ class RunData:
         timeline: the spans and moments of all attempts, from the journal and the events.
         curves: the training's metrics over steps, from the events.
         paces: `pace` events of each attempt, evenly apart: the step times of its ranks.
-        health: lines about preflight checks, and about ranks that were slower than the others.
+        health: lines about preflight checks, unused GPUs, and ranks that were slower than the others.
         result: the metrics that rank 0 returned; None: it returned none.
         fabric: the results, if the run is a benchmark of the interconnect; None: it is none, or they cannot be read.
         checkpoints: manifests of the existing checkpoints, sorted by step.
@@ -134,7 +134,7 @@ def collect(seen: RunStatus, cause: str | None) -> RunData:
 
 
 def _health(seen: RunStatus, attempts: Sequence[Sequence[Event]], paces: Sequence[Sequence[Event]]) -> tuple[str, ...]:
-    found = [line for events in attempts for line in preflights(events)]
+    found = [line for events in attempts for line in remarks(events)]
     for number, events in enumerate(paces):
         over = seen.state.over or number + 1 < len(paces)
         found += [

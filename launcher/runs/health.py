@@ -15,9 +15,10 @@ from typing import Any
 
 from launcher.failures.codes import PreflightThen
 from launcher.failures.preflight_text import of_observation
+from launcher.failures.text import of_unused_gpus
 from launcher.formatting import plural
 from launcher.runs.event_json import known
-from launcher.runs.events import Breakpoint, Continued, Pace, Preflighted, Restart, every
+from launcher.runs.events import Breakpoint, Continued, GpusUnused, Pace, Preflighted, Restart, every
 
 MIN_DIFFERENCE = 5e-4  # seconds by which a slow rank's step time must exceed that of the others
 STALE_AFTER = 300.0  # seconds after which a reported step time no longer counts
@@ -58,6 +59,17 @@ def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]
         elif isinstance(event, Restart):  # the processes of the round before are gone
             found.clear()
     return found
+
+
+def remarks(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns lines about the events of an attempt: its preflights, and GPUs that are not used."""
+    return preflights(events) + [of_unused_gpus(each) for each in unused_gpus(events)]
+
+
+def unused_gpus(events: Iterable[Mapping[str, Any]]) -> list[GpusUnused]:
+    """Returns the last event of each host and its ranks that says that they have opened no GPU."""
+    newest = {(each.host, each.ranks): each for each in every(events, GpusUnused)}
+    return [each for each in newest.values() if not each.opened]
 
 
 # -- ranks that are slower than the others

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -25,6 +26,7 @@ _MASKS = {
     "hip": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "xpu": ("ZE_AFFINITY_MASK",),
 }
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")  # in /dev
 _NO_DEVICES = ("", "-1", "NoDevFiles")  # the last one is Slurm's
 
 
@@ -210,15 +212,58 @@ def choose_device(
     if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked and not seen.count):
         return "cpu", None
     if not seen.count or wanted not in (Device.auto.value, seen.kind):
-        key = f"gpus_per_node={asked} with device={wanted}" if asked else f"device={wanted}"
-        raise NoGpuError(
-            f"{key} asks for a GPU, and rank {rank} on {host} sees no GPU: {seen.text}. Compare with `nvidia-smi` "
-            "(`rocm-smi`, `xpu-smi`) there, and with what the scheduler was asked for (gpus_per_node, "
-            "cluster.gpu_directive); to compute on the CPU set workload.device=cpu"
-        )
+        raise _no_gpu(wanted, asked, seen.text, rank, host)
     count = min(seen.count, asked) if asked else seen.count
     if 1 < count < ranks:
         raise BackendError(
             f"{ranks} ranks on {host} with {count} GPUs: use procs_per_node={count} or workload.device=cpu"
         )
     return seen.kind, local_rank % count
+
+
+def _no_gpu(wanted: str, asked: int, why: str, rank: int, host: str) -> NoGpuError:
+    key = f"gpus_per_node={asked} with device={wanted}" if asked else f"device={wanted}"
+    return NoGpuError(
+        f"{key} asks for a GPU, and rank {rank} on {host} sees no GPU: {why}. Compare with `nvidia-smi` "
+        "(`rocm-smi`, `xpu-smi`) there, and with what the scheduler was asked for (gpus_per_node, "
+        "cluster.gpu_directive); to compute on the CPU set workload.device=cpu"
+    )
+
+
+def device_files() -> list[Path]:
+    """Returns the paths of the files by which programs use accelerators on this machine."""
+    return [path for pattern in _DEVICE_FILES for path in Path("/dev").glob(pattern)]
+
+
+def require_gpu(
+    wanted: str, asked: int, environ: Mapping[str, str], *, other_torch: bool, rank: int, host: str
+) -> None:
+    """Refuses to start the user's own code if it wants a GPU and none is visible.
+
+    | device | torch | refused if |
+    |---|---|---|
+    | cpu; or auto, and no GPUs were asked for | | never |
+    | otherwise | the code runs with this torch, which is built for accelerators | it finds none |
+    | | this torch is for CPUs only, or the program brings its own | masks are set, and all name none |
+    | | | no mask is set, and there is no device file |
+
+    Args:
+        wanted, asked, rank, host: as in `choose_device`.
+        environ: environment of the rank.
+        other_torch: whether the code may run with another torch than this process.
+
+    Raises:
+        NoGpuError: none is visible.
+    """
+    if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked):
+        return
+    seen = find_accelerators(environ)
+    if seen.kind and not other_torch:
+        if not seen.count:
+            raise _no_gpu(wanted, asked, seen.text, rank, host)
+        return
+    masks = {name: environ[name] for names in _MASKS.values() for name in names if name in environ}
+    if masks and not any(map(_entries, masks.values())):
+        raise _no_gpu(wanted, asked, ", ".join(f"{name}={value}" for name, value in masks.items()), rank, host)
+    if not masks and not device_files():
+        raise _no_gpu(wanted, asked, f"/dev has no {', '.join(_DEVICE_FILES)}", rank, host)

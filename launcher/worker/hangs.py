@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,13 +199,21 @@ class Activity:
 
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
-    try:
-        values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = 0
+    for each in family(pid):
+        with contextlib.suppress(OSError, IndexError):
+            values = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(values[11]) + int(values[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yields the ids of a process and its living descendants."""
+    yield pid
+    with contextlib.suppress(OSError):
         children = [Path(task.path, "children").read_text() for task in os.scandir(f"/proc/{pid}/task")]
-    except (OSError, IndexError):
-        return 0.0
-    own = (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(cpu_seconds(int(child)) for text in children for child in text.split())
+        for child in " ".join(children).split():
+            yield from family(int(child))
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:

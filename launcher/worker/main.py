@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 import sys
 from enum import Enum
 from pathlib import Path
@@ -58,6 +59,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     os.environ.update(devices.variables(plan, os.environ))
     os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint.dir
     if plan.own_code:
+        _require_gpu(plan)
         os.makedirs(plan.checkpoint.dir, mode=0o700, exist_ok=True)
     for variable in AGENTS_OWN:
         os.environ.pop(variable, None)
@@ -75,6 +77,19 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
         if final(error):
             slot.give_up()
         raise
+
+
+def _require_gpu(plan: JobPlan) -> None:
+    """Raises NoGpuError if the user's own code wants a GPU, and none is visible here."""
+    workload = plan.workload
+    is_program = workload.kind == "Program"
+    if not is_program and workload.params.get("init", True):
+        return  # `process_group.init` refuses it
+    other = is_program and (workload.params["python"] is not None or program.is_executable(workload.params["script"]))
+    devices.require_gpu(
+        workload.device, plan.gpus_per_node, os.environ, other_torch=other, rank=int(os.environ["RANK"]),
+        host=socket.gethostname(),
+    )  # fmt: skip
 
 
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:

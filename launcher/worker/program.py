@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.failures.symptoms import LOST_PEER
-from launcher.spec.arguments import is_executable
+from launcher.spec import arguments
 from launcher.spec.arguments import words as words_of
 from launcher.spec.plan import JobPlan
 from launcher.worker import debugger, rank_report, script
@@ -71,7 +71,7 @@ def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, A
 
 
 def _execute(plan: JobPlan, shared: Shared) -> NoReturn:
-    words = command(plan.workload.params, sys.executable, executable=_is_executable(plan.workload.params["script"]))
+    words = command(plan.workload.params, sys.executable, executable=is_executable(plan.workload.params["script"]))
     descriptors = [shared.pulse, shared.stacks, shared.report]
     os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{shared.pulse}:{shared.place}"
     settings: dict[str, Any] = {
@@ -121,8 +121,9 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
     return found
 
 
-def _is_executable(path: str | None) -> bool:
-    return path is not None and is_executable(Path(path).expanduser())
+def is_executable(path: str | None) -> bool:
+    """Returns whether the script of a program is executed directly, without an interpreter of ours."""
+    return path is not None and arguments.is_executable(Path(path).expanduser())
 
 
 def _run_here(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from launcher import errors
-from tests.launch import Launcher
+from launcher.agent.rank_status import GPU_SECONDS_AT_LEAST
+from tests.launch import ROOT, Launcher
 
 DIFFERS = """\
 import os
@@ -35,6 +37,35 @@ def test_a_run_that_asked_for_gpus_does_not_train_on_the_cpu(launcher: Launcher)
     result = launcher.run("workload=collective", "workload.op=barrier", "gpus_per_node=1", "procs_per_node=2")
     assert (result.code, result.fault["exit_code"]) == (errors.NO_RETRY, errors.NO_RETRY)
     assert "gpus_per_node=1 with device=auto asks for a GPU" in result.cause
+
+
+@pytest.mark.parametrize("workload", ["program", "function"])
+def test_code_of_the_user_that_asked_for_gpus_does_not_start_where_none_is_visible(
+    launcher: Launcher, tmp_path: Path, workload: str
+) -> None:
+    (tmp_path / "train.py").write_text("def main(): print('trains on the CPU')\nif __name__ == '__main__': main()\n")
+    what = [f"workload.script={tmp_path}/train.py"]
+    if workload == "function":
+        what = ["workload.target=train.main", "workload.init=false"]
+    result = launcher.run(f"workload={workload}", *what, "gpus_per_node=1", PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert (result.code, result.fault["exit_code"]) == (errors.NO_RETRY, errors.NO_RETRY)
+    assert "sees no GPU: CUDA_VISIBLE_DEVICES=" in result.cause
+    assert "trains on the CPU" not in result.output
+
+
+def test_a_program_that_never_uses_its_gpus_is_told(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "trains.py").write_text(f"import time\ntime.sleep({GPU_SECONDS_AT_LEAST + 3})\n")
+    result = launcher.run(
+        "workload=program",
+        f"workload.script={tmp_path}/trains.py",
+        "gpus_per_node=2",
+        CUDA_VISIBLE_DEVICES="GPU-a,GPU-b",
+    )
+    assert result.code == 0, result.output
+    words = "no GPU was used in"
+    said = [launcher("status", "latest").stdout, launcher("post-mortem", "latest").stdout]
+    assert all(words in " ".join(text.split()) for text in (result.output, *said)), said
+    assert len(json.loads(launcher("post-mortem", "latest", "--json").stdout)["unused_gpus"]) == 1
 
 
 def test_ranks_that_differ_are_refused_on_every_one_of_them(launcher: Launcher, tmp_path: Path) -> None:

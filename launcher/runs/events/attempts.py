@@ -158,6 +158,25 @@ class SlowRank(Event):
     since: float
 
 
+class GpusUnused(Event):
+    """No process of an agent's ranks has opened a GPU, though the run asked for some.
+
+    Attributes:
+        host: name of the agent's host.
+        ranks: the ranks.
+        gpus: GPUs per node that the run asked for.
+        seconds: for how long the ranks had run.
+        opened: whether one has opened a GPU since then, so that the event before this one no longer holds.
+    """
+
+    event: ClassVar[str] = "gpus_unused"
+    host: str
+    ranks: tuple[int, ...]
+    gpus: int
+    seconds: float
+    opened: bool = False
+
+
 class AttachRequest(Event):
     """A request of a user's command (`attach`) to the agents of a run; see `launcher.attach.requests`.
 

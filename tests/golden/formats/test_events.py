@@ -20,6 +20,7 @@ from launcher import Env
 from launcher.agent import binding
 from launcher.agent.binding import Binder
 from launcher.agent.outcome import NextRound
+from launcher.agent.rank_status import GPU_SECONDS, GpuWatch
 from launcher.agent.restart_policy import History
 from launcher.agent.stragglers import Paces
 from launcher.attach import requests
@@ -200,6 +201,13 @@ def test_paces_and_a_straggler(tmp_path: Path) -> None:
     others = [{**told, "rank": rank, "seconds": [0.1], "host": f"node{rank}"} for rank in (1, 2)]
     paces.judge([{**each, "time": 1000.0 + 5 * number} for number in range(9) for each in (told, *others)])
     frozen("paces", tmp_path)
+
+
+def test_gpus_that_are_not_used_and_then_are(tmp_path: Path) -> None:
+    watch = GpuWatch("node0", 4, Events(attempt_of(tmp_path), "node-0"), iter((False, False, True)).__next__)
+    for now in (0.0, GPU_SECONDS, 2 * GPU_SECONDS):
+        watch.look(range(4), now)
+    frozen("gpus", tmp_path)
 
 
 NO_GPU = Observation(code=CheckCode.FEW_GPUS, of=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -147,6 +148,47 @@ def test_what_is_not_there_is_refused_by_name(wanted: str, asked: int, seen: Acc
         choose_device(wanted, asked, seen, rank=5, local_rank=5, ranks=8, host="node1")
     assert all(word in str(refused.value) for word in [*words, "node1"]), refused.value
     assert refused.value.exit_code == errors.NO_RETRY
+
+
+CPU_ONLY = Accelerators("", 0, "2.13.0+cpu")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked", "seen", "other_torch", "environ", "files", "words"),
+    [
+        ("auto", 0, CPU_ONLY, False, {}, [], ""),
+        ("cpu", 2, CPU_ONLY, False, {}, [], ""),
+        ("auto", 2, FOUR, False, {}, [], ""),
+        ("auto", 2, NONE, False, {}, ["/dev/nvidia0"], "torch 2.13.0+cu126 finds none"),
+        ("cuda", 0, NONE, False, {}, [], "device=cuda asks for a GPU"),
+        ("auto", 2, NONE, True, {}, ["/dev/nvidia0"], ""),  # its own torch may fit the driver
+        ("auto", 2, NONE, True, {}, [], "sees no GPU: /dev has no nvidia[0-9]*, kfd"),
+        ("auto", 2, CPU_ONLY, False, {}, ["/dev/kfd"], ""),  # it may compute with something else than torch
+        (
+            "auto",
+            2,
+            CPU_ONLY,
+            False,
+            {},
+            [],
+            "gpus_per_node=2 with device=auto asks for a GPU, and rank 5 on node1",
+        ),
+        ("auto", 2, CPU_ONLY, False, {CUDA: "GPU-a", "ZE_AFFINITY_MASK": ""}, [], ""),
+        ("auto", 2, CPU_ONLY, False, {CUDA: ""}, ["/dev/nvidia0"], "sees no GPU: CUDA_VISIBLE_DEVICES="),
+        ("auto", 2, CPU_ONLY, True, {CUDA: "", "ZE_AFFINITY_MASK": "-1"}, ["/dev/kfd"], "ES=, ZE_AFFINITY_MASK=-1"),
+    ],
+)
+def test_own_code_that_wants_a_gpu_is_refused_where_none_is_visible(
+    wanted: str, asked: int, seen: Accelerators, other_torch: bool, environ: dict[str, str], files: list[str],
+    words: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(devices, "find_accelerators", lambda _: seen)
+    monkeypatch.setattr(devices, "device_files", lambda: files)
+    with pytest.raises(BackendError) if words else contextlib.nullcontext() as refused:
+        devices.require_gpu(wanted, asked, environ, other_torch=other_torch, rank=5, host="node1")
+    if refused is not None:
+        assert words in str(refused.value)
+        assert refused.value.exit_code == errors.NO_RETRY
 
 
 class Driver:
