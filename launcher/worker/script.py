@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 _HERE = os.path.abspath(__file__)
 ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files with the frames that call a program; cut from its traceback
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # most characters of each in a report
-REFUSED = ("ConfigCompositionException", "OverrideParseException")  # names of hydra's errors of a wrong config
+# Errors of a wrong config, and what raises errors of wrong arguments
+REFUSED = {("hydra.errors", "ConfigCompositionException"), ("hydra.errors", "OverrideParseException"),
+           ("argparse", "ArgumentParser")}  # fmt: skip
 FINAL = ("LauncherError", "WorkloadError")  # names of error classes that a retry would raise again,
 NOT_FINAL = "UnavailableError"  # except this one: a file cannot be read now
 # Functions whose errors do not name the file that they read, and their argument that is the file.
@@ -88,9 +90,8 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
     """
     lost = lost_peer(error, lost_peer_words)
     names = {kind.__name__ for kind in type(error).__mro__}
-    refused = any(kind.__name__ in REFUSED and kind.__module__ == "hydra.errors" for kind in type(error).__mro__)
     return {
-        "code": "lost peer" if lost else "usage" if refused else "raised",
+        "code": "lost peer" if lost else "usage" if _refuses_usage(error) else "raised",
         "type": type(error).__name__,
         "message": _bounded(_text(error), LONGEST_MESSAGE),
         "traceback": _bounded("".join(traceback.format_exception(*shown)), LONGEST_TRACEBACK),
@@ -99,6 +100,16 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
         "reading": _reading(error.__traceback__),
         "time": time.time(),
     }
+
+
+def _refuses_usage(error: BaseException) -> bool:
+    """Returns whether Hydra refuses its config, or a parser of arguments (argparse's or a class of it) raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raiser = None if trace is None else type(trace.tb_frame.f_locals.get("self"))
+    known = {(kind.__module__, kind.__name__) for kind in (*type(error).__mro__, *(raiser.__mro__ if raiser else ()))}
+    return not known.isdisjoint(REFUSED)
 
 
 def exit_report(

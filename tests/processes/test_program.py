@@ -187,20 +187,26 @@ APP = """import hydra
 def main(config): raise ValueError("banana")
 main()
 """
+PARSER = """import argparse, sys
+class Parser(argparse.ArgumentParser):
+    def all(self): raise ValueError("not used: ['--foo']")
+Parser().all()
+"""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "line"),
+    ("text", "arguments", "code", "line"),
     [
-        ((), "raised", "ValueError: banana"),
-        (("lr=0.1",), "usage", "ConfigCompositionException: Could not override 'lr'."),
-        (("lr=[",), "usage", "OverrideParseException: no viable alternative at input '['"),
+        (PARSER, (), "usage", "ValueError: not used: ['--foo']"),
+        (APP, (), "raised", "ValueError: banana"),
+        (APP, ("lr=0.1",), "usage", "ConfigCompositionException: Could not override 'lr'."),
+        (APP, ("lr=[",), "usage", "OverrideParseException: no viable alternative at input '['"),
     ],
 )
-def test_the_error_behind_an_exit_of_hydra_is_reported(
-    run: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], code: str, line: str
+def test_the_error_behind_an_exit_of_hydra_and_one_of_a_parser_of_arguments_are_reported(
+    run: Callable[..., Any], tmp_path: Path, text: str, arguments: tuple[str, ...], code: str, line: str
 ) -> None:
-    assert run(APP, *arguments).returncode == 1
+    assert run(text, *arguments).returncode == 1
     error = reported(tmp_path)
     assert (error.code, error.line, error.lost_peer) == (code, line, False)
 
