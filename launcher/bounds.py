@@ -22,6 +22,7 @@ LAST_WORDS_BYTES = 1 << 16  # that are read of the end of a rank's standard erro
 REPORT_BYTES = RESULT_BYTES + (1 << 10)  # of a rank's report to its agent: these metrics, or an error
 VARIABLE_BYTES = (1 << 17) - 1  # of an environment variable with its name: the kernel's MAX_ARG_STRLEN, without the 0
 HOSTS_BYTES = 1 << 15  # of the list of a job's hosts in a variable: longer ones are compressed
+CANCELLED_JOBS = 1000  # on the command line of one cancellation: 30 kB of ids
 QUERY_BYTES = 1 << 26  # that a scheduler's command prints: a list of 100,000 jobs takes a sixth of it
 # of the line that starts a node's tasks on Grid Engine: more would not fit into the pipe until Python reads there
 QRSH_LINE_BYTES = 60_000

@@ -163,8 +163,12 @@ class Queries(Protocol):
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
         """Replaces the dependencies of a pending job: it now starts when all jobs in `jobs` have ended."""
 
-    def cancel(self, job_id: str) -> None:
-        """Cancels a job. A job that has ended already is no error."""
+    def cancel(self, *job_ids: str) -> None:
+        """Cancels jobs and elements of arrays; a job that has ended already is no error.
+
+        Raises:
+            QueryError: some jobs, of several, may have been cancelled.
+        """
 
     def max_array_size(self, plan: JobPlan) -> int | None:
         """Returns the maximum size of a job array for this plan, or None if it is unlimited or unknown."""

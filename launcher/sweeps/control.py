@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from launcher import bounds
 from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
@@ -23,7 +24,7 @@ from launcher.runs.events import CancelFailed
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
-from launcher.schedulers.queries import AnswerLost, QueryError
+from launcher.schedulers.queries import AnswerLost, QueryError, parts
 from launcher.spec.plan import JobPlan
 from launcher.sweeps import pilots
 from launcher.sweeps.grouping import shares
@@ -155,8 +156,9 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
             own = [index for index in array.points if index in chosen]
             whole = len(own) == len(array.points)
             try:
-                for job, members in [(array.job, own)] if whole else [(jobs[index], [index]) for index in own]:
-                    requests.send(array.plan, members, partial(queries(array.plan).cancel, job))
+                for part in parts(len(own), None if whole else bounds.CANCELLED_JOBS) if own else ():
+                    members = own[part.start : part.stop]
+                    requests.cancel(array.plan, {index: array.job if whole else jobs[index] for index in members})
             finally:
                 forget(array.plan)
         for each in alone:
@@ -186,6 +188,15 @@ class _Requests:
         self.failed: dict[int, LauncherError] = {}  # by point
         self._in_a_row: dict[str, int] = {}  # failures, by scheduler
         self._last: dict[str, LauncherError] = {}  # error of the last failure, by scheduler
+
+    def cancel(self, plan: JobPlan, jobs: Mapping[int, str]) -> None:
+        """Cancels the jobs of points with one command; where that fails, each by itself, to know which cannot be."""
+        ids = dict.fromkeys(jobs.values())
+        self.send(plan, jobs, partial(queries(plan).cancel, *ids))
+        if len(ids) > 1 and not self.failed.keys().isdisjoint(jobs):
+            for index, job in jobs.items():
+                self.failed.pop(index)
+                self.send(plan, [index], partial(queries(plan).cancel, job))
 
     def send(self, plan: JobPlan, points: Collection[int], request: Callable[[], None]) -> None:
         name = plan.cluster.scheduler

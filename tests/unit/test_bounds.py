@@ -37,11 +37,15 @@ from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers.command import QueryError, query
 from launcher.schedulers.hostlist import hosts_in, variable
 from launcher.schedulers.sge import node, qrsh
+from launcher.schedulers.slurm.commands import Slurm
+from launcher.sweeps import control
 from launcher.worker.rank_report import read_error_file, read_last_words, read_report
 from launcher.worker.tracker import Entry, keep, kept
 from tests.unit.agent.test_coordinator import LIMITS, Cluster
 from tests.unit.agent.test_output import Files
 from tests.unit.plans import plan_of
+from tests.unit.sweep_runs import make_sweep
+from tests.unit.sweeps.test_control import Site, elements
 from tests.unit.worker.test_rank_report import ARGPARSE
 
 NAMES = [name for name in vars(bounds) if name.isupper()]
@@ -539,3 +543,16 @@ def a_line_of_qrsh(place: Place) -> Tried:
 
     size = len(qrsh.line_of("/request", {"A_TOKEN": "a" * 50}, [{}], "/started"))
     return Tried(size, None, write, "secret variables of the job are too large")
+
+
+@tries("CANCELLED_JOBS")
+def a_cancellation(place: Place) -> Tried:
+    sweep, site = make_sweep(place.folder, 5), Site(place.patch, Slurm, elements("100", 0, 5))
+
+    def write() -> bool:
+        """More take a second command."""
+        control.cancel(sweep, range(4))
+        assert [job for jobs in site.told for job in jobs] == [f"100_{index}" for index in range(4)]
+        return len(site.told) == 1
+
+    return Tried(4, write=write)

@@ -240,15 +240,16 @@ class PBS:
             return "the site has no such resource of a whole job"
         return HINTS.get(code)
 
-    def cancel(self, job_id: str) -> None:
-        """Cancels a job. A job that has ended already is no error.
+    def cancel(self, *job_ids: str) -> None:
+        """Cancels jobs. A job that has ended already is no error, unless it is one of several.
 
         Raises:
             AnswerLost: PBS may have received the request.
             QueryError: PBS did not receive it, or refuses.
         """
         try:
-            self.run("qdel", pbs_id(job_id), good=(0, FINISHED, FINISHED_SUBJOB, UNKNOWN_JOB))
+            over = (FINISHED, FINISHED_SUBJOB, UNKNOWN_JOB) if len(job_ids) == 1 else ()  # the code of the last error
+            self.run("qdel", *map(pbs_id, job_ids), good=(0, *over))
         except QueryError as error:
             words = str(error)
             if NO_ANSWER.search(words) and not UNREACHED.search(words):

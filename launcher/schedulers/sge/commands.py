@@ -33,6 +33,8 @@ UNREACHED = re.compile(rf"{_UNREACHED}|unable to send message to qmaster|SGE_ROO
 NO_ANSWER = re.compile(rf"{UNREACHED.pattern}|failed receiving gdi request|timeout|got read error", re.IGNORECASE)
 # Error messages if the user has reached a limit on the number of jobs.
 JOB_LIMIT = re.compile(r"jobs are allowed per (?:user|cluster)", re.IGNORECASE)
+# Lines of qdel about a job that it ends, or that has ended.
+CANCELLED = re.compile(r"\bhas (deleted|registered) |job.* does not exist|denied: .*not found|is already in deletion")
 SUBMITTED = re.compile(r'^Your job(?:-array)? (\d+)(?:\.\S+)? \("', re.MULTILINE)
 FEW = 3  # up to this number of ended jobs or arrays, each is queried by itself; more with one query
 # Codes in the field `failed` of an accounting record (sge_status(5)): a limit ended the job; the job was rescheduled.
@@ -193,25 +195,22 @@ class SGE:
         """
         self.run("qalter", *(dependency(jobs) or ["-hold_jid", ""]), sge_id(job_id))
 
-    def cancel(self, job_id: str) -> None:
-        """Cancels a job. A job that has ended already or is being deleted is no error.
+    def cancel(self, *job_ids: str) -> None:
+        """Cancels jobs. A job that has ended already or is being deleted is no error.
 
         Raises:
             AnswerLost: it is unknown whether the job was cancelled.
             QueryError: Grid Engine was not reached, or refuses.
         """
-        number, _, element = job_id.partition("_")
-        words = ["qdel", number, *(["-t", str(int(element) + 1)] if element else [])]
-        done = query(*words, timeout=self.timeout, environment=os.environ, good=(0, 1))
-        said = f"{done.stdout}\n{done.stderr}"
-        if re.search(r"denied: job.* does not exist|denied: .*not found|is already in deletion", said):
-            return
-        if UNREACHED.search(said):
-            raise QueryError(" ".join(said.split()))
-        if NO_ANSWER.search(said):
-            raise AnswerLost(" ".join(said.split()))
-        if done.returncode:
-            raise QueryError(f"qdel failed (exit {done.returncode}): {' '.join(said.split()) or 'no message'}")
+        done = query("qdel", *map(sge_id, job_ids), timeout=self.timeout, environment=os.environ, good=(0, 1))
+        lines = f"{done.stdout}\n{done.stderr}".splitlines()
+        problem = " ".join(" ".join(line for line in lines if not CANCELLED.search(line)).split())
+        if UNREACHED.search(problem):
+            raise QueryError(problem)
+        if NO_ANSWER.search(problem):
+            raise AnswerLost(problem)
+        if done.returncode and (problem or not any(map(str.strip, lines))):
+            raise QueryError(f"qdel failed (exit {done.returncode}): {problem or 'no message'}")
 
     def throttle(self, job_id: str, most: int) -> None:
         """Lets at most `most` elements of an array run at once.

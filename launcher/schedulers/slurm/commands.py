@@ -262,18 +262,18 @@ class Slurm:
         """
         self.run("scontrol", "requeue", job_id)
 
-    def cancel(self, job_id: str) -> None:
-        """Cancels a job. A job that has ended already is no error.
+    def cancel(self, *job_ids: str) -> None:
+        """Cancels jobs. A job that has ended already is no error.
 
         Raises:
             AnswerLost: Slurm may have received the request.
             QueryError: Slurm did not receive it, or refuses.
         """
         try:
-            self.run("scancel", job_id)
+            self.run("scancel", *job_ids)
         except QueryError as error:
             words = str(error)
-            if "already" in words or "Invalid job id" in words:
+            if all("already" in line or "Invalid job id" in line for line in words.splitlines()):
                 return
             if NO_ANSWER.search(words) and not UNREACHED.search(words):
                 raise AnswerLost(words) from None

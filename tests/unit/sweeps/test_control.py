@@ -39,7 +39,7 @@ class Site:
         found = {key(job): SchedulerJob(job, state, state.value) for job, state in jobs.items()}
         monkeypatch.setattr(kind, "jobs", lambda _: dict(found))
         monkeypatch.setattr(kind, "accounting" if kind is Slurm else "history", lambda *_: {})
-        monkeypatch.setattr(kind, "cancel", lambda _, job: self.told.append((job,)))
+        monkeypatch.setattr(kind, "cancel", lambda _, *jobs: self.told.append(jobs))
         monkeypatch.setattr(kind, "throttle", lambda _, job, most: self.told.append((job, most)))
 
 
@@ -58,7 +58,7 @@ def marked(sweep: Sweep, count: int) -> list[int]:
         (None, [("100",)]),
         ([1, 2, 3], [("100",)]),
         ([0, 1, 2, 3], [("100",)]),
-        ([2, 3], [("100_2",), ("100_3",)]),
+        ([2, 3], [("100_2", "100_3")]),
     ],
 )
 def test_an_array_is_cancelled_by_one_command_when_all_that_lives_of_it_is_meant(
@@ -72,6 +72,25 @@ def test_an_array_is_cancelled_by_one_command_when_all_that_lives_of_it_is_meant
     assert marked(sweep, 4) == list(cancelled) == [index for index in points or range(4) if index]
     assert sweep.cancelled() is (points is None)
     assert all("cancelled" in [entry["event"] for entry in journal_events(sweep.run(index))] for index in cancelled)
+
+
+def test_of_many_that_are_cancelled_at_once_only_those_that_cannot_be_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path, 5)
+    Site(monkeypatch, Slurm, elements("100", 0, 5))
+    told = []
+
+    def refuses(_: Slurm, *jobs: str) -> None:
+        told.append(jobs)
+        if "100_2" in jobs:
+            raise QueryError("scancel failed (exit 1): Access/permission denied")
+
+    monkeypatch.setattr(Slurm, "cancel", refuses)
+    with pytest.raises(QueryError, match=r"points 2 of .* denied; cancelled: 1,3$"):
+        control.cancel(sweep, [1, 2, 3])
+    assert told == [("100_1", "100_2", "100_3"), ("100_1",), ("100_2",), ("100_3",)]
+    assert marked(sweep, 5) == [1, 3]
 
 
 def test_an_array_of_pbs_is_cancelled_by_its_id_with_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -829,6 +829,13 @@ def test_cancelling_what_has_ended_is_no_error(commands: Path, job_id: str, told
     assert asked(commands) == [["qdel", told]]
 
 
+def test_of_several_the_code_of_the_last_error_hides_no_other(commands: Path) -> None:
+    put(commands, "qdel", "echo 'qdel: Unauthorized Request  7.s' >&2; echo 'qdel: Job has finished 8.s' >&2; exit 35")
+    with pytest.raises(QueryError, match="Unauthorized Request"):
+        PBS().cancel("7.s", "8.s")
+    assert asked(commands) == [["qdel", "7.s", "8.s"]]
+
+
 def test_cancelling_what_is_not_ours_is_an_error(commands: Path) -> None:
     put(commands, "qdel", "echo 'qdel: Unauthorized Request  7.pbs-srv' >&2; exit 159")
     with pytest.raises(QueryError, match=r"qdel failed \(exit 159\): qdel: Unauthorized Request"):

@@ -161,7 +161,14 @@ def test_nobody_knows_whether_there_is_a_job_when_the_qmaster_does_not_answer(sa
         SGE().submit(os.devnull, os.environ)
 
 
-@pytest.mark.parametrize("words", ['denied: job "888" does not exist', "job 888 is already in deletion"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        'denied: job "888" does not exist', "job 888 is already in deletion", 'job "888" task "2" does not exist',
+        'root has deleted job-array task 888.3\njob "888" task "2" does not exist',
+        "root has registered the job-array task 888.3 for deletion\ndenied: job \"888\" does not exist",
+    ],
+)  # fmt: skip
 def test_a_job_that_has_ended_or_is_being_deleted_can_be_cancelled_again(says: Says, words: str) -> None:
     says("qdel", f"{words}\n", code=1)
     SGE().cancel("888")
@@ -174,6 +181,10 @@ def test_a_job_that_has_ended_or_is_being_deleted_can_be_cancelled_again(says: S
         ("error: commlib error: got select error (Connection refused)\n", QueryError),
         ("failed receiving gdi request response for mid=1\n", AnswerLost),
         ("root - you do not have the necessary privileges to delete the job\n", QueryError),
+        (
+            "job 6 is already in deletion\nroot - you do not have the necessary privileges to delete the job\n",
+            QueryError,
+        ),
     ],
 )
 def test_a_cancellation_that_fails(says: Says, words: str, kind: type[Exception]) -> None:

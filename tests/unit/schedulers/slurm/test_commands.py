@@ -246,6 +246,11 @@ def test_a_site_without_accounting_remembers_nothing(commands: Path) -> None:
         ("scancel: error: Kill job error on job id 7: Job/step already completing or completed", False),
         ("scancel: error: Kill job error on job id 7: Invalid job id specified", False),
         ("scancel: error: Kill job error on job id 7: Access/permission denied", True),
+        (
+            "scancel: error: Kill job error on job id 6: Invalid job id specified\n"
+            "scancel: error: Kill job error on job id 7: Access/permission denied",
+            True,
+        ),
     ],
 )
 def test_cancelling_what_has_ended_is_no_error(commands: Path, said: str, raised: bool) -> None:
