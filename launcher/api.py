@@ -120,8 +120,9 @@ class Run:
             control.cancel(sweep, [int(self.path.name)])
             return
         live = JobMonitor()
-        if not status_of(self._run, live).state.over:
+        if not (seen := status_of(self._run, live)).state.over:
             live.cancel(self._run)
+            control.release_followers([self.path], [seen])
 
     def resume(self, overrides: Overrides = (), *, new_snapshot: bool = False, **keys: Any) -> Run:
         """Submits another attempt, which continues from the newest checkpoint, and returns this run.

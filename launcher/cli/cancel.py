@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from launcher.cli.find import find_either
@@ -11,7 +10,6 @@ from launcher.files.ownership import require_own
 from launcher.maintenance import orphaned_jobs
 from launcher.maintenance.orphaned_jobs import Orphan
 from launcher.monitoring.run_status import JobMonitor, status_of
-from launcher.monitoring.state import RunState
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers.queries import QueryError
@@ -46,12 +44,10 @@ def run(arguments: Namespace) -> int:
             continue
         live.cancel(each)
         print(f"{each.id} is being cancelled", flush=True)
-        if seen.state is RunState.QUEUED or seen.history.waiting:
-            # Lazily: 15 ms, and most runs have started when they are cancelled
-            from launcher.job.wait_for_others import release_followers
+        # Lazily: 15 ms, and what is over needs none of it
+        from launcher.sweeps.control import release_followers
 
-            for problem in release_followers([each.path], seen.plan):
-                print(f"launcher: {problem}", file=sys.stderr)
+        release_followers([each.path], [seen])
     return 0
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from launcher.cli import confirm
 from launcher.cli.text import program
 from launcher.formatting import plural, ranges
-from launcher.job.wait_for_others import release_followers
-from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import WAITING
 from launcher.runs.sweep_directory import Sweep
 from launcher.spec import cost
@@ -96,14 +93,6 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
         print(f"{sweep.id}: {_points(over)} {'is' if len(over) == 1 else 'are'} over already")
     if not before and points is None:
         print(f"{sweep.id} is over already")
-    packed = points is None and sweep.manifest().packing is not None  # its pilots may have been queued
-    queued = [sweep.run(index) for index, state in before.items() if packed or state == RunState.QUEUED.value]
-    job = sweep.pilot(0) if packed else next(iter(queued), None)
-    plan = job.plan() if queued and job is not None and job.recorded() else None
-    if plan is not None and plan.queued:
-        homes = [each.path for each in queued] + ([sweep.path] if points is None else [])
-        for problem in release_followers(homes, plan):
-            print(f"launcher: {problem}", file=sys.stderr)
     return 0
 
 

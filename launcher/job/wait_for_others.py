@@ -15,9 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from launcher import errors
 from launcher.config.schema import ResumeHow
@@ -31,8 +29,6 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import ConditionsMet, Fault, Submitting, every
 from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
-from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers import registry
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
@@ -44,7 +40,6 @@ from launcher.submission.dependencies import (
     decide,
     jobs_to_wait_for,
     read_dependencies,
-    update_followers,
 )
 
 ELSEWHERE = 10  # exit code
@@ -132,28 +127,18 @@ def _submit_again(plan: JobPlan, run: Run, jobs: list[str], timeout: float) -> s
     )  # fmt: skip
 
 
-def release_followers(paths: Iterable[Path], plan: JobPlan) -> list[str]:
-    """Submits the jobs that wait for runs or sweeps again, without a dependency, if nothing is left to wait for.
-
-    Does nothing for schedulers that release them themselves. Called after pending jobs were cancelled.
+def submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
+    """Submits a waiting run again, without a dependency, and cancels its job; does nothing if that job waits no more.
 
     Args:
-        paths: directories of the runs or sweeps that were cancelled.
-        plan: plan of one of them.
+        run: the run.
+        plan: the run's plan.
+        job_id: id of the job that waits.
 
-    Returns:
-        Texts about the jobs that could not be submitted, with the name of the waiting run and the reason.
+    Raises:
+        QueryError: the scheduler does not answer.
+        SubmissionError: the scheduler refuses the new job; the old one stays.
     """
-    if registry.queue(plan.cluster.scheduler).frees_dependents:
-        return []
-    return [f"what waits was not released: {problem}" for problem in update_followers(*paths, release=_submit_released)]
-
-
-def _submit_released(run: Run, plan: JobPlan, job_id: str) -> None:
-    if not run.recorded():
-        if Sweep(run.path).cancelled():
-            return
-        raise RunError(f"its job {job_id} stays held: cancel it, and submit it again")
     with only_submitter(run.path):
         seen = status_of(run, JobMonitor())
         if seen.state is RunState.UNKNOWN:

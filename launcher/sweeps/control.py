@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import bounds
 from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
-from launcher.monitoring.run_status import cancelled, forget, queries
+from launcher.job.wait_for_others import submit_released
+from launcher.monitoring.run_status import RunStatus, cancelled, forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointStatus, SweepMonitor, point_statuses
 from launcher.runs.directory import Run
@@ -26,6 +29,7 @@ from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.queries import AnswerLost, QueryError, parts
 from launcher.spec.plan import JobPlan
+from launcher.submission.dependencies import update_followers
 from launcher.sweeps import pilots
 from launcher.sweeps.grouping import shares
 
@@ -108,18 +112,67 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
         try:
             held.enter_context(only_submitter(sweep.path))
             if (packing := sweep.manifest().packing) is None:
-                return _cancel(sweep, points, kill)
-            found = pilots.cancel_points(sweep, points, packing)
+                found = _cancel(sweep, points, kill)
+            else:
+                found = pilots.cancel_points(sweep, points, packing)
         except LauncherError:
             if points is None:
                 sweep.mark_cancelled(before)
             raise
-        if points is None:
-            _cancel_pilots(sweep, kill)
-    return found
+        jobs = [each.seen for each in found if each.seen] if packing is None else []
+        if packing is not None and points is None:
+            jobs = _cancel_pilots(sweep, kill)
+    release_followers([each.point.run.path for each in found] + ([sweep.path] if points is None else []), jobs)
+    return {each.point.index: each.state for each in found}
 
 
-def _cancel_pilots(sweep: Sweep, kill: bool) -> None:
+def release_followers(homes: Iterable[Path], cancelled: Iterable[RunStatus]) -> None:
+    """Submits again, without a dependency, what waits for runs that were cancelled before their jobs started.
+
+    Does nothing where the scheduler starts such jobs itself. Prints what could not be submitted.
+
+    Args:
+        homes: directories of the runs and sweeps that were cancelled.
+        cancelled: the runs whose jobs were cancelled, as they were before: those, or the pilots of a sweep.
+    """
+    if any(
+        each.plan.queued
+        and not registry.queue(each.plan.cluster.scheduler).frees_dependents
+        and (each.state is RunState.QUEUED or each.history.waiting)
+        for each in cancelled
+    ):
+        for problem in update_followers(*homes, release=_release):
+            print(f"launcher: what waits was not released: {problem}", file=sys.stderr)
+
+
+def _release(run: Run, plan: JobPlan, job: str) -> None:
+    sweep = Sweep(run.path)
+    if not sweep.recorded():
+        submit_released(run, plan, job)
+        return
+    # Lazily: submitit takes 45 ms, and most cancellations do not need it
+    from launcher.submission.from_overrides import secrets_again
+    from launcher.sweeps.submit import resubmit
+
+    with only_submitter(sweep.path):
+        statuses = point_statuses(sweep)
+        held = [array for array in live_arrays(statuses, sweep.submissions())[0] if array.pending == len(array.points)]
+        if sweep.cancelled() or job not in [array.job for array in held]:
+            return  # another command has released it
+        # All at once, since they share sweep.parallelism
+        submitted = resubmit(sweep, [point for array in held for point in array.points], secrets_again)
+        requests, old = _Requests(), {each.point.index: each.seen.history.job_id for each in statuses if each.seen}
+        for array in held:
+            again = [point for point in array.points if point not in submitted.not_accepted]
+            whole = len(again) == len(array.points)
+            requests.cancel(array.plan, {point: array.job if whole else str(old[point]) for point in again})
+            forget(array.plan)
+        if left := [*submitted.not_accepted, *requests.failed]:
+            reason = next((str(error) for error in requests.failed.values()), submitted.limit)
+            raise QueryError(f"jobs of its points {ranges(sorted(left))} stay held: {reason}")
+
+
+def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
     monitor, requests = SweepMonitor(), _Requests()
     live = pilots.live_pilots(sweep, monitor)
     for number, pilot in enumerate(live):
@@ -131,9 +184,10 @@ def _cancel_pilots(sweep: Sweep, kill: bool) -> None:
             f"the points of {sweep.id} are cancelled, but not its pilots' jobs ({names}): {reasons}. The jobs end when "
             "they see that no point is left; repeat the command to cancel them"
         )
+    return live
 
 
-def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[int, str]:
+def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> list[PointStatus]:
     """Cancels points with jobs of their own, as `cancel` says; the caller holds the submitter's lock."""
     live = SweepMonitor()
     _recover_unconfirmed(sweep)
@@ -177,7 +231,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
         rest = f"; cancelled: {ranges(done)}" if done else ""
         reasons = dict.fromkeys(str(error) for error in requests.failed.values())
         raise QueryError(f"points {ranges(sorted(requests.failed))} of {sweep.id}: {'; '.join(reasons)}{rest}")
-    return {index: each.state for index, each in chosen.items()}
+    return list(chosen.values())
 
 
 class _Requests:
@@ -193,7 +247,8 @@ class _Requests:
         """Cancels the jobs of points with one command; where that fails, each by itself, to know which cannot be."""
         ids = dict.fromkeys(jobs.values())
         self.send(plan, jobs, partial(queries(plan).cancel, *ids))
-        if len(ids) > 1 and not self.failed.keys().isdisjoint(jobs):
+        error = next((self.failed[index] for index in jobs if index in self.failed), None)
+        if len(ids) > 1 and error is not None and not isinstance(error, AnswerLost):
             for index, job in jobs.items():
                 self.failed.pop(index)
                 self.send(plan, [index], partial(queries(plan).cancel, job))

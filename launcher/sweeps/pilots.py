@@ -21,7 +21,7 @@ from launcher.errors import ConfigError
 from launcher.monitoring.packed import cancel_point
 from launcher.monitoring.run_status import JobMonitor, RunStatus, cancelled, status_of
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import SweepMonitor, live_pilots, point_statuses
+from launcher.monitoring.sweep import PointStatus, SweepMonitor, live_pilots, point_statuses
 from launcher.paths import default_runs_dir
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Kind, PointLog, State
@@ -250,7 +250,7 @@ def start_again(sweep: Sweep, points: Sequence[int]) -> None:
             folder.add(point, log.next, Kind.AGAIN, None)
 
 
-def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> dict[int, str]:
+def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing) -> list[PointStatus]:
     """Cancels points of a packed sweep, but no pilot; needs the submitter's lock. Slot managers end running points.
 
     Args:
@@ -259,7 +259,7 @@ def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing
         packing: how the points share pilots.
 
     Returns:
-        The previous state of each point that was not over, by the point's number.
+        The points that were not over, as they were.
     """
     monitor = SweepMonitor()
     seen = [each for each in point_statuses(sweep, monitor, points, cancelled=False) if not each.over]
@@ -268,7 +268,7 @@ def cancel_points(sweep: Sweep, points: Collection[int] | None, packing: Packing
         if points is not None or board.log(each.point.index).begun:  # for others, the sweep's mark is enough
             each.point.run.journal(cancelled(), sync=False)
             cancel_point(each.point.run)
-    return {each.point.index: each.state for each in seen}
+    return seen
 
 
 def staying(sweep: Sweep, monitor: JobMonitor) -> list[RunStatus]:

@@ -17,7 +17,8 @@ from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import ExplainsPending
 from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why
 from launcher.schedulers.queries import QueryError
-from launcher.submission.dependencies import conditions_met, read_dependencies
+from launcher.spec.plan import JobPlan
+from launcher.submission.dependencies import Decision, conditions_met, decide, read_dependencies
 
 TIMEOUT = 10.0  # seconds for one query to the scheduler
 
@@ -68,13 +69,25 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
         found = replace(found, do=_throttle(program, sweep))
     try:
         if plan.after and not conditions_met(seen.run):
-            found = replace(found, awaited=tuple(each.awaited for each in read_dependencies(plan.after)))
+            found = _after(found, plan, program)
     except RunError as error:
         found = replace(found, notes=(f"after: {error}", *found.notes))
     if seen.history.attempt is None:
         return found
     before = f"it has run before (attempt {seen.history.attempt}), and will continue from its newest checkpoint"
     return replace(found, notes=(before, *found.notes))
+
+
+def _after(found: Explanation, plan: JobPlan, program: str) -> Explanation:
+    """Adds what the run waits for, and what to do if its job waits for nothing any more and is held nonetheless."""
+    dependencies, scheduler = read_dependencies(plan.after), plan.cluster.scheduler
+    found = replace(found, awaited=tuple(each.awaited for each in dependencies))
+    waits = found.why not in (Why.WAITS, Why.HELD) or decide(dependencies)[0] is Decision.WAIT
+    if waits or registry.queue(scheduler).frees_dependents:
+        return found
+    note = f"on {scheduler}, a job that was deleted before it started releases none that waited for it"
+    do = f"`{program} cancel {found.run}`, and submit it again, without `after` if that cannot be met any more"
+    return replace(found, do=do, notes=(note, *found.notes))
 
 
 def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
@@ -123,7 +136,7 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
     if state == RunState.CANCELLED.value:
         return Explanation(
             run.id, state, Why.NEVER_STARTED,
-            do=f"`{program} sweep rerun {sweep.id}` starts the points that did not run",
+            do=f"`{program} sweep rerun {sweep.id} {run.path.name}` starts it",
         )  # fmt: skip
     if (packing := sweep.manifest().packing) is not None:
         return _waits_for_slot(run, state, program, sweep, packing)

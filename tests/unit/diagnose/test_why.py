@@ -11,6 +11,7 @@ import pytest
 
 from launcher.cli.text import cause
 from launcher.cli.why import moment, shown
+from launcher.diagnose.why import of_run
 from launcher.diagnose.why.of_run import explain
 from launcher.diagnose.why.text import as_json, of_why
 from launcher.monitoring import run_status
@@ -20,8 +21,9 @@ from launcher.runs.directory import Run
 from launcher.schedulers.explanation import Explanation, Facts, Option, Why
 from launcher.schedulers.queries import JobState
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
+from launcher.submission.dependencies import Dependency
 from tests.unit.pilots.managers import packed_sweep
-from tests.unit.plans import plan_of
+from tests.unit.plans import bare_plan, plan_of
 from tests.unit.sweep_runs import make_sweep
 
 NOW = time.mktime((2026, 11, 21, 21, 0, 0, 0, 0, -1))
@@ -185,3 +187,19 @@ def test_the_runs_that_it_waits_for_are_named_with_their_states(
     assert "  after   r is queued (after=any:r)" in shown(found, NOW).splitlines()
     shutil.rmtree(other.path)
     assert [note for note in explain(run, "launcher", cause).notes if note.startswith("after: ")]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "state", "held"),
+    [("pbs", "queued", False), ("pbs", "cancelled", True), ("slurm", "queued", False), ("slurm", "cancelled", False)],
+)
+def test_a_job_that_is_held_for_nothing_is_to_be_submitted_again(
+    monkeypatch: pytest.MonkeyPatch, scheduler: str, state: str, held: bool
+) -> None:
+    """After a deletion by hand PBS holds a job for ever."""
+    other = Dependency("ok", "prep", Path("/runs/prep"), state, False, state != "queued")
+    monkeypatch.setattr(of_run, "read_dependencies", lambda names: [other])
+    plan = bare_plan(after=("ok:/runs/prep",), cluster={"scheduler": scheduler})
+    found = of_run._after(Explanation("mine", "queued", Why.WAITS, "7", Facts(), do="wait"), plan, "launcher")
+    assert found.do.startswith("`launcher cancel mine`, and submit it again" if held else "wait")
+    assert bool(found.notes) is held

@@ -352,9 +352,9 @@ def test_only_the_job_that_still_waits_is_submitted_again(
     monkeypatch.setattr(gate, "queries", lambda plan: SimpleNamespace(cancel=calls.append))
     if again is None:
         with pytest.raises(QueryError, match="its job 9 may stay held: no answer"):
-            gate._submit_released(mine, plan, "9")
+            gate.submit_released(mine, plan, "9")
     else:
-        gate._submit_released(mine, plan, "9")
+        gate.submit_released(mine, plan, "9")
     assert calls == (["submitted", "9"] if again else [])
 
 
