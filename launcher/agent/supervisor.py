@@ -44,6 +44,9 @@ from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.stop_agreement import AgentSide
 
 LATE = 3.0  # seconds for which an agent that had to kill its ranks waits for the others: its own SIGKILL may follow
+ALONE = (
+    1.0  # seconds for which an agent has to outlive its leader to blame it: a job that is killed loses all its agents
+)
 TICK = 0.1  # seconds between two polls of the ranks' output and heartbeats
 AGREES = 0.005  # seconds between two polls while ranks have to answer whether they can stop at a step boundary
 DIES = 10.0  # seconds after SIGKILL in which a rank has to be gone, or its node is bad
@@ -112,6 +115,7 @@ class Supervisor:
         self._verdict: Verdict | None = None
         self._cut_off = False  # whether the others may continue without this agent
         self._over = False
+        self._leader_lost: tuple[str, float] | None = None  # the reason, and when to decide about it
         self._signalled: set[tuple[int, signal.Signals]] = set()
         self._program_signalled: set[int] = set()
         self._stop_checker = (
@@ -152,6 +156,9 @@ class Supervisor:
         for message in messages:
             self._handle(message, now)
         self._look_at_signals(now)
+        if self._leader_lost is not None and now >= self._leader_lost[1]:
+            self._lose_leader(self._leader_lost[0], now)
+            self._leader_lost = None
         for ended in self._workers.poll():
             self._exits[ended.place] = ended
         self._agree_on_stops()
@@ -214,7 +221,7 @@ class Supervisor:
                 message["text"], self._position, self._own.host, lambda: self._status.processes(self._pids())
             )
         elif kind == "leader_lost":
-            self._lose_leader(message["reason"], now)
+            self._leader_lost = message["reason"], now + ALONE
 
     def _agree_on_stops(self) -> None:
         """Exchanges between ranks and leader what all ranks do at which step boundary (see `stop_agreement`)."""

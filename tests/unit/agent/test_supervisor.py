@@ -19,7 +19,7 @@ from launcher.agent.outcome import AttemptFailed, Done, NextRound
 from launcher.agent.rank_status import AgentContext
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
-from launcher.agent.supervisor import DECIDED, DIES, LATE, TICK, Supervisor
+from launcher.agent.supervisor import ALONE, DECIDED, DIES, LATE, TICK, Supervisor
 from launcher.agent.workers import WorkerExit
 from launcher.attach.request_handler import RequestHandler
 from launcher.failures.codes import FaultCode, HangSign, StopReason
@@ -812,6 +812,17 @@ def test_a_lost_leader_is_decided_about_by_each_for_itself(job: Callable[..., Jo
         assert one.next_round(1).history.round == one.next_round(2).history.round
     else:
         assert (one.fault(1).code, one.fault(1).accused) == (FaultCode.LEADER_LOST, (Accused(host="node0"),))
+
+
+def test_agents_that_are_killed_with_their_leader_blame_nobody(job: Callable[..., Job]) -> None:
+    """A job that is killed by force: its agents die within milliseconds, in any order."""
+    one = job(agents=3)
+    one.cut(0)
+    one.run(ALONE - 0.2)
+    assert one.ended()[1:] == [None, None]
+    assert not [event for agent in one.agents[1:] for event in agent.told() if event["event"] in ("fault", "restart")]
+    one.run(GRACE + 2)
+    assert one.ended()[1:] == ["round 1", "round 1"]
 
 
 def test_a_lost_leader_is_in_the_record_and_not_who_tells_of_it(job: Callable[..., Job]) -> None:
