@@ -31,4 +31,6 @@ SEARCH_CHOICES = 10_000  # of a key in a search
 SWEEP_BYTES = 1 << 27  # of a sweep's manifest
 SWEEP_POINTS = 100_000  # of a sweep
 SEARCH_BYTES = 1 << 28  # of the journal of a search: enough for 100,000 trials
+SEARCH_LINE_BYTES = 1 << 24  # of a line of it, which has the choices of all keys
+SEARCH_RUNGS = 64  # of a search: the steps of a later one would have more than 64 bits
 SWEEP_OVERRIDES = 10_000_000  # of all points of a sweep together

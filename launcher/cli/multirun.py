@@ -26,6 +26,7 @@ from launcher.monitoring.sweep import point_statuses
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
+from launcher.runs.search_record import too_many
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import job_script
 from launcher.spec import cost
@@ -77,7 +78,7 @@ class Multirun:
         Raises:
             LauncherError: some or all points of the batch were not submitted; the text says which.
         """
-        if wrong := sweep_directory.too_many(first + len(batch)):  # before each is composed
+        if wrong := too_many(first + len(batch)):  # before each is composed
             raise ConfigError(f"{wrong}: divide it into several sweeps")
         points = [self._requested(point, first + n, batch) for n, point in enumerate(batch)]
         prepared = prepare_sweep(points, self._command.words)

@@ -27,6 +27,7 @@ from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.json_types import as_json, from_json, misfit
 from launcher.files.shared_files import exists, read_bytes, read_json, unwrap
+from launcher.formatting import long_size
 
 FOLDER = "search"
 FORMAT = 1
@@ -82,6 +83,13 @@ class SearchSettings:
     devices_are_gpus: bool = False
     min_steps: int | None = None
     reduction_factor: int = 3
+
+    def full(self, chosen: int) -> bool:
+        """Returns whether no point is chosen after so many: `points`, or as many as can be read again."""
+        more = chosen + 1
+        return (self.points is not None and chosen >= self.points) or bool(
+            too_many(more, more * (len(self.space) + len(self.fixed)))
+        )
 
 
 @dataclass
@@ -194,23 +202,47 @@ class SearchRecord:
             UnavailableError: the journal cannot be read now.
             RunError: the journal is damaged.
         """
-        found = Journal()
-        for entry in entries(unwrap(read_bytes(self.journal_file, bounds.SEARCH_BYTES)) or b""):
+        found, overrides = Journal(), 0
+        data = unwrap(read_bytes(self.journal_file, bounds.SEARCH_BYTES)) or b""
+        for number, entry in enumerate(entries(data, self.journal_file), 1):
+            before = len(found.trials)
             try:
                 _apply(found, entry)
-            except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-                raise RunError(f"{self.journal_file} cannot be read: {error!r}") from None
+                if len(found.trials) > before:
+                    overrides += len(found.trials[-1].overrides)
+                    if wrong := too_many(len(found.trials), overrides):
+                        raise ValueError(wrong)
+            except (ValueError, OverflowError, OSError) as error:  # the last two: a date before 1970 or after 9999
+                raise RunError(f"{self.journal_file} cannot be read: record {number}: {error}") from None
         return found
 
 
-def entries(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yields the records in the bytes of an Optuna journal, as dicts. Pure.
+def too_many(points: int, overrides: int = 0) -> str | None:
+    """Returns why a sweep cannot have so many points, or overrides of all points together; None: it can. Pure."""
+    if points > bounds.SWEEP_POINTS:
+        return f"it has {points:,} points, and a sweep has at most {bounds.SWEEP_POINTS:,}"
+    if overrides > bounds.SWEEP_OVERRIDES:
+        return f"its points have {overrides:,} overrides, and those of a sweep at most {bounds.SWEEP_OVERRIDES:,}"
+    return None
+
+
+def entries(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the records in the bytes of an Optuna journal, as dicts.
 
     Lines that are not a JSON object with an `op_code`, and an incomplete last line, are left out.
+
+    Args:
+        data: the bytes.
+        path: the journal, for the message.
+
+    Raises:
+        RunError: a line is too long.
     """
-    for line in data.split(b"\n")[:-1]:
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(entry := json.loads(line), dict) and isinstance(entry.get("op_code"), int):
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        if len(line) > bounds.SEARCH_LINE_BYTES:
+            raise RunError(f"{path} cannot be read: line {number} has more than {long_size(bounds.SEARCH_LINE_BYTES)}")
+        with contextlib.suppress(ValueError):
+            if isinstance(entry := run_files.parse_json(line), dict) and isinstance(entry.get("op_code"), int):
                 yield entry
 
 
@@ -225,40 +257,59 @@ def _apply(journal: Journal, entry: Mapping[str, Any]) -> None:
     | 7 | a reported value of a trial |
     | 8, 9 | a user attribute, a system attribute of a trial |
     | others | ignored |
+
+    Raises:
+        ValueError, OverflowError, OSError: a field is not of its type, or out of range.
     """
     code = entry["op_code"]
     if code == 2:
-        attributes = entry.get("user_attr", {})
-        journal.min_steps = attributes.get(MIN_STEPS, journal.min_steps)
-        journal.stopped = attributes.get(STOPPED, journal.stopped)
+        attributes = _typed(entry, "user_attr", dict)
+        journal.min_steps = _typed(attributes, MIN_STEPS, int | None, journal.min_steps)
+        journal.stopped = _typed(attributes, STOPPED, str | None, journal.stopped)
     elif code == 4:
-        attributes = entry.get("user_attrs", {})
-        trial = Trial(
-            len(journal.trials), tuple(attributes.get(OVERRIDES, ())), began=_time(entry.get("datetime_start"))
-        )
+        overrides = _typed(_typed(entry, "user_attrs", dict, {}), OVERRIDES, tuple[str, ...])
+        trial = Trial(len(journal.trials), tuple(overrides), began=_time(entry, "datetime_start"))
         trial.state = TrialState(entry.get("state", TrialState.RUNNING.value))
         journal.trials.append(trial)
-    elif isinstance(number := entry.get("trial_id"), int) and number < len(journal.trials):
+    elif type(number := entry.get("trial_id")) is int and 0 <= number < len(journal.trials):
         trial = journal.trials[number]
         if trial.state.over:  # Optuna ignores it as well
             return
         if code == 6:
-            trial.state = TrialState(entry["state"])
-            trial.value = (entry.get("values") or [None])[0]
-            trial.ended = _time(entry.get("datetime_complete"))
+            trial.state = TrialState(entry.get("state"))
+            values = _typed(entry, "values", list | None)
+            trial.value = _number({"values": values[0]}, "values") if values else None
+            trial.ended = _time(entry, "datetime_complete")
         elif code == 7:
-            trial.reports[entry["step"]] = entry["intermediate_value"]
+            trial.reports[_typed(entry, "step", int)] = _number(entry, "intermediate_value")
         elif code == 8:
-            attributes = entry["user_attr"]
-            trial.seconds = attributes.get(SECONDS, trial.seconds)
-            trial.steps = attributes.get(STEPS, trial.steps)
-            trial.pruned_at = attributes.get(PRUNED_AT, trial.pruned_at)
-            trial.cause = attributes.get(CAUSE, trial.cause)
+            attributes = _typed(entry, "user_attr", dict)
+            trial.seconds = _typed(attributes, SECONDS, float | None, trial.seconds)
+            trial.steps = _typed(attributes, STEPS, int | None, trial.steps)
+            trial.pruned_at = _typed(attributes, PRUNED_AT, int | None, trial.pruned_at)
+            trial.cause = _typed(attributes, CAUSE, str | None, trial.cause)
         elif code == 9:
-            for key, value in entry["system_attr"].items():
+            attributes = _typed(entry, "system_attr", dict)
+            for key in attributes:
                 if key.startswith(RUNG):
-                    trial.rungs[int(key.removeprefix(RUNG))] = value
+                    if not 0 <= (rung := int(key.removeprefix(RUNG))) < bounds.SEARCH_RUNGS:
+                        raise ValueError(f"a search has no rung {rung}")
+                    trial.rungs[rung] = _number(attributes, key)
 
 
-def _time(text: str | None) -> float:
+def _typed(values: Mapping[str, Any], name: str, kind: Any, missing: Any = None) -> Any:
+    value = values.get(name, missing)
+    if wrong := misfit(value, kind, name):
+        raise ValueError(wrong)
+    return value
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    """Returns a number, which may be infinite or NaN: a training that diverges reports it."""
+    value = values.get(name)
+    return value if isinstance(value, float) else _typed(values, name, float)
+
+
+def _time(values: Mapping[str, Any], name: str) -> float:
+    text = _typed(values, name, str | None)
     return datetime.datetime.fromisoformat(text).timestamp() if text else 0.0

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from launcher import bounds
 from launcher.config.hydra_text import key_of
@@ -36,7 +37,7 @@ from launcher.runs import directory, event_file, event_json, live_index
 from launcher.runs.directory import Run
 from launcher.runs.event_json import Event
 from launcher.runs.events import Refused, Submitted, Submitting, every
-from launcher.runs.search_record import SearchRecord
+from launcher.runs.search_record import SearchRecord, too_many
 from launcher.units import parse_ranges
 
 FORMAT = 2  # version of the manifest's format; format 1 has no `common`, and all overrides of each point
@@ -208,8 +209,9 @@ class Sweep:
         common = found.pop("common", [])
         if found.pop("format") not in (1, FORMAT):
             raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
-        wrong = misfit(found, Manifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
-        if wrong := wrong or too_many(len(found["points"]), len(common) * len(found["points"])):
+        wrong = _overfull(common, found.get("points"))  # before each point is looked at
+        wrong = wrong or misfit(found, Manifest, RECORD) or misfit(common, tuple[str | None, ...], "common")
+        if wrong:
             raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
         try:
             points = tuple([_whole(common, own) for own in found["points"]])
@@ -336,7 +338,7 @@ def text_of(manifest: Manifest) -> str:
         for point in points
     ]
     text = json.dumps({"format": FORMAT, **asdict(replace(manifest, points=())), "common": common, "points": own})
-    wrong = too_many(len(points), len(common) * len(points))
+    wrong = _overfull(common, own)
     if (size := len(text)) > bounds.SWEEP_BYTES:
         most = long_size(bounds.SWEEP_BYTES)
         wrong = f"the overrides in which its points differ have {long_size(size)}, and {most} are read"
@@ -345,19 +347,18 @@ def text_of(manifest: Manifest) -> str:
     return text
 
 
+def _overfull(common: Any, own: Any) -> str | None:
+    """Returns why a manifest has too many points or overrides; None: it does not, or has no lists of them."""
+    if not isinstance(common, list) or not isinstance(own, list):
+        return None
+    shared = sum(each is not None for each in common) * len(own)
+    return too_many(len(own), shared + sum(len(each) for each in own if isinstance(each, list)))
+
+
 def _whole(common: Sequence[str | None], own: Sequence[str]) -> tuple[str, ...]:
     """Returns all overrides of a point, from those of all points and its own; StopIteration: some are missing."""
     left = iter(own)
     return (*[next(left) if shared is None else shared for shared in common], *left)
-
-
-def too_many(points: int, shared: int = 0) -> str | None:
-    """Returns why a sweep cannot have so many points, or their common overrides; None: it can. Pure."""
-    if points > bounds.SWEEP_POINTS:
-        return f"it has {points:,} points, and a sweep has at most {bounds.SWEEP_POINTS:,}"
-    if shared > bounds.SWEEP_OVERRIDES:
-        return f"its points have {shared:,} overrides, and those of a sweep at most {bounds.SWEEP_OVERRIDES:,}"
-    return None
 
 
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:

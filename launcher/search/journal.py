@@ -25,7 +25,7 @@ from optuna.storages.journal import BaseJournalBackend
 from launcher import bounds
 from launcher.errors import RunError, UnavailableError
 from launcher.files import link_lock
-from launcher.files.run_files import naming
+from launcher.files.run_files import naming, open_regular
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
 from launcher.runs.search_record import SearchRecord, entries
@@ -67,7 +67,7 @@ class JournalBackend(BaseJournalBackend):
                 raise self._lock_lost()
             self._up_to_date = self._open
             self._offset += data.rfind(b"\n") + 1
-            for entry in entries(data):
+            for entry in entries(data, self._path):
                 self._number += 1
                 yield entry
         for entry in self._pending[self._shown :]:
@@ -105,15 +105,21 @@ class JournalBackend(BaseJournalBackend):
         return UnavailableError(f"{self._path} was written by a process that has taken over its lock")
 
     def _rest(self) -> bytes:
-        with open(self._path, "rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._offset)
-            return file.read()
+            return file.read(bounds.SEARCH_BYTES)
 
     def _write(self) -> None:
         if not self._pending:
             return
-        data = "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in self._pending).encode()
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        lines = [json.dumps(each, separators=(",", ":")).encode() for each in self._pending]
+        if (longest := max(map(len, lines))) > bounds.SEARCH_LINE_BYTES:
+            raise RunError(
+                f"a line of {self._path} would have {long_size(longest)}, and no more than "
+                f"{long_size(bounds.SEARCH_LINE_BYTES)} are read: give the keys fewer choices"
+            )
+        data = b"\n".join(lines) + b"\n"
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             size = os.fstat(descriptor).st_size
             if b"\n" in os.pread(descriptor, max(0, size - self._offset), self._offset):

@@ -83,8 +83,8 @@ def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int
     states = [each.state for each in journal.trials]
     costs = [_cost(each, seconds) for each in journal.trials]
     done = [each for each in journal.trials if each.state is TrialState.COMPLETE and each.value is not None]
-    hours, most = spent(costs, settings.devices), [settings.points, size(settings.space)]
-    full = any(each is not None and len(states) >= each for each in most)
+    hours, most = spent(costs, settings.devices), size(settings.space)
+    full = settings.full(len(states)) or (most is not None and len(states) >= most)
     return SearchProgress(
         chosen=len(states), done=states.count(TrialState.COMPLETE),
         pruned=states.count(TrialState.PRUNED), failed=states.count(TrialState.FAIL),
@@ -132,7 +132,8 @@ def described(settings: SearchSettings, found: SearchProgress) -> list[str]:
         lines.append(f"the search has ended: {found.stopped}")
     elif found.over and found.chosen != settings.points:
         spends = settings.gpu_hours is not None and found.hours >= settings.gpu_hours
-        lines.append(f"no more points are chosen: {'the budget is spent' if spends else 'every combination is taken'}")
+        why = "a sweep has no more" if settings.full(found.chosen) else "every combination is taken"
+        lines.append(f"no more points are chosen: {'the budget is spent' if spends else why}")
     return lines
 
 

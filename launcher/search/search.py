@@ -217,7 +217,7 @@ class Search:
     def _affordable(self, trials: Sequence[FrozenTrial]) -> bool:
         """Returns whether the budget allows another point."""
         settings = self.settings
-        if settings.points is not None and len(trials) >= settings.points:
+        if settings.full(len(trials)):
             return False
         if settings.gpu_hours is None:
             return True

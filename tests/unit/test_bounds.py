@@ -32,7 +32,7 @@ from launcher.runs import event_file
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
 from launcher.runs.events import Progress
-from launcher.runs.search_record import SearchRecord
+from launcher.runs.search_record import RUNG, SearchRecord
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers.command import QueryError, query
 from launcher.schedulers.hostlist import hosts_in, variable
@@ -241,8 +241,7 @@ def overrides(place: Place) -> Tried:
     return Tried(60, *sweep_of(place)[:2], "its points have 60 overrides, and those of a sweep at most 59")
 
 
-@tries("SEARCH_BYTES")
-def a_search(place: Place) -> Tried:
+def search_of(place: Place) -> tuple[SearchRecord, Tried]:
     journal = pytest.importorskip("launcher.search.journal", reason="pip install 'launcher[optuna]'")
     record = SearchRecord(place.folder)
     record.journal_file.parent.mkdir()
@@ -251,11 +250,34 @@ def a_search(place: Place) -> Tried:
         record.journal_file.unlink(missing_ok=True)
         backend = journal.JournalBackend(record)
         with backend.operation():
-            backend.append_logs([{"op_code": 4}] * 5)
+            backend.append_logs([{"op_code": 4, "user_attrs": {"overrides": ["a=1"]}}] * 5)
         return True
 
     write()
-    return Tried(record.journal_file.stat().st_size, lambda: len(record.journal().trials) == 5, write, "another search")
+    return record, Tried(
+        record.journal_file.stat().st_size, lambda: len(record.journal().trials) == 5, write, "another search"
+    )
+
+
+@tries("SEARCH_BYTES")
+def a_search(place: Place) -> Tried:
+    return search_of(place)[1]
+
+
+@tries("SEARCH_LINE_BYTES")
+def a_line_of_a_search(place: Place) -> Tried:
+    record, tried = search_of(place)
+    longest = max(map(len, record.journal_file.read_bytes().splitlines()))
+    return tried._replace(size=longest, words="give the keys fewer choices")
+
+
+@tries("SEARCH_RUNGS")
+def rungs_of_a_search(place: Place) -> Tried:
+    record, _ = search_of(place)
+    reached = {f"{RUNG}{number}": 1.0 for number in range(4)}
+    with open(record.journal_file, "a") as file:
+        file.write(json.dumps({"op_code": 9, "trial_id": 0, "system_attr": reached}) + "\n")
+    return Tried(4, lambda: len(record.journal().trials[0].rungs) == 4)
 
 
 @tries("SEARCH_CHOICES")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher import bounds
 from launcher.errors import ConfigError, RunError
 from launcher.runs import events as kinds
 from launcher.runs import lookup, sweep_directory
@@ -126,6 +127,17 @@ def test_overrides_that_all_points_have_are_written_once() -> None:
     few, more, longer = (len(text_of(many(*each))) for each in ((100, 4000), (1000, 4000), (1000, 8000)))
     assert more - few < 900 * 20
     assert longer - more == 4000
+
+
+def test_a_manifest_with_too_many_points_is_refused_before_they_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = Sweep.create(tmp_path / "lr-1")
+    sweep.write(many(20, 0))
+    monkeypatch.setattr(bounds, "SWEEP_POINTS", 19)
+    monkeypatch.setattr("launcher.runs.sweep_directory.misfit", lambda *_: pytest.fail("each point was looked at"))
+    with pytest.raises(RunError, match="it has 20 points, and a sweep has at most 19"):
+        sweep.manifest()
 
 
 def test_the_directory_is_private(tmp_path: Path) -> None:
