@@ -1,4 +1,4 @@
-"""Differences in torch.distributed.checkpoint between torch 2.4 and the newest version; see `torch_compat`."""
+"""Differences between torch 2.4 and the newest version in reading checkpoints; see `torch_compat`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import pathlib
 import pickle
 import warnings
+from typing import IO, Any
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
@@ -16,6 +17,27 @@ from torch.futures import Future
 
 # The filter stays, since saves run in threads, and catch_warnings() changes the filters of all threads.
 warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r"torch\.distributed\.checkpoint")
+
+
+def load_saved(stream: IO[bytes]) -> Any:
+    """Returns on the CPU what torch.save has written, with weights_only=True.
+
+    Everything else is refused before torch.load: until torch 2.6 it executes code in a TorchScript archive and in files
+    of older formats in spite of weights_only=True (CVE-2025-32434).
+
+    Raises:
+        UnpicklingError: it is no archive that torch.save writes, or it has other types than tensors and plain values.
+    """
+    start = stream.tell()
+    head = stream.read(4)
+    stream.seek(start)
+    if head != b"PK\3\4":
+        raise pickle.UnpicklingError("it is no zip archive, as torch.save writes")
+    names = torch._C.PyTorchFileReader(stream).get_all_records()  # as torch.load sees the archive
+    if "data.pkl" not in names or "constants.pkl" in names:  # by the latter torch.load knows TorchScript
+        raise pickle.UnpicklingError("it is no archive that torch.save writes")
+    stream.seek(start)
+    return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 @functools.cache
@@ -48,7 +70,7 @@ class PlainReader(FileSystemReader):
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, content)
                 continue
-            saved = torch.load(content, map_location="cpu", weights_only=True)
+            saved = load_saved(content)
             part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
             target = planner.resolve_tensor(item).detach()
             if target.size() != part.size():

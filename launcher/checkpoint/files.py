@@ -272,7 +272,7 @@ def load_file(path: Path, timeout: float = 0.0) -> Any:
         Unavailable: the file cannot be read now.
     """
     with _opened(path, timeout, "is not what torch.save writes") as stream:
-        return torch.load(cast(IO[bytes], stream), map_location="cpu", weights_only=True)
+        return torch_compat_dcp.load_saved(cast(IO[bytes], stream))
 
 
 @contextlib.contextmanager

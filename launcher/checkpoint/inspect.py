@@ -33,6 +33,7 @@ from launcher.checkpoint.format import (
 from launcher.checkpoint.reading import RetryingFile
 from launcher.checkpoint.state import is_named, named_part, nested
 from launcher.errors import near
+from launcher.torch_compat_dcp import load_saved
 
 _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
@@ -210,9 +211,7 @@ def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> An
         if isinstance(entry, TensorStorageMetadata):
             with RetryingFile(path / Path(info.relative_path).name) as file:
                 file.seek(info.offset)
-                tensor = torch.load(
-                    io.BytesIO(io.BufferedReader(file).read(info.length)), map_location="cpu", weights_only=True
-                )
+                tensor = load_saved(io.BytesIO(io.BufferedReader(file).read(info.length)))
             yield _part(index.fqn, entry.size, tuple(index.offset or ()), tensor)
 
 

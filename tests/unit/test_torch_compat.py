@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import io
+import os
 import pickle
 import socket
+import tarfile
+import warnings
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -169,3 +174,75 @@ def test_nothing_but_tensors_is_made_from_the_files(saved: Path, tmp_path: Path)
     with pytest.raises(dcp.CheckpointException, match=r"(?i)weights.?only|unsupported"):
         read(saved, {"a": torch.zeros(2, 3)})
     assert not (tmp_path / "executed").exists()
+
+
+# -- what is loaded
+
+
+class Runs:
+    """A pickle of it runs a command where it is read without a check."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("it-ran",)
+
+
+def _saved(**options: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save({"weight": torch.ones(3), "steps": [1]}, stream, **options)
+    return stream.getvalue()
+
+
+def _torchscript() -> bytes:
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of torch want another way
+        torch.jit.save(torch.jit.trace(Module(), torch.ones(1)), stream)
+    return stream.getvalue()
+
+
+def _tar() -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name in ("storages", "tensors", "pickle"):
+            archive.addfile(tarfile.TarInfo(name))
+    return stream.getvalue()
+
+
+def test_what_torch_save_writes_is_loaded_from_where_the_stream_stands() -> None:
+    stream = io.BytesIO(_saved())
+    assert torch_compat_dcp.load_saved(stream)["steps"] == [1]
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        saved = io.BytesIO()
+        torch.save(Runs(), saved)
+        saved.seek(0)
+        torch_compat_dcp.load_saved(saved)
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bytes, lambda: b"PK", lambda: b"PK\3\4" + bytes(100), lambda: bytes(100), lambda: pickle.dumps(Runs()),
+        lambda: _saved(_use_new_zipfile_serialization=False), _tar, lambda: b"x" + _saved(), lambda: _saved()[:-40],
+        _torchscript,
+    ],
+)  # fmt: skip
+def test_everything_else_is_refused_before_torch_looks_at_it(
+    make: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until torch 2.6 torch.load executes some of these in spite of weights_only=True."""
+    data = make()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it came to torch.load"))
+    with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+        torch_compat_dcp.load_saved(io.BytesIO(data))
+
+
+def test_nothing_else_of_the_launcher_loads_what_it_has_not_just_saved() -> None:
+    root = Path(torch_compat.__file__).parent
+    callers = [str(each.relative_to(root)) for each in root.rglob("*.py") if "torch.load(" in each.read_text()]
+    texts, fresh = {"cli/checkpoint.py", "integrations/lightning.py"}, {"checkpoint/state.py"}
+    assert {*callers} - texts - fresh == {"torch_compat_dcp.py"}
