@@ -44,6 +44,13 @@ def secrets_in(environ: Mapping[str, str | None], patterns: Iterable[str]) -> di
     return {name: value for name, value in environ.items() if value is not None and is_secret(name, patterns)}
 
 
+def public(name: str, value: str) -> str:
+    """Returns the value of a key or variable as others may see it: a secret is replaced, a URL loses its password."""
+    if is_secret(name):
+        return HIDDEN
+    return without_password(value) if "://" in value else value
+
+
 def without_password(text: str) -> str:
     """Removes the user name and the password from a URL, or from text that looks like one."""
     try:

@@ -83,7 +83,7 @@ def node_command(plan: JobPlan) -> list[str]:
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
     """Returns the set-up lines that create the folders for pyxis to mount; none for other runtimes."""
     return [
-        SetupLine(f"mkdir -p -m 700 {shlex.quote(folder)}", SetupPart.FOLDER, name=folder)
+        SetupLine(f"(umask 077 && mkdir -p {shlex.quote(folder)})", SetupPart.FOLDER, name=folder)
         for folder in (container_command.folders_to_make(plan) if _pyxis(plan) else [])
     ]
 

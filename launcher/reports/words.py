@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.escapes import clean
 from launcher.formatting import number
-from launcher.redaction import HIDDEN, is_secret
+from launcher.redaction import HIDDEN, is_secret, public
 
 
 def value(anything: Any) -> str:
@@ -78,13 +78,13 @@ def plain(text: Any) -> str:
 
 def redact_override(override: str) -> str:
     """Returns an override (`KEY=VALUE`); if a pattern of secrets matches it, with a placeholder for the value."""
-    key, equals, _ = override.partition("=")
-    return f"{key}={HIDDEN}" if equals and is_secret(override) else override
+    key, equals, text = override.partition("=")
+    return f"{key}={HIDDEN if is_secret(override) else public(key, text)}" if equals else override
 
 
 def override_value(key: str, text: str) -> str:
     """Returns the value (`text`) of the override of a key, or a placeholder if the key names a secret."""
-    return HIDDEN if is_secret(key) else text
+    return public(key, text)
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -95,7 +95,10 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
         prefix: the dotted key of `values`; empty at the top.
     """
     if not isinstance(values, dict) or not values:
-        return {prefix: HIDDEN if values is not None and is_secret(prefix.rpartition(".")[2]) else values}
+        name = prefix.rpartition(".")[2]
+        if isinstance(values, str):
+            return {prefix: public(name, values)}
+        return {prefix: HIDDEN if values is not None and is_secret(name) else values}
     return {
         key: each
         for name, inner in values.items()

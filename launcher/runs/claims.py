@@ -29,6 +29,7 @@ from enum import Enum
 from itertools import islice
 from pathlib import Path
 
+from launcher import bounds
 from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
@@ -41,7 +42,7 @@ CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager
 LEASE = 90.0  # seconds without a heartbeat until a manager's points are taken over; NFS shows times up to 60 s late
 SEVERAL = 3  # points that fail on a node, one after the other, until the node gets no more points
-_ENTRY = re.compile(r"(\d+)\.(\d+)")
+_ENTRY = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 
 
 class Kind(Enum):
@@ -58,7 +59,7 @@ class Kind(Enum):
     AGAIN = "again"  # the user has asked to run it again (`sweep rerun`)
 
 
-_MANAGER = r"\d+-\d+-\d+-\d+"
+_MANAGER = "-".join(4 * ["[0-9]{1,9}"])
 _JOURNAL = re.compile(rf"({_MANAGER})\.jsonl")
 _MARK = re.compile(rf"({_MANAGER}|user)\.({'|'.join(each.value for each in Kind)})(?:\.\d+)?")
 
@@ -369,7 +370,7 @@ class Claims:
         listed = unwrap(retry_read(lambda: [(e.name, e.inode()) for e in os.scandir(self._folder)], self._folder)) or []
         found: dict[int, dict[int, tuple[str, int]]] = {}
         for name, inode in listed:
-            if match := _ENTRY.fullmatch(name):
+            if (match := _ENTRY.fullmatch(name)) and int(match[1]) < bounds.SWEEP_POINTS:
                 found.setdefault(int(match[1]), {})[int(match[2])] = name, inode
             elif inode not in self._names and (match := _MARK.fullmatch(name)):
                 self._names[inode] = _entry(match)

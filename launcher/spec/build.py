@@ -147,7 +147,13 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
         resume=_resume(config),
         train=resolved(Train, config.train, "train."),
         debug=resolved(Debug, config.debug, "debug.", ranks=_debug_ranks(config.debug, nodes * procs)),
-        tracking=resolved(Tracking, config.tracking, "tracking.", experiment=tracking.experiment(config, site.run_id)),
+        tracking=resolved(
+            Tracking,
+            config.tracking,
+            "tracking.",
+            uri=tracking.uri(config),
+            experiment=tracking.experiment(config, site.run_id),
+        ),
         queued=rules.queued,
         secret_variables=tuple(secrets),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, near
+from launcher.redaction import without_password
 
 KNOWN = ("tensorboard", "mlflow", "wandb")  # also the names of the packages, and of our extras
 
@@ -24,6 +25,21 @@ def trackers(track: Any) -> tuple[str, ...]:
                 f"them: 'track=[{','.join(KNOWN)}]'"
             )
     return tuple(dict.fromkeys(names))
+
+
+def uri(config: Config) -> str | None:
+    """Returns tracking.uri. Pure.
+
+    Raises:
+        ConfigError: it has a user name or a password, which the record, the report and the dry run would show.
+    """
+    given = config.tracking.uri
+    if given is not None and without_password(given) != given:
+        raise ConfigError(
+            "tracking.uri has a user name or a password, and who sees the run's record or report would see it: leave "
+            "it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+        )
+    return given
 
 
 def experiment(config: Config, run_id: str) -> str:

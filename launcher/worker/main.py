@@ -24,7 +24,9 @@ from typing import Any, get_type_hints
 from launcher import errors
 from launcher.config import schema
 from launcher.failures.codes import StopReason
+from launcher.files import run_files
 from launcher.own_module import own_module
+from launcher.runs.directory import require_private
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
@@ -60,10 +62,11 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint.dir
     if plan.own_code:
         _require_gpu(plan)
-        os.makedirs(plan.checkpoint.dir, mode=0o700, exist_ok=True)
     for variable in AGENTS_OWN:
         os.environ.pop(variable, None)
     try:
+        if plan.own_code:
+            make_checkpoint_folder(Path(plan.checkpoint.dir))
         with debugger.install(**debugger.install_arguments(plan)):
             if plan.workload.kind == "Program":
                 agents.wait(plan.launch.rendezvous_timeout)
@@ -90,6 +93,23 @@ def _require_gpu(plan: JobPlan) -> None:
         workload.device, plan.gpus_per_node, os.environ, other_torch=other, rank=int(os.environ["RANK"]),
         host=socket.gethostname(),
     )  # fmt: skip
+
+
+def make_checkpoint_folder(path: Path) -> None:
+    """Makes the folder in which a user's own code saves. What it loads from there may be executed: pickles.
+
+    Raises:
+        RunError: the folder belongs to another user, or others can write to it.
+        UnavailableError: it cannot be looked at now.
+        OSError: it cannot be made.
+    """
+    run_files.make_folder(path)
+    try:
+        require_private(path)
+    except errors.UnavailableError:
+        raise
+    except errors.RunError as error:
+        raise errors.RunError(f"checkpoint.dir={path}: {error}") from None
 
 
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:

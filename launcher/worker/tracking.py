@@ -21,7 +21,7 @@ from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.log_line import log_line
-from launcher.redaction import HIDDEN, is_secret, without_password
+from launcher.redaction import public
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.hostlist import hosts_in
 from launcher.worker.tracker import CLOSE_TIMEOUT, LOCAL_TIMEOUT, About, Entry, Tracker, keep, kept
@@ -236,14 +236,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         elif value is not None and value != []:
-            yield prefix + str(key), _redacted(str(key), str(value))
-
-
-def _redacted(key: str, value: str) -> str:
-    """Returns a config value without secrets, since a tracker may show it to others."""
-    if is_secret(key):
-        return HIDDEN
-    return without_password(value) if "://" in value else value
+            yield prefix + str(key), public(str(key), str(value))  # a tracker may show it to others
 
 
 _KNOWN: Mapping[str, Callable[[About], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}

@@ -238,10 +238,10 @@ if ! type module >/dev/null 2>&1; then
   done
 fi
 {
-mkdir -p -m 700 /data/me/checkpoints
+(umask 077 && mkdir -p /data/me/checkpoints)
 } || setup_failed 1 $? 'making /data/me/checkpoints, to be seen in env.container' '"of": "folder", "name": "/data/me/checkpoints"'
 {
-mkdir -p -m 700 /data/me/tensorboard
+(umask 077 && mkdir -p /data/me/tensorboard)
 } || setup_failed 2 $? 'making /data/me/tensorboard, to be seen in env.container' '"of": "folder", "name": "/data/me/tensorboard"'
 set +e  # a set-up line may have set -e, but this script has to record how the ranks end
 

@@ -72,7 +72,7 @@ def test_folders_that_ranks_would_make_are_made_before() -> None:
     assert container_command.folders_to_make(planned()) == []
     assert "mkdir -p" not in job_script.script(with_fields(planned(), **elsewhere), token="t")  # a node does it
     script = job_script.script(with_fields(planned(env=PYXIS), **elsewhere), token="t")
-    assert script.index("mkdir -p -m 700 /ckpt/x\n") < script.index("/ckpt/x:/ckpt/x")
+    assert script.index("(umask 077 && mkdir -p /ckpt/x)\n") < script.index("/ckpt/x:/ckpt/x")
 
 
 @pytest.mark.parametrize(

@@ -208,8 +208,13 @@ def test_numbers_in_words(told: str, expected: str) -> None:
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
     secret = "hf_abcdef"
-    config = {"cluster": {"environment": {"HF_TOKEN": secret, "OMP_NUM_THREADS": "2"}}}
-    run = make_run(tmp_path, config=config, overrides=[f"+cluster.environment.HF_TOKEN={secret}", "nodes=2"])
+    url = f"https://me:{secret}@host/x"
+    config = {
+        "cluster": {"environment": {"HF_TOKEN": secret, "OMP_NUM_THREADS": "2", "MLFLOW_TRACKING_URI": url}},
+        "tracking": {"uri": url},
+    }
+    given = [f"+cluster.environment.HF_TOKEN={secret}", f"tracking.uri={url}", "nodes=2"]
+    run = make_run(tmp_path, config=config, overrides=given)
     html = page.render(comparison.page([data_of(run)]))
     assert secret not in html
     assert "cluster.environment.HF_TOKEN" in html

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import bounds
 from launcher.errors import RunError
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Entry, Heartbeats, Kind, Manager, PointLog, State
@@ -246,3 +247,17 @@ def test_files_of_others_are_neither_entries_nor_managers(tmp_path: Path) -> Non
     assert found.managers() == [A]
     assert (found.logs()[0].owner, found.log(0).owner) == (A, A)
     assert not found.add(1, 0, Kind.CLAIMED, B)  # whatever it says, the entry is there
+
+
+def test_names_that_are_no_entries_are_left_out(tmp_path: Path) -> None:
+    """A number of 5,000 digits is none that int() takes; a name has 255 bytes at most on most file systems."""
+    Claims.create(tmp_path)
+    found = Claims(tmp_path, 0)
+    manager = Manager(0, 0, 0, 0)
+    assert found.add(7, 0, Kind.CLAIMED, manager)
+    names = ["9" * 250 + ".0", "3." + "9" * 250, "100000.0", "\u0663.0", "5.4", "8.1", "." + "1" * 240]
+    for name in [*names, "9" * 200 + "-0-0-0.claimed"]:
+        os.link(tmp_path / claims.CLAIMS / "0-0-0-0.claimed", tmp_path / claims.CLAIMS / name)
+    logs = Claims(tmp_path, 0).logs()
+    assert {point: log.state for point, log in logs.items() if log.begun} == {7: State.HELD}
+    assert max(logs) < bounds.SWEEP_POINTS

@@ -14,6 +14,7 @@ from launcher.config.schema import (
     DDPMnist,
     LaunchMode,
     Precision,
+    Tracking,
     Workload,
 )
 from launcher.errors import BAD_INPUT, ConfigError
@@ -207,3 +208,13 @@ def test_control_characters_are_refused_in_what_the_machine_adds(field: str) -> 
     site = type(SITE)(**{**vars(SITE), field: "/a\nb"})
     with pytest.raises(ConfigError, match=rf"{field}=.*control character"):
         make_plan(make_config(), site)
+
+
+def test_a_password_in_the_uri_of_a_tracker_is_refused_and_not_repeated() -> None:
+    """The record, the report and the dry run show the key."""
+    for url in (None, "http://host:5000", "file:///runs/a@b", "databricks://scope:prefix", "sqlite:////runs/m.db"):
+        assert plan_of(tracking=Tracking(uri=url)).tracking.uri == url
+    for url in ("https://me:hush@host:5000/x", "https://hush@host", "postgresql://me:hush@host/db"):
+        with pytest.raises(ConfigError, match="set MLFLOW_TRACKING_USERNAME") as refusal:
+            plan_of(tracking=Tracking(uri=url))
+        assert "hush" not in str(refusal.value)

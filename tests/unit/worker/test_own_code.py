@@ -15,11 +15,13 @@ import torch.distributed as dist
 import launcher
 from launcher.config.keys import opened
 from launcher.config.schema import Function
+from launcher.errors import RunError
 from launcher.monitoring import progress
 from launcher.runs import event_file
 from launcher.runs.events import Progress, every
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import process_group, stop, stopping
+from launcher.worker.main import make_checkpoint_folder
 from launcher.worker.settings import Settings
 from workloads import function
 from workloads.ranks import WorkloadError
@@ -189,3 +191,31 @@ def test_the_page_shows_the_difference_between_the_two_scripts(name: str, lines:
     assert (len(added), len(removed)) == (lines, 1)
     page = [line.strip() for line in (ROOT / "docs" / "ten-lines.md").read_text().splitlines()]
     assert [line for line in (*added, *removed) if line.strip() not in page] == []
+
+
+# -- the folder of its checkpoints
+
+
+def test_the_folder_of_checkpoints_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_checkpoint_folder(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o777 for each in (tmp_path / "a", *(tmp_path / "a").rglob("*"))] == [0o700] * 3
+    make_checkpoint_folder(tmp_path / "a" / "b" / "c")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_folder_of_checkpoints_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    """What a user's own code loads from there is executed: pickles."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(RunError, match=r"checkpoint.dir=.*others can write to .*open"):
+        make_checkpoint_folder(tmp_path / "open")
+
+
+def test_a_folder_of_checkpoints_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(RunError, match=r"checkpoint.dir=.*belongs to user \d+, not to you"):
+        make_checkpoint_folder(tmp_path)
