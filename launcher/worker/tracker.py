@@ -52,7 +52,8 @@ def kept(path: Path) -> list[Entry]:
         LauncherError: the file cannot be read.
     """
     text = unwrap(read_text(path, bounds.UNSENT_BYTES)) or ""
-    whole = {line for line in text.split("\n")[:-1] if line.endswith("]")}  # a process may be killed while it writes
+    # A process may be killed while it writes.
+    whole = dict.fromkeys(line for line in text.split("\n")[:-1] if line.endswith("]"))
     return sorted((Entry(*json.loads(line)) for line in whole), key=lambda entry: entry.moment)
 
 
