@@ -38,7 +38,7 @@ COMMANDS = {
     "checkpoint": "Checkpoints of a run: list, inspect, verify, extract, adopt.",
     "site": "Profiles of sites: list, show, check, or write one for this site.",
     "env": "Pack a venv into an archive for the nodes (env.archive).",
-    "template": "A template to start your own job scripts from, and its check.",
+    "template": "A template to start your own job scripts from.",
     "report": "One HTML page about a run, or several side by side.",
     "data": "Data sets: which are here, and how to get one.",
     "doctor": "Check this machine and its scheduler; a report for a ticket.",

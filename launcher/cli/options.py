@@ -52,7 +52,6 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
     "env": {"pack": "pack a venv into an archive"},
     "template": {
         "show": "print a template that changes nothing, to start from",
-        "lint": "report errors in a template, and the launcher's parts that it lacks",
     },
     "data": {"fetch": ""},
 }
@@ -411,12 +410,11 @@ def of_env(parser: ArgumentParser) -> None:
 
 
 def of_template(parser: ArgumentParser) -> None:
-    """Print a template for your own job scripts (cluster.template=PATH), or check yours."""
+    """Print a template for your own job scripts (cluster.template=PATH)."""
     parser.usage = "%(prog)s ACTION [PATH] [options]"
-    add_actions(parser, "template", "\n\nlint exits with 0 (nothing is missing), 1 (something is) or 2 (errors)")
-    parser.add_argument("path", metavar="PATH", nargs="?", help="lint: your template (default: the profile's)")
+    add_actions(parser, "template")
     parser.add_argument("--cluster", metavar="NAME", help="the profile that the template is for (default: slurm)")
-    parser.add_argument("--whole", action="store_true", help="show: print the launcher's templates, with all parts")
+    parser.add_argument("--whole", action="store_true", help="print the launcher's own templates")
 
 
 def of_report(parser: ArgumentParser) -> None:

@@ -181,7 +181,7 @@ class Cluster:
     account: str | None = None  # account that is charged
     directives: dict[str, Any] = field(default_factory=dict)  # extra options of the job; null drops one of ours
     setup: list[str] = field(default_factory=list)  # shell commands to run before the agents start (module load ...)
-    template: str | None = None  # your own template of the job script; see docs/templates.md
+    template: str | None = None  # your own template of the job script; see docs/job-script.md
     environment: dict[str, Any] = field(default_factory=dict)  # environment variables of all ranks; null unsets one
     trusted_folders: list[str] = field(default_factory=list)  # parents of runs_dir with trusted groups; only in files
     limits: Limits = field(default_factory=Limits)  # limits for a job

@@ -22,7 +22,7 @@ import importlib.util, json, sys
 missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps([list(sys.version_info[:2]), missing]))
 """
-# The job script checks this first (templates/parts/setup.sh.j2), since batch shells do not always have `module`.
+# The job script checks this first (launcher/job/begin.sh), since batch shells do not always have `module`.
 MODULE = "type module >/dev/null 2>&1"
 # Activates an environment by its path; $launcher_env is set before. `conda init` would need an interactive shell.
 ACTIVATE = """\

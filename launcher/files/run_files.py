@@ -19,7 +19,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -291,7 +290,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 def temporary_name(name: str) -> str:
     """Returns an unguessable name for a temporary file that will be renamed to `name`; at most NAME_MAX long."""
-    return f".{name[:200]}.{secrets.token_hex(8)}"
+    return f".{name[:200]}.{os.urandom(8).hex()}"
 
 
 def make_folder(path: Path) -> None:

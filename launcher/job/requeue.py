@@ -177,7 +177,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
     events(found.event)
     why = text.of_next(found.event)
     lines = {
-        What.ELSEWHERE: f"continues: {why}", What.HERE: "continues", What.STAYS: f"stays stopped: {why}",
+        What.ELSEWHERE: f"continues: {why}", What.HERE: "continues", What.STAYS: f"is stopped: {why}",
         What.GIVEN_UP: f"is given up: {why}",
     }  # fmt: skip
     print(f"launcher: {run.id} {lines[found.what]}", file=sys.stderr)
@@ -324,7 +324,7 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
         array = Run(run.path.parent)
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
     if not run.has("script.sh"):  # an element of an array continues as a single job
-        script = run.write_script(job_script.script(plan, token=token))
+        script = job_script.write(run, plan, token=token)
     environment = registry.queue(plan.cluster.scheduler).environment_within(plan, run)
     run.journal(Submitting(token=token))
     job_id = submit(str(script), token, environment)

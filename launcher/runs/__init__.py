@@ -19,7 +19,8 @@ It may import spec, failures, files and what is below them.
 - `bindings`: makes and reads events about the CPUs that ranks are bound to
 - `saves`: detects progress of a user's program by the times of its checkpoint files
 - `time_left`: seconds left of an attempt's wall time, although clocks of nodes differ
-- `lease`: checks that this attempt still holds the run's lease, before it writes results
+- `lease`: the lease that keeps two jobs of a run apart: taking it, its heartbeat; whether this attempt still holds it
+- `job_file`: what the job's driver needs to know of a run (job.json)
 - `submitter_lock`: lock that lets one command at a time submit a run or a sweep
 - `claims`: which slot manager runs which point of a packed sweep; heartbeats of slot managers
 - `search_record`: files of a search: settings, record template, and Optuna's journal read without Optuna

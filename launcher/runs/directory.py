@@ -2,7 +2,7 @@
 
     RUN/                    0700, files 0600
       record.json           plan, config, versions, commit; written once, by the submitter
-      script.sh             the job script as it was submitted
+      script.sh, job.json   the job script as it was submitted, and what its driver needs; after.sh: for its end
       code/, code-N/        with env.snapshot: the code that the run executes (points: in the sweep's directory)
       lib-VERSION/          the launcher itself, for another Python (env.activate), unless it runs from a checkout
       environment.sh        on PBS: the submitter's environment that the job inherits

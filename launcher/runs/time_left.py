@@ -1,6 +1,6 @@
 """Computes how much of an attempt's wall time is left, although the clocks of nodes may differ.
 
-The job script computes the time left when it starts (templates/parts/shared.sh.j2, `ends_in`), and exports:
+The job computes the time left when it starts (`launcher.job.driver`), and sets:
 
     LAUNCHER_DEADLINE         the deadline, in seconds since the epoch, by the clock of the script's machine
     LAUNCHER_TIME_LEFT        seconds left when the script started
@@ -8,7 +8,7 @@ The job script computes the time left when it starts (templates/parts/shared.sh.
 
 | this process | computes the time left from | the result is |
 |---|---|---|
-| runs on the script's machine | the uptime, which does not depend on the clock's setting | sure |
+| runs on the machine of the job script | the uptime, which does not depend on the clock's setting | sure |
 | runs on another machine | its own clock; at most LAUNCHER_TIME_LEFT | not sure |
 | has LAUNCHER_DEADLINE only (custom template) | its own clock | sure: there is no better source |
 

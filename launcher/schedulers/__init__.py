@@ -11,7 +11,7 @@ other.
 - `command`: runs one scheduler command with a timeout and a limit on its output
 - `executor`: base class of the submitit executors that submit runs and job arrays
 - `idempotent_submit`: submits a job exactly once, even if the scheduler's reply is lost
-- `job_script`: renders a job script with the scheduler's directives
+- `job_script`: renders and writes a job script with the scheduler's directives, and the file for its driver
 - `planning`: builds the plan of a config, and validates `resume.how` for its scheduler
 - `job_environment`: which of the user's environment variables a job inherits
 - `environment_file`: writes environment.sh and the secrets for jobs that read their environment from a file
@@ -51,6 +51,7 @@ The folders slurm, pbs, sge and local have the same modules (NAME/...), as far a
 - `NAME/functions`: submitit functions: the interface of schedulers/functions/ for this scheduler
 - `NAME/parameters`: submitit functions: the resources that an executor accepts, such as queue and walltime
 - `NAME/submitit_executor`: submitit functions: the executor and job classes
+- `slurm/in_job`: the time that Slurm leaves a job, for its driver
 - `slurm/job_step`: the srun commands that start a job's tasks, and a process in a running job (`attach`)
 - `pbs/submitit_environment`: submitit functions: the environment of a task
 - `pbs/pbsdsh`: starts tasks with pbsdsh, and kills them when this process ends

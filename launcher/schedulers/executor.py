@@ -131,7 +131,7 @@ class RunExecutor(core.PicklingExecutor):
     ) -> list[core.Job[Any]]:
         if len(delayed_submissions) == 1 and self._elements is None:
             self._dump(delayed_submissions[0], self.run)
-            return [self._submit(self.run, self._make_submission_file_text("", ""), self.token)]
+            return [self._submit(self.run, self.plan, self.token)]
         elements = self._elements or [Run(self.run.path / str(index)) for index in range(len(delayed_submissions))]
         for element, delayed in zip(elements, delayed_submissions, strict=True):
             if not unwrap(exists(element.path)):
@@ -154,14 +154,14 @@ class RunExecutor(core.PicklingExecutor):
         """Submits runs as one job array; a single run becomes a plain job, because PBS has no arrays of one."""
         if len(elements) == 1:
             plan = dataclasses.replace(self.plan, run_dir=str(elements[0].path))
-            return [self._submit(elements[0], job_script.script(plan, token=token), token)]
+            return [self._submit(elements[0], plan, token)]
         array = f"0-{len(elements) - 1}" + (f"%{self.throttle}" if self.throttle else "")
         folder = self.run.path / "arrays"
         with private_files():
             folder.mkdir(exist_ok=True)
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
-            text = job_script.script(self.plan, token=token, array=array, elements=names)
-            script = write(folder / f"{token}.sh", text)
+            script = folder / f"{token}.sh"
+            job_script.write_array(self.plan, script, token=token, array=array, elements=names)
         if self.plan.cluster.template is not None:
             self._write_scripts(elements, token)
         self._handed = elements
@@ -176,11 +176,11 @@ class RunExecutor(core.PicklingExecutor):
         """Writes each element's own script, with which it is resubmitted even if the user's template has changed."""
         with private_files():
             for element in elements:
-                element.write_script(job_script.script(element.own_plan(), token=token))
+                job_script.write(element, element.own_plan(), token=token)
 
-    def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
+    def _submit(self, run: Run, plan: JobPlan, token: str) -> core.Job[Any]:
         with private_files():
-            path = run.write_script(script)
+            path = job_script.write(run, plan, token=token)
         return self.job_class(run.submitit_folder, self._send(path, token, run), range(self._num_tasks()))
 
     def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Converts an environment to shell `export` lines, for jobs that read their environment from a file. Pure."""
+"""Converts an environment to shell `export` lines, for jobs that read their environment from a file, and back. Pure."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def exports(environ: Mapping[str, str]) -> str:
             unless_set = f"[ -v {name} ] || " if OF_NODE.fullmatch(name) else ""
             lines.append(f"{unless_set}export {name}={shlex.quote(value)}\n")
     return "".join(lines)
+
+
+def parse_exports(text: str) -> dict[str, str]:
+    """Returns the variables of bash lines that `exports` has made (those of OF_NODE too) and of comment lines."""
+    words = iter(shlex.split(text, comments=True))
+    return dict(next(words).split("=", 1) for word in words if word == "export")

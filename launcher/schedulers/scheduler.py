@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from launcher.failures.codes import NextReason
 from launcher.schedulers.queries import Ending
 from launcher.script.job_variables import JobVariables
-from launcher.script.quoting import Raw
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -259,8 +258,8 @@ class StartsJobSteps(ABC):
     step_requirement: str
 
     @abstractmethod
-    def start_tasks(self, plan: JobPlan) -> Raw:
-        """Returns the first words of a shell command that runs another one, as the job's tasks, on all nodes. Pure."""
+    def start_tasks(self, plan: JobPlan) -> list[str]:
+        """Returns the first words of a command that runs another one, as the job's tasks, on all nodes. Pure."""
 
     @abstractmethod
     def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:

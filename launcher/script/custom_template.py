@@ -1,38 +1,43 @@
-"""Checks and renders the user's own template of job scripts (cluster.template). `lost_parts` compares it with ours.
+"""Checks and renders the user's own template of job scripts (cluster.template).
 
-Values are quoted for the shell wherever a template prints them. Within quotes of the template this would not work: in
-`"{{ plan.name }}"` the single quotes are text, and a `$(...)` in the value would be executed. In some places bash
-evaluates a word even if it is quoted: `a[$(...)]` executes a command in arithmetic. So both are refused.
+A custom template extends one of ours, and fills the blocks `directives`, `setup`, `run` and `after`. Values of the plan
+are allowed in `directives` only, whose lines are comments, so that no value can become shell code. Other blocks use the
+exported variables (LAUNCHER_NAME, ...; docs/job-script.md).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from launcher.errors import ConfigError, near
 from launcher.paths import resource, user_config_dir
 from launcher.script import templates
-from launcher.script.shell_context import ShellContext
 from launcher.spec.plan import JobPlan
 
 if TYPE_CHECKING:
     import jinja2
 
+T = TypeVar("T")
+
+BLOCKS = ("directives", "setup", "run", "after")
+VALUES = ("plan", "directives")  # names that the block `directives` may use
+# Blocks that templates had before there was a driver, and what to write instead.
+BEFORE = {
+    "begin": "the driver does it (docs/job-script.md)", "environment": "the driver does it (docs/job-script.md)",
+    "before": "put its lines at the end of the block setup, behind {{ super() }}",
+    "start": "put a command in front of {{ super() }} in the block run",
+    "end": "the driver does it (docs/job-script.md)",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Problem:
-    """An error in a template.
-
-    Attributes:
-        path: path of the template.
-        line: line number, from 1.
-        what: text about the error and the fix.
-    """
+    """An error in a template; `what` is a text about it and the fix."""
 
     path: str
     line: int
@@ -64,106 +69,127 @@ def require_sound(path: Path) -> None:
     Raises:
         ConfigError: `problems` finds errors; the text has the file and line of each.
     """
-    if wrong := problems(path):
+    if wrong := list(problems(path)):
         raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
 
 
-def problems(path: Path) -> list[Problem]:
-    """Returns the errors of a template that do not depend on a plan: syntax, unknown names, unprotected values.
-
-    Templates of the user that it extends, includes or imports are checked too.
-    """
-    ours = resource("templates")
-    wrong: list[Problem] = []
-    files, known = [str(path)], {*NAMES, *templates.environment().globals}
-    seen: set[str] = set()
-    while files:
-        if (each := files.pop(0)) not in seen and (each == str(path) or not (ours / each).is_relative_to(ours)):
-            seen.add(each)
-            wrong += _of_file(each, files, known)
-    return wrong
-
-
-def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
-    """Returns the errors of one file.
-
-    Args:
-        path: path of the template.
-        files: templates to check later; those that this one extends, includes or imports are added.
-        known: names that templates may use; all names in this file are added, since it may set them for others.
-    """
+def problems(path: Path) -> Iterator[Problem]:
+    """Yields the errors of a template, and of those of the user's that it extends, that do not depend on a plan."""
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
-    from jinja2 import meta, nodes
+    from jinja2 import nodes
 
-    environment = templates.environment()
-    try:
-        source = Path(path).read_text()
-        tree = environment.parse(source, filename=path)
-        undeclared = meta.find_undeclared_variables(tree)
-    except jinja2.TemplateSyntaxError as error:
-        return [Problem(path, error.lineno, f"{error.message}")]
-    except (OSError, UnicodeDecodeError) as error:
-        return [Problem(path, 1, f"it cannot be read as text: {error}")]
-    wrong = []
-    for name in sorted(undeclared - known):
-        line = next((n for n, text in enumerate(source.splitlines(), 1) if re.search(rf"\b{name}\b", text)), 1)
-        wrong.append(Problem(path, line, f"there is no {name}.{near(name, known)} Known: {', '.join(NAMES)}"))
-    known |= {each.name for each in tree.find_all(nodes.Name)}
-    for line, names, needed in _references(tree):
-        there = [name for name in names if (resource("templates") / name).is_file()]
-        files += there
-        if needed and not there:
-            ours = [each.name for each in resource("templates").glob("*.j2")]
-            hint = near(names[0], ours) or " Name your own by its absolute path"
-            wrong.append(Problem(path, line, f"there is no template {' or '.join(names)}.{hint}"))
-    return sorted([*wrong, *_unprotected(environment, path, source)], key=lambda each: each.line)
+    names, seen = [str(path)], set[str]()
+    while names:
+        file = names.pop()
+        seen.add(file)
+        try:
+            tree = templates.environment().parse(Path(file).read_text(), filename=file)
+        except jinja2.TemplateSyntaxError as error:
+            yield Problem(file, error.lineno, f"{error.message}")
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            yield Problem(file, 1, f"it cannot be read as text: {error}")
+            continue
+        extends = tree.find(nodes.Extends)
+        parent = extends.template.as_const() if extends and isinstance(extends.template, nodes.Const) else None
+        ours = sorted(each.name for each in resource("templates").glob("*.sh.j2") if "function" not in each.name)
+        if parent is None:
+            yield Problem(file, 1, f'it lacks {{% extends "sbatch.sh.j2" %}} (there are {", ".join(ours)})')
+        elif Path(parent).is_absolute():
+            names += [parent] if parent not in seen else []
+        elif parent not in ours:
+            hint = near(parent, ours) or " Name your own by its absolute path"
+            assert extends is not None
+            yield Problem(file, extends.lineno, f"there is no template {parent}.{hint}")
+        yield from sorted(_of_tree(file, tree), key=lambda each: each.line)
 
 
-def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], bool]]:
-    """Yields each reference to other templates: line, names (the first that exists counts), whether one must exist."""
+def _of_tree(file: str, tree: jinja2.nodes.Template) -> Iterator[Problem]:
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     from jinja2 import nodes
 
-    for node in tree.find_all((nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)):
-        assert isinstance(node, (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport))
-        try:
-            named = node.template.as_const()
-        except nodes.Impossible:  # the name is computed
+    directives = set[int]()
+    for block in tree.find_all(nodes.Block):
+        if block.name not in BLOCKS:
+            instead = BEFORE.get(block.name) or f"There are {', '.join(BLOCKS)}.{near(block.name, BLOCKS)}"
+            yield Problem(file, block.lineno, f"there is no block {block.name} (any more): {instead}")
+        if block.name == "directives":
+            directives.update(map(id, block.find_all(nodes.Name)))
+        if block.name in ("setup", "run") and not any(
+            isinstance(call.node, nodes.Name) and call.node.name == "super" for call in block.find_all(nodes.Call)
+        ):
+            lost = "cluster.setup and env have" if block.name == "setup" else "the run's driver has"
+            yield Problem(file, block.lineno, f"the block {block.name} lacks {{{{ super() }}}}: {lost} no place in it")
+    for other in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport)):
+        yield Problem(file, other.lineno, "a template cannot include or import another one: write it into this one")
+    own = {each.name for each in tree.find_all(nodes.Name) if each.ctx in ("store", "param")}
+    known = {"super", "loop", *own, *templates.environment().globals}
+    for name in tree.find_all(nodes.Name):
+        if name.ctx != "load" or name.name in known:
             continue
-        needed = not (isinstance(node, nodes.Include) and node.ignore_missing)
-        yield node.lineno, [named] if isinstance(named, str) else [*map(str, named)], needed
-
-
-NAMES = (
-    "plan", "version", "directives", "array", "elements", "arrays", "checkpoints", "setup", "environment", "start",
-    "node", "requeue", "after", "secrets", "secrets_file", "seconds", "lease_timeout", "lease_heartbeat", "lease_poll",
-    "umask", "shell", "passing", "read_timeout", "read_pause", "seen", "no_workdir",
-)  # fmt: skip
+        if name.name not in VALUES:
+            yield Problem(
+                file, name.lineno, f"there is no {name.name}.{near(name.name, VALUES)} Known: plan, directives"
+            )
+        elif id(name) not in directives:
+            yield Problem(
+                file, name.lineno,
+                f"{name.name} is used outside of the block directives: use an exported variable, such as "
+                '"$LAUNCHER_NAME" (docs/job-script.md)',
+            )  # fmt: skip
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """Renders a custom template.
+    """Renders a custom template, without its block `after`.
 
     Args:
         template: path of the template.
-        values: variables of the template, by name.
+        values: variables of the template, by name; `heading` is the line behind the directives.
+
+    Raises:
+        ConfigError: rendering fails, or a line of the block directives is no comment; the text has file and line.
+    """
+    text = _rendered(template, lambda loaded: str(loaded.render(values)))
+    head, _, _ = text.partition(f"\n{values['heading'].text}\n")
+    for line in head.splitlines():
+        if line.strip() and not line.startswith("#"):
+            raise ConfigError(
+                f"cluster.template: {template}: the block directives has the line {line!r}, which is no comment: put "
+                "commands into the block setup"
+            )
+    return text
+
+
+def after(template: str, values: Mapping[str, Any]) -> str | None:
+    """Returns the block `after` of a custom template as text; None: it has none.
 
     Raises:
         ConfigError: rendering fails; the text has the file and the line.
     """
+
+    def block(loaded: jinja2.Template) -> str | None:
+        context = loaded.new_context(dict(values))
+        for _ in loaded.root_render_func(context):  # adds the blocks of the templates that it extends to the context
+            pass
+        return "".join(context.blocks["after"][0](context)) if "after" in context.blocks else None
+
+    return _rendered(template, block)
+
+
+def _rendered(template: str, render: Callable[[jinja2.Template], T]) -> T:
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
 
     try:
-        return str(templates.template(template).render(values))
+        return render(templates.template(template))
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"cluster.template: {error.filename}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateNotFound as error:
         raise ConfigError(f"cluster.template: {template}: there is no template {error.name}") from None
     except RecursionError as error:
         path, line = _place(error.__traceback__, template)
-        raise ConfigError(f"cluster.template: {path}:{line}: it extends, includes or calls itself") from None
+        raise ConfigError(f"cluster.template: {path}:{line}: it extends or calls itself") from None
     except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         path, line = _place(error.__traceback__, template)
         raise ConfigError(f"cluster.template: {path}:{line}: {_explain(str(error))}") from None
@@ -191,51 +217,3 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
             place = (name, trace.tb_lineno)
         trace = trace.tb_next
     return place
-
-
-# -- values where quotes do not protect them
-
-# Positions where bash evaluates a word even if it is quoted: a pattern of the text before it on its line, and the name
-# of the position (man bash: ARITHMETIC EVALUATION, Arrays, Parameter Expansion, QUOTING; builtins that take a
-# variable's name evaluate its subscript).
-_COMMAND = r"(?:^|[;&|({]|\b(?:then|do|else|if|while))\s*"
-EVALUATED = {
-    r"\$$": "after a $",
-    r"\$\{[^}:]+:(?![-=+?])[^}]*$": "within ${x:...}",
-    r"\$\[[^\]]*$|[\w(]\[[^\]]*$|\[$": "within a[...]",
-    r"\[\[(?!.*\]\])": "within [[ ]]",
-    r"\s-v\s+$": "the name of a variable (-v)",
-    rf"{_COMMAND}let\s[^;&|]*$": "an argument of let",
-    rf"{_COMMAND}(declare|typeset|local|readonly)\s[^;&|]*-\w*i[^;&|]*$": "the value of an integer",
-    rf"{_COMMAND}(declare|typeset|local|readonly|unset|read|mapfile|readarray|eval)\s[^;&|]*(?<=\s)$":
-        "where bash evaluates a word",
-}  # fmt: skip
-
-
-def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Iterator[Problem]:
-    """Yields an error for each value where quoting does not protect it.
-
-    Numbers (`| int`, `| float`) and shell code (`| raw`) are allowed everywhere.
-    """
-    shell = ShellContext()
-    words: list[str] = []
-    inside = before = ""  # what encloses the value; the text before it on its line
-    for line, kind, text in environment.lex(source):
-        if kind == "data":
-            shell.read(text)
-            before = (before + text).rpartition("\n")[2]
-        elif kind == "variable_begin":
-            evaluated = (where for pattern, where in EVALUATED.items() if re.search(pattern, before))
-            words, inside = [], f"within {shell.inside}" if shell.inside else next(evaluated, "")
-        elif kind == "variable_end":
-            shell.read("_")  # stands for the value
-            before += "_"
-            expression = "".join(words).strip()
-            if inside and not re.search(r"\|\s*(int|float|raw)\s*$", expression):
-                yield Problem(
-                    path, line,
-                    f"{{{{ {expression} }}}} is {inside}: the quotes that the launcher puts around a value do not "
-                    'protect it there. Let it stand by itself ("a "{{ value }}" b"), or add `| int` to a number',
-                )  # fmt: skip
-        else:
-            words.append(text)

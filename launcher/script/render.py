@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import __version__
+from launcher import __version__, paths
+from launcher.config.schema import ResumeHow
 from launcher.environment import containers, interpreter, secrets
 from launcher.environment.setup_line import SetupLine
 from launcher.failures.codes import SetupPart
-from launcher.files import shared_files
 from launcher.files.shared_folder import SEEN
 from launcher.own_module import own_module
 from launcher.runs import lease
+from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields
 from launcher.script import custom_template, templates
 from launcher.script.job_variables import JobVariables
 from launcher.script.quoting import Raw, command, quote
 from launcher.spec.plan import JobPlan
 
-READ_TIMEOUT = int(shared_files.IN_A_JOB)  # seconds for which reading a file is retried after a transient error
 _SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of JobVariables that are shell code
-READ_PAUSE = 1  # seconds between two retries
 
 
 @dataclass(frozen=True)
@@ -34,15 +31,15 @@ class Parts:
     Attributes:
         template: name of a template in templates/, or an absolute path.
         shell: shell expressions with which the script finds its job's id, output and end.
-        start: first words of the command that runs another one on all nodes of the job.
+        start: first arguments of the command that runs another one on all nodes of the job.
         directives: options of the job, without the scheduler's prefix (such as #SBATCH).
-        here: whether the job is a process on the machine where it is submitted.
+        here: whether the job is a process of the machine where it is submitted.
         from_files: whether the job reads its environment and its secrets from files.
     """
 
     template: str
     shell: JobVariables
-    start: Raw
+    start: Sequence[Any]
     directives: Sequence[str] = ()
     here: bool = False
     from_files: bool = False
@@ -62,48 +59,92 @@ def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: P
         ConfigError: the user's own template cannot be rendered.
     """
     assert (array is None) == (elements is None)
-    values = context(plan, parts, array=array, elements=elements)
+    values = _values(plan, parts, array, elements)
     if plan.cluster.template is None:
         return str(templates.template(parts.template).render(values))
     return custom_template.rendered(plan.cluster.template, values)
 
 
-def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: Path | None = None) -> dict[str, Any]:
-    """Returns the variables of the templates by name; the arguments are those of `script`."""
+def after_script(plan: JobPlan, parts: Parts) -> str | None:
+    """Returns the block `after` of the user's own template as a shell script; None: it has none."""
+    if plan.cluster.template is None:
+        return None
+    return custom_template.after(plan.cluster.template, _values(plan, parts, None, None))
+
+
+def path_of(name: str, plan: JobPlan, elements: Path | None) -> Path:
+    """Returns the path of a file that belongs to a script (`job_file.NAME`, `job_file.AFTER`)."""
+    return Path(plan.run_dir, name) if elements is None else elements.with_name(f"{elements.name}.{name}")
+
+
+def job_file(plan: JobPlan, parts: Parts, elements: Path | None, after: str | None) -> JobFile:
+    """Returns what the driver of this script needs; the arguments are those of `script` and `after_script`."""
+    return JobFile(
+        run_dir=plan.run_dir,
+        start=tuple(map(str, parts.start)),
+        node=tuple(containers.node_command(plan)),
+        requeue=(plan.python, *own_module("launcher.job.requeue")),
+        wait=(plan.python, *own_module("launcher.job.wait_for_others")) if plan.after else (),
+        signals=tuple(parts.shell.signals.split()),
+        no_workdir=plan.no_workdir,
+        umask=plan.umask,
+        setup=tuple(SetupLineFields(each.words, each.of.value, each.number, each.name) for each in setup_lines(plan)),
+        # SLURM_EXPORT_ENV is set by sbatch --export=NONE: srun has to pass the job's variables all the same.
+        environment={**({"SLURM_EXPORT_ENV": None} if plan.starter == "srun" else {}), **plan.cluster.environment},
+        secrets=plan.env.secrets,
+        secret_variables=plan.secret_variables,
+        checkpoints=plan.checkpoint.dir,
+        all_nodes=plan.min_nodes == plan.nodes,
+        program_resumes=plan.program_resumes,
+        chain=plan.resume.how == ResumeHow.chain.value,
+        here=parts.here,
+        lease=LeaseTimes(lease.HEARTBEAT, lease.POLL, lease.TIMEOUT),
+        elements=None if elements is None else str(elements),
+        after=None if after is None else str(path_of(AFTER, plan, elements)),
+        seconds=plan.time if parts.shell.limited else None,
+        time_left=parts.shell.time_left,
+        again=parts.shell.again,
+        threads=None if parts.here else plan.cpus_per_proc,
+        environment_file=_environment_file(plan, parts),
+        secrets_file=_secrets_file(plan, elements),
+        seen=str(Path(plan.run_dir).parent / SEEN) if parts.from_files else None,
+        snapshot=plan.code.snapshot,
+        repository=plan.code.repository,
+        path=plan.code.path,
+        code_root=plan.code_root,
+    )
+
+
+def _values(plan: JobPlan, parts: Parts, array: str | None, elements: Path | None) -> dict[str, Any]:
+    """Returns the variables of the templates by name. Only `plan` and `directives` may be used by custom templates."""
+    job = paths.PACKAGE / "job"
+    driver = [plan.python, "-I", job / "__main__.py", path_of(NAME, plan, elements)]
     return {
         "plan": plan,
-        "version": __version__,
         "directives": [Raw(line) for line in parts.directives],
-        "shell": {
-            **{name: Raw(getattr(parts.shell, name)) for name in _SHELL_TEXT},
-            "ends": parts.shell.ends,
-            "limited": parts.shell.limited,
-            "here": parts.here,
-            "from_files": parts.from_files,
-        },
+        "heading": Raw(heading(plan)),
+        "run_dir": plan.run_dir,
+        "name": plan.name,
+        "nodes": plan.nodes,
+        "procs_per_node": plan.procs_per_node,
+        "gpus_per_node": plan.gpus_per_node,
+        "shell": {name: Raw(getattr(parts.shell, name)) for name in _SHELL_TEXT},
         "array": array,
-        "elements": elements,
-        "arrays": elements and elements.parent,
-        "checkpoints": _checkpoints(plan),
-        "seen": Path(plan.run_dir).parent / SEEN,
-        "no_workdir": Raw(quote(json.dumps(plan.no_workdir))),
-        "setup": [_setup(each) for each in setup_lines(plan)],
-        "environment": [(Raw(name), value) for name, value in plan.cluster.environment.items()],
-        "secrets": [Raw(name) for name in plan.secret_variables],
-        "secrets_file": _secrets_file(plan, array),
-        "start": parts.start,
-        "node": command(containers.node_command(plan)),
-        "requeue": command([plan.python, *own_module("launcher.job.requeue")]),
-        "after": command([plan.python, *own_module("launcher.job.wait_for_others")]),
-        "seconds": plan.time,
-        "lease_timeout": lease.TIMEOUT,
-        "lease_heartbeat": lease.HEARTBEAT,
-        "lease_poll": lease.POLL,
-        "passing": Raw(" | \\\n    ".join(sorted(f'*"{os.strerror(number)}"' for number in shared_files.TRANSIENT))),
-        "read_timeout": READ_TIMEOUT,
-        "read_pause": READ_PAUSE,
+        "driver": command(driver),
+        "workdir": plan.workdir,
         "umask": Raw(f"{plan.umask:03o}"),
+        "environment_file": _environment_file(plan, parts) or "",
+        "begin": job / "begin.sh",
+        "setup": [Raw(each.line) for each in setup_lines(plan)],
     }
+
+
+def heading(plan: JobPlan) -> str:
+    """Returns the comment line with which the part after the directives begins."""
+    run = quote(plan.run_id)
+    return (
+        f"# Run {run}, made by launcher {__version__}: `launcher status {run}`. What this file does: docs/job-script.md"
+    )
 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
@@ -119,26 +160,13 @@ def setup_lines(plan: JobPlan) -> list[SetupLine]:
     return lines + containers.setup_lines(plan)
 
 
-def _setup(each: SetupLine) -> tuple[Raw, str, Raw]:
-    """Returns the shell code of a set-up line, its description for errors, and the fields of its event as JSON."""
-    said = {"of": each.of.value, "number": each.number, "name": each.name}
-    return (
-        Raw(each.line),
-        each.words,
-        Raw(quote(json.dumps({key: value for key, value in said.items() if value})[1:-1])),
-    )
+def _environment_file(plan: JobPlan, parts: Parts) -> str | None:
+    return f"{plan.run_dir}/environment.sh" if parts.from_files else None
 
 
-def _checkpoints(plan: JobPlan) -> Raw:
-    """Returns the folder of checkpoints as shell code; by default it is in the run directory of the array's element."""
-    own = f"{plan.run_dir}/checkpoints"
-    return Raw('"$LAUNCHER_RUN_DIR"/checkpoints') if plan.checkpoint.dir == own else Raw(quote(plan.checkpoint.dir))
-
-
-def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
-    """Returns the path of the file with the secrets of the run (or array element) as shell code; None: no such file."""
+def _secrets_file(plan: JobPlan, elements: Path | None) -> str | None:
+    """Returns the path of the file with the run's secrets, for an array the folder of them; None: no such file."""
     if plan.secrets_dir is None:
         return None
-    if array is not None:
-        return Raw(quote(secrets.folder_of(plan.run_dir, plan.secrets_dir)) + '/"$launcher_element".sh')
-    return Raw(quote(secrets.file_of(plan.run_dir, plan.secrets_dir)))
+    folder_or_file = secrets.file_of if elements is None else secrets.folder_of
+    return str(folder_or_file(plan.run_dir, plan.secrets_dir))

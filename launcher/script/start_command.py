@@ -8,12 +8,12 @@ from typing import Any
 
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
-from launcher.script.quoting import Raw, command
+from launcher.script.quoting import Raw
 from launcher.spec.plan import JobPlan
 
 
-def start(plan: JobPlan) -> Raw:
-    """Returns shell code that starts a program on all nodes of a run's job. The caller appends the program's argv."""
+def start(plan: JobPlan) -> list[Any]:
+    """Returns the command that starts a program on all nodes of a run's job. The caller appends the program's argv."""
     return spawn(
         plan.python, plan.nodes, plan.tasks_per_node, plan.launch.grace + 5, starter=plan.starter,
         mpiexec=plan.cluster.settings.get("mpiexec", ()), keep_going=plan.min_nodes < plan.nodes,
@@ -24,8 +24,8 @@ def start(plan: JobPlan) -> Raw:
 def spawn(
     python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
     *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
-) -> Raw:  # fmt: skip
-    """Returns shell code that starts a program on all nodes with `launcher.schedulers.tasks`; see `start`.
+) -> list[Any]:  # fmt: skip
+    """Returns the command that starts a program on all nodes with `launcher.schedulers.tasks`; see `start`.
 
     Args:
         python: interpreter that runs `launcher.schedulers.tasks`.
@@ -53,4 +53,4 @@ def spawn(
             raise ConfigError(
                 f"mpiexec: {error} cannot be filled in; there are {', '.join(names)} and {last}"
             ) from None
-    return command([python, *own_module("launcher.schedulers.tasks"), *options, nodes, tasks_per_node, grace])
+    return [python, *own_module("launcher.schedulers.tasks"), *options, nodes, tasks_per_node, grace]

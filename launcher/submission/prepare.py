@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import sys
 from collections.abc import Mapping
@@ -27,7 +26,6 @@ from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.scheduler import CountsJobs
-from launcher.script import lost_parts
 from launcher.spec import limits, pools
 from launcher.spec.build import Site, check_name
 from launcher.spec.plan import JobPlan, keys_of
@@ -81,9 +79,8 @@ def prepare(
     # The token is made from the run directory, so that a repeated submission looks for the same job.
     token = token_of(plan.run_dir)
     # Raises if an option of cluster.directives collides with a key, or a value cannot be written to a script.
-    job_script.script(plan, token=token)
-    if plan.cluster.template is not None:
-        notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
+    job_script.rendered(plan, token=token)
+    notes += job_script.notes(plan, token=token)
     secrets = secrets_of(config)
     record_redaction.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
     return Prepared(plan, token, notes, secrets)

@@ -58,7 +58,8 @@ def groups(
         key = _key(shared)
         if key not in texts:
             with naming(index):
-                texts[key] = job_script.script(shared, token="", array="0-1", elements=folder / "arrays" / "0")
+                text = job_script.rendered(shared, token="", array="0-1", elements=folder / "arrays" / "0")
+                texts[key] = text.script + text.job
         found.setdefault(texts[key], (shared, []))[1].append(index)
     return [(shared, tuple(members)) for shared, members in found.values()]
 

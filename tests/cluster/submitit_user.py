@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
     while not cancelled.done(force_check=True):
         time.sleep(0.2)
     told["state after cancel"] = cancelled.state
-    told["template"] = "LAUNCHER_ATTEMPT" in next((folder / "array/arrays").glob("*.sh")).read_text()
+    told["template"] = "launcher_driver" in next((folder / "array/arrays").glob("*.sh")).read_text()
     print(json.dumps(told))
 
 

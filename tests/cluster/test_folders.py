@@ -12,10 +12,17 @@ import pytest
 from tests.launch import PYTHON, Launcher
 
 # Where the folder of a task is missing Slurm starts it in /tmp.
+HIDES = """[ "$LAUNCHER_NODE" = 0 ] || {{ mount -t tmpfs none {hidden} && cd /tmp; }}; exec "$@\""""
+# The command of each node is run in a mount namespace of its own.
 TEMPLATE = """{{% extends "local.sh.j2" %}}
-{{% block start %}}
-{{{{ start }}}} unshare --mount sh -c '[ "$LAUNCHER_NODE" = 0 ] || {{ mount -t tmpfs none {hidden} && cd /tmp; }}
-exec "$@"' sh {{{{ node }}}} "$LAUNCHER_RUN_DIR" 9>&-
+{{% block run %}}
+python3 - "$LAUNCHER_RUN_DIR/job.json" <<'END'
+import json, sys
+job = json.load(open(sys.argv[1]))
+job["node"] = ["unshare", "--mount", "sh", "-c", {hides!r}, "sh", *job["node"]]
+json.dump(job, open(sys.argv[1], "w"))
+END
+{{{{ super() }}}}
 {{% endblock %}}
 """
 
@@ -30,7 +37,7 @@ def test_a_node_that_does_not_see_the_working_folder_is_named(tmp_path: Path) ->
     hidden = tmp_path / "home"
     (hidden / "work").mkdir(parents=True)
     (hidden / "work" / "train.py").write_text("print('trained')\n")
-    (tmp_path / "two.sh.j2").write_text(TEMPLATE.format(hidden=hidden))
+    (tmp_path / "two.sh.j2").write_text(TEMPLATE.format(hides=HIDES.format(hidden=hidden)))
     launcher = Launcher(tmp_path / "runs", {})
     done = subprocess.run(
         [PYTHON, "-m", "launcher", "run", "train.py", "nodes=2", f"cluster.template={tmp_path}/two.sh.j2", "wait=true"],

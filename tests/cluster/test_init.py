@@ -95,7 +95,7 @@ date +%Y-%m-%dT%H:%M:%S
 
 @pytest.mark.backend("time left", "batch script of {slurm}")
 def test_the_controller_tells_its_clock(slurm: Any, tmp_path: Path) -> None:
-    """What is left of an attempt is the end, less this: both are the controller's (templates/parts/begin.sh.j2)."""
+    """What is left of an attempt is the end, less this: both are the controller's (schedulers/slurm/in_job.py)."""
     environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{CLOCKS}")
     output = tmp_path / "out"

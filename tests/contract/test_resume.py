@@ -183,4 +183,4 @@ def test_a_resumed_run_starts_where_it_was_submitted(launcher: Launcher, tmp_pat
         env={**launcher.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
-    assert f"cd {before.workdir} ||" in shown.stdout
+    assert f"launcher_workdir={before.workdir} " in shown.stdout

@@ -27,11 +27,12 @@ SHOWN = 200  # at most so many lines of a difference are shown
 UPDATE = "--golden-update"
 TEMPLATE = """\
 {% extends "sbatch.sh.j2" %}
-{% block before %}
-echo {{ plan.name }} on "$(hostname)"
+{% block setup %}
+{{ super() }}
+echo "$LAUNCHER_NAME on $(hostname)"
 {% endblock %}
 {% block after %}
-echo "ended with $code"
+echo "ended with $LAUNCHER_EXIT_CODE"
 {% endblock %}
 """
 PROFILE = """\

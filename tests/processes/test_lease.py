@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs import lease
+from launcher.runs.directory import Run
 from launcher.schedulers import job_script
 from tests.unit.sandbox import Sandbox
 
@@ -25,8 +26,8 @@ def held(sandbox: Sandbox) -> Path:
 
 
 def test_the_lease_says_who_has_it_and_is_given_back(sandbox: Sandbox) -> None:
-    outcome = sandbox.execute(sandbox.plan(cluster={"setup": ('cp "$LAUNCHER_LEASE" "$SANDBOX/lease"',)}))
-    assert outcome.code == 0
+    (sandbox.folder / "bin/srun").write_text('#!/bin/bash\ncp "$LAUNCHER_LEASE" "$SANDBOX/lease"\n')
+    assert sandbox.execute(sandbox.plan()).code == 0
     assert (sandbox.folder / "lease").read_text().split()[:2] == ["7", "0"]
     assert not list(sandbox.run_dir.glob("*lease*"))
 
@@ -70,15 +71,10 @@ def test_the_lease_of_the_living_is_not(sandbox: Sandbox) -> None:
 def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "TIMEOUT", 6)  # more than one of them holds it, also on a busy machine
     held(sandbox).write_text("dead 0 node1\n")
-    script = sandbox.folder / "script.sh"
-    log = 'echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"'
-    setup = (f"note() {{ {log}; }}", "note begin; sleep 0.2; note end")
-    script.write_text(job_script.script(sandbox.plan(cluster={"setup": setup}), token="token"))
-    fails = {"STAND_IN_EXIT": "1"}  # what is done is not done again
-    jobs = [
-        threading.Thread(target=lambda job=job: sandbox.start(script, {**fails, "SLURM_JOB_ID": str(job)}))
-        for job in range(6)
-    ]
+    log = 'note() { echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"; }; note begin; sleep 0.2; note end'
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{log}\nexit 1\n")  # what is done is not done again
+    script = job_script.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
+    jobs = [threading.Thread(target=sandbox.start, args=(script, {"SLURM_JOB_ID": str(job)})) for job in range(6)]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -91,10 +87,10 @@ def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monke
 
 def test_a_script_that_is_killed_stops_showing_that_it_lives(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT", 0.1)
-    script, go = sandbox.folder / "script.sh", sandbox.folder / "go"
+    go = sandbox.folder / "go"
     stand_in = sandbox.folder / "bin/srun"
     stand_in.write_text('#!/bin/bash\ntouch "$SANDBOX/go"\nexec sleep 60\n')
-    script.write_text(job_script.script(sandbox.plan(), token="token"))
+    script = job_script.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
     environ = {"PATH": f"{sandbox.folder}/bin:/usr/bin:/bin", "SANDBOX": str(sandbox.folder), "SLURM_JOB_ID": "7"}
     job = subprocess.Popen(["bash", str(script)], env=environ, process_group=0)
     try:

@@ -31,10 +31,11 @@ class FileServer:
         self.slept = Clock(monkeypatch, shared_files).slept
         monkeypatch.setattr(shared_files, "_rests_until", float("-inf"))
         calls: list[tuple[Any, str]] = [
-            (os, "open"), (os, "stat"), (os, "lstat"), (os, "scandir"), (builtins, "open"), (io, "open")
+            *((os, name) for name in ("open", "stat", "lstat", "scandir", "mkdir", "link")),
+            (builtins, "open"), (io, "open"),
         ]  # fmt: skip
         if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10: paths have functions of their own
-            calls += [(accessor, "open"), (accessor, "stat"), (accessor, "scandir")]
+            calls += [(accessor, "open"), (accessor, "stat"), (accessor, "scandir"), (accessor, "mkdir")]
         for owner, name in calls:
             monkeypatch.setattr(owner, name, staticmethod(self._failing(getattr(owner, name))))
 

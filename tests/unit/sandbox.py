@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +20,15 @@ from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
 from tests.unit.plans import bare_plan
 
-STAND_IN = """#!/bin/bash
-printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
+DRIVER = f"""#!/bin/bash
+[ "$1" != -I ] || exec {shlex.quote(sys.executable)} "$@"  # the driver is the real one
+"""
+STAND_IN = f"""{DRIVER}printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
 env -0 >"$SANDBOX/environment"
 pwd >"$SANDBOX/cwd"
 umask >"$SANDBOX/umask"
 [ -z "$STAND_IN_TELLS" ] || kill -TERM "$PPID"
-exit "${STAND_IN_EXIT:-0}"
+exit "${{STAND_IN_EXIT:-0}}"
 """
 
 
@@ -66,18 +70,22 @@ class Sandbox:
         if elements is not None:
             elements.parent.mkdir()
             elements.write_text("".join(f"{number}\n" for number in (9, 8, 7, 3, 1)))
-        script.write_text(job_script.script(plan, token="token", array=array, elements=elements))
+        if elements is None:
+            script = job_script.write(Run(self.run_dir), plan, token="token")
+        else:
+            job_script.write_array(plan, script, token="token", array=array or "", elements=elements)
         (self.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
         id_of = "PBS_JOBID" if plan.cluster.scheduler == "pbs" else "SLURM_JOB_ID"
         return self.start(script, {"STAND_IN_EXIT": str(code), id_of: job, **environ})
 
     def start(self, script: Path, environ: Mapping[str, str]) -> Outcome:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", str(script)],
-            env={"PATH": path, "SANDBOX": str(self.folder), "HOME": str(self.folder), "LC_ALL": "C.UTF-8", **environ},
-            cwd=self.folder, capture_output=True, text=True, check=False, timeout=30,
-        )  # fmt: skip
+        home = {"PATH": path, "SANDBOX": str(self.folder), "HOME": str(self.folder), "LC_ALL": "C.UTF-8"}
+        with open(self.folder / "output", "a") as output:
+            done = subprocess.run(
+                ["bash", str(script)], env={**home, **environ}, cwd=self.folder, stdout=output, stderr=subprocess.PIPE,
+                text=True, check=False, timeout=60,
+            )  # fmt: skip
         return Outcome(self, done.returncode, done.stderr)
 
 

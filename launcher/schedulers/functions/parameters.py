@@ -190,7 +190,7 @@ class Parameters(ABC):
             workdir=os.getcwd(),
             code_root=paths.code_root(),
             seconds=self.walltime - min(self.signal_delay_s, self.walltime // 2),
-            setup=[(Raw(line), f"set-up line {n}", "") for n, line in enumerate(self.setup, start=1)],
+            setup=[Raw(line) for line in self.setup],
             teardown=[Raw(line) for line in self.teardown],
             tasks=self.nodes * self.tasks_per_node,
             start=self._start(python),
@@ -200,9 +200,11 @@ class Parameters(ABC):
 
     def _start(self, python: str) -> Raw:
         """Returns the shell command of the job script that starts the tasks when there are several."""
-        return start_command.spawn(
-            Raw(python), self.nodes, self.tasks_per_node, GRACE,
-            starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
+        return command(
+            start_command.spawn(
+                Raw(python), self.nodes, self.tasks_per_node, GRACE,
+                starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
+            )
         )  # fmt: skip
 
     @property

@@ -45,7 +45,9 @@ class AllocationScheduler(LocalScheduler):
     name = "allocation"
     title = "this allocation"
     template = "allocation.sh.j2"
-    shell = JobVariables(job_id=STARTED_BY_HAND, ends="parts/ends_by_squeue.sh.j2", limited=False)
+    shell = JobVariables(
+        job_id=STARTED_BY_HAND, time_left="launcher.schedulers.slurm.in_job:seconds_left", limited=False
+    )
     on_this_machine = False
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:

@@ -10,6 +10,7 @@ from launcher.script.job_variables import JobVariables
 SHELL = JobVariables(
     job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
     output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
+    again=("LAUNCHER_SGE_AGAIN", 99),
 )  # fmt: skip
 # Variables that select the cell and its qmaster; kept, because a job that submits another one needs them.
 KEPT = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH", "SGE_ND")

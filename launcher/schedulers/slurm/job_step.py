@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.script.quoting import Raw
-from launcher.script.quoting import command as shell_command
 from launcher.spec.plan import JobPlan
 
 
-def tasks(plan: JobPlan) -> Raw:
+def tasks(plan: JobPlan) -> list[str]:
     """Returns the srun command for `StartsJobSteps.start_tasks`."""
     # Lazily: 60 ms, and only scripts need it
     from launcher.environment import containers
 
-    srun = ["srun", *arguments(plan), *containers.srun_options(plan)]
-    return shell_command([*containers.before_srun(plan), *srun])
+    return [*containers.before_srun(plan), "srun", *arguments(plan), *containers.srun_options(plan)]
 
 
 def arguments(plan: JobPlan) -> list[str]:

@@ -28,7 +28,6 @@ from launcher.schedulers.slurm import directives, job_step
 from launcher.schedulers.slurm.commands import Slurm, ambiguous_cluster, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 from launcher.script.job_variables import JobVariables
-from launcher.script.quoting import Raw
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -48,7 +47,7 @@ class SlurmScheduler(
     template = "sbatch.sh.j2"
     shell = JobVariables(
         job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
-        index="SLURM_ARRAY_TASK_ID", ends="parts/ends_by_squeue.sh.j2",
+        index="SLURM_ARRAY_TASK_ID", time_left="launcher.schedulers.slurm.in_job:seconds_left",
     )  # fmt: skip
     interactive = "salloc"
     submit_command = "sbatch"
@@ -70,7 +69,7 @@ class SlurmScheduler(
     def starter(self, cluster: Cluster) -> str:
         return "srun"
 
-    def start_tasks(self, plan: JobPlan) -> Raw:
+    def start_tasks(self, plan: JobPlan) -> list[str]:
         return job_step.tasks(plan)
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:

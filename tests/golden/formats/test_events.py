@@ -72,7 +72,7 @@ from tests.unit.agent.test_attempt import MEMBERS, script
 from tests.unit.agent.test_supervisor import GRACE, HANG, HEARTBEAT, KILL, TERM, Job, raised
 from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
-from tests.unit.sandbox import Sandbox
+from tests.unit.sandbox import DRIVER, Sandbox
 from tests.unit.worker.test_debugger import adds, in_thread, rank, terminal, until_prompt
 
 __all__ = ["rank", "script"]  # fixtures
@@ -290,7 +290,8 @@ def test_a_breakpoint(rank: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "keys", "outcome"),
     [
-        ("done", {}, {}), ("failed", {}, {"code": 1}), ("killed", {}, {"code": 137}),
+        ("done", {"cluster": {"setup": ("echo begins",)}}, {}),
+        *(("failed", {}, {"code": 1}), ("killed", {}, {"code": 137})),
         ("setup-failed", {"cluster": {"setup": ("false",)}}, {}), ("no-folder", {"workdir": "/nowhere"}, {}),
         ("told-to-stop", {"cluster": {"setup": ("kill -TERM $$",)}}, {}),
     ],
@@ -299,7 +300,7 @@ def test_what_a_script_tells(tmp_path: Path, name: str, keys: dict[str, Any], ou
     sandbox = Sandbox(tmp_path / "site")
     plan = sandbox.plan(checkpoint={"dir": f"{sandbox.run_dir}/checkpoints"}, **keys)
     (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
-    sandbox.python.write_text("#!/bin/bash\nexit 1\n")  # launcher.job.requeue, which cannot be started
+    sandbox.python.write_text(f"{DRIVER}exit 1\n")  # launcher.job.requeue, which cannot be started
     sandbox.execute(plan, **outcome)
     frozen(f"script-{name}", sandbox.run_dir)
 

@@ -29,7 +29,6 @@ export LAUNCHER_OWN_JOB LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHE
 export LAUNCHER_JOB_NAME=submitit SUBMITIT_EXECUTOR=sge
 export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
 trap : TERM INT USR2  # the tasks get the signal too
-event() { :; }  # a function has no record of events
 
 LAUNCHER_TASK_FILES="$(mktemp -u /world/functions/sge-tasks/.tasks-XXXXXXXXXX)"
 export LAUNCHER_TASK_FILES

@@ -34,13 +34,9 @@ export LAUNCHER_OWN_JOB LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHE
 export LAUNCHER_JOB_NAME=submitit SUBMITIT_EXECUTOR=sge
 export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
 trap : TERM INT USR2  # the tasks get the signal too
-event() { :; }  # a function has no record of events
 
-# Set-up lines.
-setup_failed() {  # LINE CODE WHAT FIELDS
-  echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
-  event ended ', "code": 93'
+setup_failed() {  # LINE CODE
+  echo "launcher: set-up line $1 failed on $(hostname) (exit $2)" >&2
   exit 93
 }
 # `module` is a shell function, and functions of the submitting shell are not passed to jobs.
@@ -55,8 +51,8 @@ if ! type module >/dev/null 2>&1; then
 fi
 {
 module load cuda
-} || setup_failed 1 $? 'set-up line 1' ''
-set +e  # a set-up line may have set -e, but this script has to record how the ranks end
+} || setup_failed 1 $?
+set +e  # a set-up line may have set -e, but this script has to record how the tasks end
 
 LAUNCHER_TASK=0 LAUNCHER_TASKS=1 LAUNCHER_NODE=0 LAUNCHER_HOSTS="$(hostname)" LAUNCHER_GUARD="$LAUNCHER_OWN_JOB.$$" \
   /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.functions.task /world/functions/sge

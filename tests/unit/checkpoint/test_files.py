@@ -106,7 +106,7 @@ def test_getattr_is_taken_for_the_members_of_one_enum(name: str, tmp_path: Path)
 )
 def test_getattr_is_taken_for_nothing_else(of: Any, name: Any, tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(dcp_metadata.Metadata({"x": Member(of, name)})))  # type: ignore[dict-item]
-    with pytest.raises(Damaged, match="getattr of what is no member"):
+    with pytest.raises(Damaged, match="getattr of something other than a member"):
         files.read_metadata(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -45,8 +46,8 @@ def profile(name: str) -> Config:
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 
 
-def script_of(name: str, *, required: bool = True, launch: str = "agent", **keys: Any) -> list[str]:
-    """The lines of a run's script, in which it is checked against the profile's limits."""
+def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys: Any) -> job_script.Rendered:
+    """A run's script, in which it is checked against the profile's limits, and what its driver is told."""
     config = copy.deepcopy(profile(name))
     config.launch.mode = LaunchMode(launch)
     for key in config.cluster.required if required else ():
@@ -57,12 +58,22 @@ def script_of(name: str, *, required: bool = True, launch: str = "agent", **keys
     if required and name == "miyabi-g":
         config.cluster.directives["W"] = ["group_list=abc123"]
     plan, _ = planned(replace(config, **keys), Site("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
-    return job_script.script(plan, token="t").splitlines()
+    return job_script.rendered(plan, token="t")
+
+
+def script_of(name: str, **keys: Any) -> list[str]:
+    return rendered(name, **keys).script.splitlines()
 
 
 def full_node(name: str, nodes: int, **keys: Any) -> list[str]:
     gpus, cpus = NODE[name]
     return script_of(name, nodes=nodes, gpus_per_node=gpus, cpus_per_proc=cpus, **keys)
+
+
+def job_of(name: str) -> dict[str, Any]:
+    gpus, cpus = NODE[name]
+    job: dict[str, Any] = json.loads(rendered(name, nodes=2, gpus_per_node=gpus, cpus_per_proc=cpus).job)
+    return job
 
 
 def test_every_profile_is_tested() -> None:
@@ -189,17 +200,17 @@ STARTED = {
 
 @pytest.mark.parametrize("name", sorted(STARTED))
 def test_a_profile_starts_tasks_as_the_site_does(name: str) -> None:
-    assert STARTED[name] in "\n".join(full_node(name, 2))
+    assert STARTED[name] in " ".join(job_of(name)["start"])
 
 
 @pytest.mark.parametrize(
     ("name", "variable"),
     [("lumi-g", "NCCL_SOCKET_IFNAME=hsn"), ("frontier", "NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3"),
-     ("polaris", "NCCL_NET='AWS Libfabric'"), ("polaris", "NCCL_CROSS_NIC=1"),
-     ("alps", "NCCL_NET='AWS Libfabric'"), ("alps", "NCCL_PROTO='^LL128'"), ("aurora", "CCL_KVS_MODE=mpi")],
+     ("polaris", "NCCL_NET=AWS Libfabric"), ("polaris", "NCCL_CROSS_NIC=1"),
+     ("alps", "NCCL_NET=AWS Libfabric"), ("alps", "NCCL_PROTO=^LL128"), ("aurora", "CCL_KVS_MODE=mpi")],
 )  # fmt: skip
 def test_a_profile_sets_the_variables_that_the_site_advises(name: str, variable: str) -> None:
-    assert f"export {variable}" in full_node(name, 2)
+    assert variable in [f"{key}={value}" for key, value in job_of(name)["environment"].items()]
 
 
 @pytest.mark.parametrize("name", [name for name in SITES if profile(name).cluster.required])

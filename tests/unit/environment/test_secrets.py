@@ -209,9 +209,8 @@ def test_a_sweeps_points_have_files_of_their_own_on_pbs(tmp_path: Path) -> None:
     sweep = next(path.parent for path in (tmp_path / "runs").glob("*/sweep.json")).resolve()
     files = [secrets.file_of(str(Sweep(sweep).run(number).path), str(tmp_path / "own")) for number in range(3)]
     assert sorted((tmp_path / "own").rglob("*.sh")) == sorted(files)
-    assert (
-        f'LAUNCHER_SECRETS_FILE={files[0].parent}/"$launcher_element".sh' in next(sweep.glob("arrays/*.sh")).read_text()
-    )
+    (job,) = (json.loads(path.read_text()) for path in sweep.glob("arrays/*.job.json"))
+    assert job["secrets_file"] == str(files[0].parent)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
 from launcher.files import shared_files
+from launcher.files.shared_files import read_json, unwrap
 from launcher.job import requeue
 from launcher.job.requeue import Decision, What, counted, decide
 from launcher.monitoring.state import RunState
@@ -21,6 +22,7 @@ from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Continues, Started, Stays, Stopped
+from launcher.runs.job_file import NAME
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import Ending
 from launcher.submission import prepare, resume
@@ -181,7 +183,8 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
         f"{element.path}/script.sh",
         "token-3-2",
     ]
-    assert f"LAUNCHER_RUN_DIR={element.path}\n" in (element.path / "script.sh").read_text()
+    assert f"LAUNCHER_RUN_DIR={element.path} " in (element.path / "script.sh").read_text()
+    assert unwrap(read_json(element.path / NAME))["elements"] is None
     assert ("HF_TOKEN" in asked[4]) == (scheduler == "slurm")  # on PBS it comes from a file
     environment = element.path / "environment.sh"
     assert environment.exists() == (scheduler == "pbs")

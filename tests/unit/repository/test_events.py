@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from launcher.runs import events
 from launcher.runs.event_json import TYPES, Event
 
 ROOT = PACKAGE.parent
-SHELL = re.compile(r"""^(?:\s*|.*\*\) )event (\w+) (?:(["'])((?:\\.|(?!\2).)*)\2)""", re.MULTILINE)
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -48,17 +45,6 @@ def test_an_event_is_called_by_its_class(path: Path) -> None:
 @pytest.mark.parametrize("text", ['x["event"] == "nap"', 'x.get("event") in ("nap",)', '{"event": "nap", "time": 1}'])
 def test_a_name_in_a_text_is_found(text: str) -> None:
     assert [name for _, name in names(ast.parse(text))] == ["nap"]
-
-
-def test_events_of_the_job_script_are_declared_with_all_their_fields() -> None:
-    found = {}
-    for path in (ROOT / "templates").rglob("*.j2"):
-        for name, _, fields in SHELL.findall(path.read_text()):
-            found.setdefault(name, set()).update(re.findall(r'\\?"(\w+)\\?": ', fields))
-    assert {"started", "ended", "setup_failed", "stop", "stays", "fault", "stop_requested"} == found.keys()
-    assert [
-        (name, key) for name in found for key in found[name] - {each.name for each in dataclasses.fields(TYPES[name])}
-    ] == []
 
 
 def test_each_kind_has_a_class_of_its_own_here() -> None:

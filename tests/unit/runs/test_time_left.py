@@ -129,4 +129,4 @@ def test_a_jobs_script_goes_by_the_controllers_clock(tmp_path: Path, answers: bo
 def test_without_slurms_word_the_wall_time_counts(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path)
     outcome = sandbox.execute(sandbox.plan(time=1234))
-    assert outcome.environment["LAUNCHER_TIME_LEFT"] == "1234"
+    assert 1200 <= int(outcome.environment["LAUNCHER_TIME_LEFT"]) <= 1234  # less what the set-up lines took

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
+from launcher.runs.directory import Run
 from launcher.schedulers import job_script
 from launcher.schedulers.pbs import directives as qsub
 from launcher.script import render, start_command, templates
@@ -59,7 +61,7 @@ def test_arguments_of_srun_arrive_as_they_are(sandbox: Sandbox) -> None:
 
 def test_the_test_would_see_it_if_quoting_were_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shlex, "quote", str)
-    outcome = sandbox.execute(sandbox.plan(cluster={"environment": {"A": f"$(touch {sandbox.folder}/pwned)"}}))
+    outcome = sandbox.execute(sandbox.plan(name=f"$(touch {sandbox.folder}/pwned)", python=sys.executable))
     assert not safe(outcome)
 
 
@@ -92,9 +94,9 @@ def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:
             gpus_per_node=1,
             cluster={**dict.fromkeys(TEXTS, text), "gpu_directive": "gres", "setup": (":",)},
         )
-        (sandbox.folder / "script.sh").write_text(script := job_script.script(plan, token=text))
-        outcome = sandbox.start(sandbox.folder / "script.sh", {"SLURM_JOB_ID": "7"})
-        assert (outcome.code, safe(outcome)) == (0, True), script
+        script = job_script.write(Run(sandbox.run_dir), plan, token=text)
+        outcome = sandbox.start(script, {"SLURM_JOB_ID": "7"})
+        assert (outcome.code, safe(outcome)) == (0, True), script.read_text()
 
 
 def options(script: str) -> dict[str, str]:
@@ -199,7 +201,7 @@ def test_control_characters_never_reach_a_script(fields: dict[str, Any], char: s
 
     plan = bare_plan(**{name: filled(value) for name, value in fields.items()})
     with pytest.raises(ValueError, match="refusing to write the control character") as refusal:
-        job_script.script(plan, token="token")
+        job_script.rendered(plan, token="token")
     assert repr(char) in str(refusal.value)
 
 

@@ -24,7 +24,7 @@ from launcher.schedulers.slurm.commands import Slurm
 from launcher.submission import dependencies, prepare
 from launcher.submission.dependencies import Decision, Dependency, decide, jobs_to_wait_for, parse
 from tests.unit.plans import bare_plan, make_config
-from tests.unit.sandbox import Sandbox
+from tests.unit.sandbox import DRIVER, Sandbox
 
 
 def other(condition: str, state: str, *jobs: str, scheduler: str | None = "slurm") -> Dependency:
@@ -153,8 +153,8 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
 
 
 def test_only_the_script_of_a_run_that_waits_looks_at_others() -> None:
-    assert "launcher.job.wait_for_others" in job_script.script(bare_plan(after=("ok:/runs/prep",)), token="t")
-    assert "launcher.job.wait_for_others" not in job_script.script(bare_plan(), token="t")
+    assert "launcher.job.wait_for_others" in job_script.rendered(bare_plan(after=("ok:/runs/prep",)), token="t").job
+    assert "launcher.job.wait_for_others" not in job_script.rendered(bare_plan(), token="t").job
 
 
 def test_the_points_of_a_sweep_have_what_the_sweep_waits_for(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_script_begins_goes_back_to_wait_or_ends_as_it_is_told(
     code: int, ends: int, attempts: int, started: bool, tmp_path: Path
 ) -> None:
     sandbox = Sandbox(tmp_path)
-    sandbox.python.write_text(f'#!/bin/bash\n[[ " $* " != *" launcher.job.wait_for_others "* ]] || exit {code}\n')
+    sandbox.python.write_text(f'{DRIVER}[[ " $* " != *" launcher.job.wait_for_others "* ]] || exit {code}\n')
     outcome = sandbox.execute(sandbox.plan(after=("ok:/runs/prep",)))
     assert (outcome.code, outcome.started) == (ends, started)
     assert len(list((sandbox.run_dir / "attempts").iterdir())) == attempts

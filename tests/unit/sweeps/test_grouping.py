@@ -39,7 +39,12 @@ def members(*points: dict[str, Any]) -> list[tuple[int, ...]]:
 
 
 def script(plan: JobPlan) -> str:
-    return job_script.script(grouping.array_plan(plan, "lr-1", FOLDER), token="t", array="0-9", elements=ELEMENTS)
+    return rendered(grouping.array_plan(plan, "lr-1", FOLDER))
+
+
+def rendered(plan: JobPlan) -> str:
+    found = job_script.rendered(plan, token="t", array="0-9", elements=ELEMENTS)
+    return found.script + found.job
 
 
 LR = [{"workload": Workload("work", "my.module:main", seed=seed)} for seed in range(3)]
@@ -86,7 +91,7 @@ def test_the_script_of_an_array_is_that_of_each_point_in_it(points: list[dict[st
     own, texts = plans(*points), set()
     seen: list[int] = []
     for plan, indices in grouping.groups(own, "lr-1", FOLDER):
-        text = job_script.script(plan, token="t", array="0-9", elements=ELEMENTS)
+        text = rendered(plan)
         assert {script(own[index]) for index in indices} == {text}
         assert list(indices) == sorted(indices)
         texts.add(text)
@@ -133,7 +138,7 @@ def test_a_shared_folder_of_checkpoints_is_in_the_script() -> None:
     own = plans({}, {})
     elsewhere = {index: with_fields(plan, checkpoint={"dir": f"/scratch/{index}"}) for index, plan in own.items()}
     assert [found for _, found in grouping.groups(elsewhere, "lr-1", FOLDER)] == [(0,), (1,)]
-    assert '"$LAUNCHER_RUN_DIR"/checkpoints' in script(own[0])
+    assert f'"checkpoints": "{FOLDER}/checkpoints"' in script(own[0])
 
 
 def test_a_plan_that_cannot_be_written_is_named() -> None:

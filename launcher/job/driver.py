@@ -1,0 +1,534 @@
+"""The driver: runs one job of a run, from the lease to the exit code. The job script ends with `exec` of this program.
+
+| exit code | the run |
+|---|---|
+| 0 | is done, or goes on in another job |
+| 75 | stopped early, and can be resumed |
+| 93 | a retry would fail too |
+| other | failed |
+
+It needs the standard library and torch-free modules of the launcher only, and starts everything else as a command:
+`wait_for_others`, the program that starts the nodes' agents, `requeue`. Set-up lines have run in the job script, before
+it. A signal that asks the job to stop reaches the agents from the scheduler; the driver waits for their end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
+from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
+from launcher.files import run_files, shared_files
+from launcher.files.json_types import from_json, misfit
+from launcher.files.shared_files import (
+    Ok,
+    Unavailable,
+    exists,
+    is_transient,
+    list_names,
+    read_bytes,
+    read_json,
+    read_text,
+    unwrap,
+)
+from launcher.runs import event_file
+from launcher.runs.event_json import Event
+from launcher.runs.events import Ended, Fault, SetupFailed, Started, Stays, Stop, StopRequested
+from launcher.runs.job_file import JobFile
+from launcher.runs.lease import Lease, LeaseTaken, held
+from launcher.schedulers.exports import parse_exports
+
+HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)
+# Variables of an earlier attempt, and those by which begin.sh tells the driver something.
+OF_ANOTHER = ("LAUNCHER_DEADLINE", "LAUNCHER_TIME_LEFT", "LAUNCHER_DEADLINE_UPTIME")
+BEGUN, STOP = "LAUNCHER_BEGUN", "LAUNCHER_STOP"
+UPTIME, BOOT_ID = Path("/proc/uptime"), Path("/proc/sys/kernel/random/boot_id")
+
+
+class Over(Exception):
+    """The job ends with this exit code; everything that is to be recorded has been recorded."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What failed in the job script before the driver: a set-up line, or `environment`, or `folder`."""
+
+    what: str
+    line: int = 0
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ends: its exit code, and the event that tells why it counts as stopped early."""
+
+    code: int
+    stop: Stop | None = None
+
+
+def end_of(
+    command: int, recorded: Ok[str | None] | Unavailable, *, all_nodes: bool, may_resume: Callable[[], bool]
+) -> End:  # fmt: skip
+    """Returns how an attempt ends. Pure. The first row that applies decides.
+
+    | condition | exit code |
+    |---|---|
+    | the agents' exit code cannot be read now, and the command failed | 75 |
+    | the agents recorded an exit code (0 does not count if the run needs all its nodes) | that one |
+    | the command was killed by a signal, and the run can be resumed | 75 |
+    | otherwise | the command's |
+
+    The exit code of the agent that failed first counts more than the command's, which may be that of an agent that was
+    killed because of it. An agent that came too late may fail although the run is done, but only in an elastic run.
+
+    Args:
+        command: exit code of the command that starts the agents; 128 + N if signal N killed it. (255 is no signal: a
+            container, or a shell on another host, could not start.)
+        recorded: content of the attempt's file `exit_code`.
+        all_nodes: whether the run needs all its nodes.
+        may_resume: whether the run can go on after a kill.
+    """
+    if isinstance(recorded, Unavailable):
+        return End(RESUME, Stop(reason=StopReason.EXIT_UNREAD)) if command else End(DONE)
+    word = (recorded.value or "").strip()
+    if word.isdecimal():
+        return End(command if all_nodes and int(word) == DONE else int(word))
+    if 128 < command < 255 and may_resume():
+        return End(RESUME, Stop(reason=StopReason.KILLED, exit_code=command))
+    return End(command)
+
+
+def main(arguments: Sequence[str]) -> int:
+    job_file, failed = arguments[0], None
+    if len(arguments) > 1:
+        what, *numbers = arguments[2:]
+        failed = Failed(what, *map(int, numbers))
+    os.umask(0o077)
+    try:
+        job = _element(_read(job_file))
+    except (RunError, UnavailableError) as error:
+        return _refuse(error)
+    environ, stops = dict(os.environ), _Stops(job.signals)
+    while True:
+        try:
+            with held(job.run_dir, environ.get("LAUNCHER_JOB_ID", ""), job.lease, stops.end_if_requested) as lease:
+                return Job(job, lease, stops, failed).run()
+        except Over as over:
+            if over.code != HERE:
+                return _exit_code(job, over.code)
+        except (LeaseTaken, UnavailableError, RunError) as error:
+            return _refuse(error)
+        os.environ.clear()
+        os.environ.update(environ)
+        stops.requested = None
+
+
+def _refuse(error: Exception) -> int:
+    where = f"{socket.gethostname()}: " if isinstance(error, UnavailableError) else ""
+    print(f"launcher: {where}{error}", file=sys.stderr)
+    return RESUME if isinstance(error, UnavailableError) else NO_RETRY
+
+
+def _read(path: str) -> JobFile:
+    values = unwrap(read_json(path))
+    if values is None:
+        raise RunError(f"{socket.gethostname()} cannot see {path}: is it on a file system that all nodes share?")
+    if wrong := misfit(values, JobFile, "job"):
+        raise RunError(f"{path} cannot be used: {wrong}")
+    job: JobFile = from_json(values, JobFile)
+    return job
+
+
+def _element(job: JobFile) -> JobFile:
+    """Returns the job of this element, if the job is an array; links the array's output file into its directory."""
+    if job.elements is None:
+        return job
+    index, output = int(os.environ.pop("LAUNCHER_ARRAY_INDEX")), os.environ.pop("LAUNCHER_OUTPUT")
+    names = (unwrap(read_text(job.elements)) or "").splitlines()
+    if not 0 <= index < len(names):
+        raise RunError(f"{socket.gethostname()} cannot find the array element {index} in {job.elements}")
+    job = replace(job, **job.of_element(names[index]))
+    os.environ["LAUNCHER_RUN_DIR"] = job.run_dir
+    made = Path(job.run_dir, f".{output}.{os.getpid()}")
+    try:
+        made.symlink_to(Path(job.elements or "").with_name(output))
+        made.replace(Path(job.run_dir, output))
+    except OSError as error:
+        if is_transient(error):
+            raise UnavailableError(str(error)) from None
+        raise RunError(f"{socket.gethostname()} cannot write to {job.run_dir}: {error}") from None
+    return job
+
+
+def _exit_code(job: JobFile, code: int) -> int:
+    """Returns the code that makes the scheduler start the job again, if `requeue` has asked for it, else `code`."""
+    if job.again is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(os.environ[job.again[0]])
+            return job.again[1]
+    return code
+
+
+class _Stops:
+    """Notes the signals that ask this job to stop. `requested` is the name of the first one."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.requested: str | None = os.environ.pop(STOP, None) or None
+        self._signals = [getattr(signal, f"SIG{name}") for name in names]
+        for number in self._signals:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _: object) -> None:
+        self.requested = self.requested or signal.Signals(number).name
+
+    def end_if_requested(self) -> None:
+        if self.requested:
+            raise Over(128 + getattr(signal, self.requested))
+
+    @contextlib.contextmanager
+    def ignored_by_children(self) -> Iterator[None]:
+        for number in self._signals:
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            for number in self._signals:
+                signal.signal(number, self._note)
+
+
+class Job:
+    """One attempt of the run, in this job."""
+
+    def __init__(self, job: JobFile, lease: Lease, stops: _Stops, failed: Failed | None) -> None:
+        self._job, self._lease, self._stops, self._failed = job, lease, stops, failed
+        self._run_dir, self._host = Path(job.run_dir), socket.gethostname()
+        self._attempt = self._run_dir
+        self._id = os.environ.get("LAUNCHER_JOB_ID", "")
+        self._secrets_file: Path | None = None
+
+    def run(self) -> int:
+        """Runs the attempt, and returns the job's exit code.
+
+        Raises:
+            Over: the job ends before the agents start, or goes on with another attempt.
+            UnavailableError, RunError: the run directory cannot be used; nothing was recorded.
+        """
+        begun = self._begin()
+        self._stop_if_marked()
+        self._set_deadline(begun)
+        self._report_failure()
+        self._set_environment()
+        self._wait_for_others()
+        if request := self._stops.requested:  # in a job that is being deleted PBS starts no more tasks
+            self._event(StopRequested(signal=request, host=self._host))
+            self._event(Stop(reason=StopReason.SIGNAL, signal=request, host=self._host))
+            command = RESUME  # nothing is lost
+        else:
+            command = self._command([*self._job.start, *self._job.node, str(self._run_dir)])
+        self._after(command)
+        return self._end(command)
+
+    # -- before the agents
+
+    def _begin(self) -> float:
+        """Begins an attempt, unless the run is over. Returns the uptime at which the job script began."""
+        if self._job.chain and self._marked("over", "stop", "cancelled"):
+            raise Over(DONE)
+        if self._done():
+            print(f"launcher: {self._run_dir} is done already: job {self._id} ends", file=sys.stderr)
+            raise Over(DONE)
+        number = self._new_attempt()
+        self._lease.record(number)
+        os.environ.update(
+            LAUNCHER_ATTEMPT=str(number), LAUNCHER_LEASE=str(self._lease.path), LAUNCHER_RUN_DIR=str(self._run_dir)
+        )
+        (self._attempt / "events").mkdir(exist_ok=True)
+        if self._job.seen is not None:
+            with contextlib.suppress(OSError), open(self._job.seen, "a"):
+                pass
+        self._event(Started(job=self._id, host=self._host, output=_output_size()))
+        payload = self._run_dir / f"submitit/{self._id}_submitted.pkl"
+        with contextlib.suppress(OSError):
+            payload.unlink(missing_ok=True)
+            payload.symlink_to("payload.pkl")
+        return float(os.environ.pop(BEGUN, 0) or 0)
+
+    def _done(self) -> bool:
+        """Returns whether an attempt of the run has ended with 0: it may have been submitted twice by mistake."""
+        attempts = self._run_dir / "attempts"
+        for name in unwrap(list_names(attempts)) or ():
+            text = unwrap(read_bytes(attempts / name / "events/script.jsonl")) or b""
+            for line in text.splitlines():
+                with contextlib.suppress(ValueError):
+                    if b'"ended"' in line and run_files.parse_json(line).get("code") == DONE:
+                        return True
+        return False
+
+    def _new_attempt(self) -> int:
+        """Makes the folder of a new attempt, and returns its number."""
+        folder = self._run_dir / "attempts"
+        known = [int(name) for name in unwrap(list_names(folder)) or () if name.isdecimal()]
+        number = max(known, default=-1) + 1
+        while True:
+            path = folder / str(number)
+            made = shared_files.retry_read(partial(_mkdir, path), path, retry_seconds=shared_files.IN_A_JOB)
+            if isinstance(made, Unavailable) and made.is_transient:
+                raise UnavailableError(made.reason)
+            if not isinstance(made, Ok) or made.value is None:
+                raise RunError(f"{self._host} cannot write to {folder}: is it on a file system that all nodes share?")
+            if made.value:
+                self._attempt = path
+                return number
+            number += 1
+
+    def _marked(self, *names: str) -> bool:
+        """Returns whether the run directory has one of these files; raises UnavailableError if that is not known."""
+        found = [exists(self._run_dir / name, retry_seconds=shared_files.IN_A_JOB) for name in names]
+        return any(isinstance(each, Ok) and each.value for each in found) or any(map(unwrap, found))
+
+    def _stop_if_marked(self) -> None:
+        try:
+            if not self._marked("stop", "cancelled"):
+                return
+            reason = StopReason.CANCELLED if self._marked("cancelled") else StopReason.STOP_FILE
+        except UnavailableError:
+            reason = StopReason.UNREADABLE
+        self._event(Stop(reason=reason))
+        self._ended(RESUME)
+
+    def _set_deadline(self, begun: float) -> None:
+        """Sets the time at which the scheduler ends this attempt, from the scheduler or the requested wall time."""
+        left = None
+        if self._job.time_left is not None:
+            module, _, name = self._job.time_left.partition(":")
+            left = getattr(importlib.import_module(module), name)(os.environ)
+        if left is None and self._job.seconds is not None:
+            since = max(_uptime() - begun, 0.0) if begun else 0.0
+            left = self._job.seconds - since
+        for name in OF_ANOTHER:
+            os.environ.pop(name, None)
+        if left is not None:
+            _ends_in(round(left))
+
+    def _report_failure(self) -> None:
+        """Records what failed in the job script, if something did."""
+        failed = self._failed
+        if failed is None or self._stops.requested:  # the signal has ended the set-up line
+            return
+        if failed.what == "setup":
+            line = self._job.setup[failed.line - 1]
+            print(f"launcher: {line.words} failed on {self._host} (exit {failed.code})", file=sys.stderr)
+            self._event(
+                SetupFailed(
+                    line=failed.line, host=self._host, of=SetupPart(line.of), number=line.number, name=line.name,
+                    code=failed.code,
+                )
+            )  # fmt: skip
+        elif failed.what == "folder":
+            fault = Fault(code=FaultCode.NO_FOLDER, host=self._host, error=self._job.no_workdir, ends_with=NO_RETRY)
+            self._event(fault)
+        else:
+            print(f"launcher: {self._host} cannot read the run's environment.sh", file=sys.stderr)
+        self._ended(NO_RETRY)
+
+    def _set_environment(self) -> None:
+        job = self._job
+        os.umask(job.umask)
+        if job.secrets:
+            os.environ["LAUNCHER_SECRETS"] = ",".join(job.secrets)
+        self._read_secrets()
+        if job.threads is not None and not os.environ.get("OMP_NUM_THREADS"):
+            os.environ["OMP_NUM_THREADS"] = str(job.threads)
+        for name, value in job.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        for name in job.secret_variables:
+            if name not in os.environ:
+                print(
+                    f"launcher: the secret {name} did not reach {self._host}: does the site drop the environment "
+                    "(--export)?", file=sys.stderr,
+                )  # fmt: skip
+                self._ended(NO_RETRY)
+        if path := python_path(job, os.environ.get("PYTHONPATH", "")):
+            os.environ["PYTHONPATH"] = path
+
+    def _read_secrets(self) -> None:
+        """Reads the file of the run's secrets, which is outside of its directory, and removed when the run is over."""
+        if self._job.secrets_file is None:
+            return
+        path = self._secrets_file = Path(self._job.secrets_file)
+        os.environ["LAUNCHER_SECRETS_FILE"] = str(path)
+        found = read_text(path)
+        with contextlib.suppress(OSError):
+            if isinstance(found, Ok) and found.value is not None and path.stat().st_uid == os.geteuid():
+                os.environ.update(parse_exports(found.value))
+                return
+        known = read_text(self._job.environment_file or "")
+        text = (known.value or "") if isinstance(known, Ok) else ""
+        hidden = [line.removeprefix("# not here: ") for line in text.splitlines() if line.startswith("# not here: ")]
+        if hidden:
+            print(f"launcher: {self._host} cannot read {path}: without {' '.join(hidden)}", file=sys.stderr)
+
+    def _wait_for_others(self) -> None:
+        """Waits for other runs. One that this run waits for may have continued in another job, or have failed."""
+        if not self._job.wait:
+            return
+        code = self._command(self._job.wait)
+        if code == HERE:
+            # Lazily: 5 ms, and few jobs come here
+            import shutil
+
+            shutil.rmtree(self._attempt, ignore_errors=True)  # no attempt: another job waits now
+            raise Over(DONE)
+        if code != DONE:
+            self._ended(code)
+        if self._job.here and self._job.seconds is not None:
+            _ends_in(self._job.seconds)
+
+    # -- the end
+
+    def _after(self, command: int) -> None:
+        if self._job.after is not None:
+            self._command(["bash", self._job.after], {"LAUNCHER_EXIT_CODE": str(command)})
+
+    def _end(self, command: int) -> int:
+        recorded = read_text(self._attempt / "exit_code")
+        end = end_of(
+            command, Ok(None) if isinstance(recorded, shared_files.Wrong) else recorded, all_nodes=self._job.all_nodes,
+            may_resume=lambda: self._may_resume(command),
+        )  # fmt: skip
+        if end.stop is not None:
+            self._event(end.stop)
+        self._event(Ended(code=end.code))
+        code, secrets_for_later = end.code, False
+        if code == RESUME:
+            code, secrets_for_later = self._continue()
+        # If PBS has stopped the job, it may start it once more (preemption, qrerun), and then the secrets are needed.
+        if self._secrets_file is not None and (code == DONE or not (self._stops.requested or secrets_for_later)):
+            with contextlib.suppress(OSError):
+                self._secrets_file.unlink(missing_ok=True)
+        if self._job.chain and code != RESUME:
+            (self._run_dir / "over").touch()  # for the jobs that follow
+        return _exit_code(self._job, code)
+
+    def _may_resume(self, command: int) -> bool:
+        """Returns whether the run can go on after its agents were killed before they recorded an exit code.
+
+        SIGTERM for the agents alone is a preemption, or the loss of a node, while they start: there need be no
+        checkpoint yet.
+        """
+        if self._job.program_resumes or (command == 128 + signal.SIGTERM and not self._stops.requested):
+            return True
+        found = list_names(self._job.checkpoints)
+        if not isinstance(found, Ok):
+            return True
+        return any(name.startswith("step-") for name in found.value or ())
+
+    def _continue(self) -> tuple[int, bool]:
+        """Lets `requeue` decide whether the run continues. Returns the exit code, and whether another job goes on."""
+        asked = ["stop_requested"] if self._stops.requested else []
+        # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
+        with self._stops.ignored_by_children():
+            process = subprocess.Popen([*self._job.requeue, str(self._run_dir), *asked])
+        code = _wait(process)
+        if code == HERE:
+            raise Over(HERE)
+        if code == NO_RETRY:
+            self._event(Ended(code=NO_RETRY))
+            return NO_RETRY, False
+        if code not in (DONE, RESUME):
+            self._event(Stays(what="stays", reason=NextReason.LAUNCHER_ERROR))
+        return RESUME, code == DONE
+
+    # -- tools
+
+    def _command(self, words: Sequence[str], more: Mapping[str, str] | None = None) -> int:
+        try:
+            process = subprocess.Popen(words, env={**os.environ, **(more or {})})
+        except OSError as error:
+            print(f"launcher: {words[0]}: {error.strerror}", file=sys.stderr)
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        return _wait(process)
+
+    def _event(self, event: Event) -> None:
+        path = self._attempt / "events/script.jsonl"
+        event = replace(event, time=time.time())
+        append = partial(event_file.append, path, event)
+        found = shared_files.retry_read(append, path, retry_seconds=shared_files.IN_A_JOB)
+        if not isinstance(found, Ok):
+            print(f"launcher: {self._host}: {found.reason}", file=sys.stderr)
+
+    def _ended(self, code: int) -> None:
+        self._event(Ended(code=code))
+        raise Over(code)
+
+
+def python_path(job: JobFile, given: str) -> str:
+    """Returns PYTHONPATH for the ranks.
+
+    Folders of the repository are replaced by those of the snapshot, so that later edits have no effect.
+    """
+    folders = given.split(":") if given else []
+    if job.snapshot is not None and job.repository is not None:
+        path, code = list(job.path), f"{os.path.realpath(job.snapshot)}/"
+        for folder in folders:
+            real = os.path.realpath(folder or ".")
+            within = f"{real}/"
+            ours = within.startswith(code) or "/site-packages/" in within
+            if not ours and within.startswith(f"{job.repository}/"):
+                folder = job.snapshot + real.removeprefix(job.repository)
+            if folder not in path:
+                path.append(folder)
+        folders = path
+    if job.code_root is not None and job.code_root not in folders:
+        folders = [job.code_root, *folders]
+    return ":".join(folders)
+
+
+def _mkdir(path: Path) -> bool:
+    """Makes a folder; False: it exists."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _output_size() -> int:
+    """Returns the size of this job's output, to which earlier attempts of the job may have written, in bytes."""
+    with contextlib.suppress(OSError):
+        return os.fstat(1).st_size
+    return 0
+
+
+def _uptime() -> float:
+    return float(UPTIME.read_text().split()[0])
+
+
+def _ends_in(seconds: int) -> None:
+    """Sets the variables of `launcher.runs.time_left`: the scheduler ends this attempt in `seconds`."""
+    os.environ.update(LAUNCHER_DEADLINE=str(int(time.time()) + seconds), LAUNCHER_TIME_LEFT=str(seconds))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        os.environ["LAUNCHER_DEADLINE_UPTIME"] = f"{BOOT_ID.read_text().strip()} {int(_uptime()) + seconds}"

@@ -1,0 +1,78 @@
+"""What the driver (`launcher.job`) needs to know of a run: the file job.json beside the job script.
+
+The submission writes it with the script. An array has one for all its elements (`arrays/TOKEN.json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NAME, AFTER = "job.json", "after.sh"  # names in the run directory
+
+
+@dataclass(frozen=True)
+class SetupLineFields:
+    """A set-up line of the script, as the event `setup_failed` names it."""
+
+    words: str
+    of: str
+    number: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class LeaseTimes:
+    """The times of `launcher.runs.lease`, in seconds. All jobs of a run use those of its submission."""
+
+    heartbeat: float  # between two heartbeats of the job that holds the lease
+    poll: float  # between two checks by a job that waits for it
+    timeout: float  # without a heartbeat until it is taken over
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """The run's commands, times and variables. Commands are argument lists."""
+
+    run_dir: str  # for an array: the folder with the elements' run directories
+    start: tuple[str, ...]  # starts another command on all nodes
+    node: tuple[str, ...]  # the command of each node; the run directory is appended
+    requeue: tuple[str, ...]  # decides whether the run continues after an attempt
+    wait: tuple[str, ...]  # waits for other runs (`after`); empty: there are none
+    signals: tuple[str, ...]  # those that ask the job to stop: TERM, INT
+    no_workdir: str  # the error where the working folder cannot be entered
+    umask: int
+    setup: tuple[SetupLineFields, ...]
+    environment: Mapping[str, str | None]  # null: the variable is unset
+    secrets: tuple[str, ...]  # patterns of the names of secret variables
+    secret_variables: tuple[str, ...]  # those that must have reached the job
+    checkpoints: str
+    all_nodes: bool  # whether the run needs all its nodes
+    program_resumes: bool
+    chain: bool  # resume.how=chain: the jobs that follow are queued already
+    here: bool  # whether the job is a process of the submitting machine
+    lease: LeaseTimes
+    elements: str | None = None  # file with the names of the elements' run directories, one a line
+    after: str | None = None  # the template's `after` block, a shell script
+    seconds: int | None = None  # wall time; null: the scheduler does not end the job
+    time_left: str | None = None  # module:function that asks the scheduler for the seconds left
+    again: tuple[str, int] | None = None  # variable with the path of a file, and the exit code if the file exists
+    threads: int | None = None  # OMP_NUM_THREADS, unless it is set
+    environment_file: str | None = None
+    secrets_file: str | None = None  # for an array: the folder of the elements' files
+    seen: str | None = None  # file that tells later submissions that nodes can write to runs_dir
+    snapshot: str | None = None
+    repository: str | None = None
+    path: tuple[str, ...] = ()  # folders of the snapshot for PYTHONPATH
+    code_root: str | None = None  # the launcher's own folder for PYTHONPATH
+
+    def of_element(self, name: str) -> dict[str, Any]:
+        """Returns the fields of one element of an array that differ from the array's."""
+        run_dir = f"{self.run_dir}/{name}"
+        return {
+            "run_dir": run_dir,
+            "checkpoints": self.checkpoints.replace(self.run_dir, run_dir, 1)
+            if self.checkpoints.startswith(f"{self.run_dir}/") else self.checkpoints,
+            "secrets_file": self.secrets_file and f"{self.secrets_file}/{name}.sh",
+        }  # fmt: skip

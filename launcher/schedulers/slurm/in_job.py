@@ -1,0 +1,59 @@
+"""What a job asks Slurm about itself. Needs the standard library only, since the job's driver loads it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+
+TIMEOUT = 10.0  # seconds for each command
+_TIME = re.compile(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)")
+
+
+def seconds_left(environ: Mapping[str, str]) -> float | None:
+    """Returns the seconds until Slurm ends this job; None: it is in no job of Slurm, or Slurm does not tell.
+
+    The end is given in the time of Slurm's controller, so the present time is taken from there, else from this node.
+    """
+    job = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    if element := environ.get("SLURM_ARRAY_TASK_ID"):  # an element has the array's id as SLURM_JOB_ID
+        job = f"{job}_{element}"
+    environ = {**environ, "SLURM_TIME_FORMAT": "standard"}
+    commands = (["squeue", "-h", "-j", job, "-o", "%e"], ["scontrol", "show", "config"])
+    asked = [_start(words, environ) for words in commands]
+    ends, config = (_seconds(_answer(process)) for process in asked)
+    return None if ends is None else ends - (time.time() if config is None else config)
+
+
+def _start(words: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str] | None:
+    try:
+        return subprocess.Popen(
+            words, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True,
+        )  # fmt: skip
+    except OSError:
+        return None
+
+
+def _answer(process: subprocess.Popen[str] | None) -> str:
+    if process is None:
+        return ""
+    try:
+        return process.communicate(timeout=TIMEOUT)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return ""
+
+
+def _seconds(answer: str) -> float | None:
+    """Returns the time in an answer's first line, in seconds since the epoch; None: it has none."""
+    match = _TIME.search(answer.partition(os.linesep)[0])
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = map(int, match.groups())
+    return time.mktime((year, month, day, hour, minute, second, 0, 0, -1))

@@ -1,0 +1,279 @@
+"""The driver of a job: what it does on each exit code, mark and unreadable file. In this process, without a shell."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import UnavailableError
+from launcher.files.shared_files import Ok, Unavailable
+from launcher.job import driver
+from launcher.job.driver import End, end_of
+from launcher.runs import lease
+from launcher.runs.directory import Run
+from launcher.runs.events import Stop
+from launcher.runs.job_file import NAME, LeaseTimes
+from launcher.schedulers import job_script
+from launcher.schedulers.exports import exports, parse_exports
+from tests.unit.clock import Clock
+from tests.unit.faults import FOR_EVER, FileServer
+from tests.unit.sandbox import Outcome, Sandbox
+
+DONE = '{"time": 1.0, "event": "ended", "code": 0}\n'
+NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    """What a driver changes in its process is put back."""
+    umask, environ = os.umask(0o022), dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield Sandbox(tmp_path)
+    os.umask(umask)
+    os.environ.clear()
+    os.environ.update(environ)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
+    found = FileServer(monkeypatch)
+    Clock(monkeypatch, lease)
+    return found
+
+
+def drive(sandbox: Sandbox, *, code: int = 0, job: str = "7", **fields: Any) -> Outcome:
+    """Runs a job's driver; its agents end with `code`."""
+    job_script.write(Run(sandbox.run_dir), sandbox.plan(**fields), token="token")
+    os.environ.update(
+        PATH=f"{sandbox.folder}/bin:/usr/bin:/bin", SANDBOX=str(sandbox.folder), STAND_IN_EXIT=str(code),
+        LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID=job,
+    )  # fmt: skip
+    return Outcome(sandbox, driver.main([str(sandbox.run_dir / NAME)]), "")
+
+
+def ended(outcome: Outcome) -> list[object]:
+    return [event["code"] for event in outcome.events() if event["event"] == "ended"]
+
+
+KILLED, UNREAD = Stop(reason="killed", exit_code=137), Stop(reason="exit_unread")  # type: ignore[arg-type]
+HIDDEN = Unavailable("cannot be read", errno.EIO)
+
+
+@pytest.mark.parametrize(
+    ("command", "recorded", "all_nodes", "may_resume", "end"),
+    [
+        (0, Ok(None), True, False, End(0)),
+        (1, Ok(None), True, True, End(1)),
+        (137, Ok(None), True, True, End(75, KILLED)),
+        (137, Ok(None), True, False, End(137)),
+        (255, Ok(None), True, True, End(255)),  # no signal
+        (137, Ok("0\n"), True, True, End(137)),  # every node is needed
+        (137, Ok("0\n"), False, True, End(0)),  # a node that came too late has failed, the run has not
+        (1, Ok("75\n"), True, False, End(75)),
+        (0, Ok("93\n"), True, False, End(93)),
+        (1, Ok(""), True, True, End(1)),  # a full disk
+        (1, HIDDEN, True, False, End(75, UNREAD)),
+        (0, HIDDEN, True, False, End(0)),  # all agents have ended with 0
+    ],
+)
+def test_how_an_attempt_ends(
+    command: int, recorded: Ok[str | None] | Unavailable, all_nodes: bool, may_resume: bool, end: End
+) -> None:
+    assert end_of(command, recorded, all_nodes=all_nodes, may_resume=lambda: may_resume) == end
+
+
+@pytest.mark.parametrize("code", [0, 1, 93, 137])
+def test_the_job_ends_as_the_agents_end(sandbox: Sandbox, code: int) -> None:
+    outcome = drive(sandbox, code=code)
+    assert (outcome.code, ended(outcome)) == (code, [code])
+
+
+@NUMBERS
+@pytest.mark.parametrize("mark", ["cancelled", "stop"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_mark_that_is_hard_to_read_is_heeded(
+    sandbox: Sandbox, server: FileServer, mark: str, there: bool, number: int
+) -> None:
+    if there:
+        (sandbox.run_dir / mark).touch()
+    server.fail(f"run-1/{mark}", 2, number)
+    outcome = drive(sandbox)
+    assert (outcome.code, outcome.started) == ((75, False) if there else (0, True))
+
+
+@pytest.mark.parametrize("mark", ["cancelled", "stop"])
+def test_a_run_of_which_nobody_can_tell_whether_it_was_cancelled_does_not_begin(
+    sandbox: Sandbox, server: FileServer, mark: str
+) -> None:
+    server.fail(f"run-1/{mark}")
+    outcome = drive(sandbox)
+    server.recover()
+    assert (outcome.code, outcome.started, ended(outcome)) == (75, False, [75])
+
+
+@pytest.mark.parametrize("mark", ["over", "cancelled"])
+def test_the_next_job_of_a_chain_does_not_begin_either(sandbox: Sandbox, server: FileServer, mark: str) -> None:
+    server.fail(f"run-1/{mark}")
+    outcome = drive(sandbox, resume={"how": "chain"})
+    server.recover()
+    assert (outcome.code, outcome.started) == (75, False)
+    assert not list((sandbox.run_dir / "attempts").iterdir())
+
+
+@NUMBERS
+@pytest.mark.parametrize("part", ["script.jsonl", "run-1/attempts"])
+@pytest.mark.parametrize("times", [2, FOR_EVER])
+def test_a_run_that_is_done_is_not_done_again(
+    sandbox: Sandbox, server: FileServer, part: str, times: int, number: int
+) -> None:
+    events = sandbox.run_dir / "attempts/0/events"
+    events.mkdir(parents=True)
+    (events / "script.jsonl").write_text(DONE)
+    server.fail(part, times, number)
+    outcome = drive(sandbox)
+    assert (outcome.code, outcome.started) == (0 if times == 2 else 75, False)
+
+
+@NUMBERS
+@pytest.mark.parametrize(("times", "code"), [(2, 0), (FOR_EVER, 75)])
+def test_an_attempt_that_cannot_be_made_now_is_not_given_up(
+    sandbox: Sandbox, server: FileServer, times: int, code: int, number: int
+) -> None:
+    server.fail("attempts/0", times, number)
+    assert drive(sandbox).code == code
+
+
+def test_a_folder_that_cannot_be_written_to_is(
+    sandbox: Sandbox, server: FileServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fail("attempts/0", FOR_EVER, errno.EROFS)
+    assert drive(sandbox).code == 93
+    assert "is it on a file system that all nodes share" in capsys.readouterr().err
+
+
+@NUMBERS
+def test_a_lease_that_cannot_be_read_is_not_taken(
+    sandbox: Sandbox, server: FileServer, monkeypatch: pytest.MonkeyPatch, number: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(lease, "TIMEOUT", 0.0)  # one that can be read would be taken at once
+    path = sandbox.run_dir / "lease"
+    path.write_text("6 3 node1\n")
+    server.fail("run-1/lease", FOR_EVER, number)
+    outcome = drive(sandbox)
+    server.recover()
+    assert (outcome.code, outcome.started) == (75, False)
+    assert path.read_text() == "6 3 node1\n"
+    assert "hard links" not in capsys.readouterr().err
+
+
+def test_the_time_in_which_a_lease_cannot_be_read_does_not_make_it_dead(sandbox: Sandbox, server: FileServer) -> None:
+    holder = lease.Lease(str(sandbox.run_dir), "7", LeaseTimes(15, 2, 30))
+    (sandbox.run_dir / "lease").write_text("6 3 node1\n")
+    server.fail("run-1/lease", 50)  # 50 s in which it cannot be read; 20 s follow
+    waits: list[None] = []
+
+    def waiting() -> None:
+        waits.append(None)
+        if len(waits) == 60:
+            raise UnavailableError("enough")
+
+    with pytest.raises(UnavailableError, match="enough"):
+        holder.take(waiting)
+
+
+def test_no_hard_links_are_said_once_and_the_run_goes_on(
+    sandbox: Sandbox, server: FileServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    outcome = drive(sandbox)
+    assert (outcome.code, outcome.started) == (0, True)
+    assert capsys.readouterr().err.count("no hard links in") == 1
+    assert Path(outcome.environment["LAUNCHER_LEASE"]).name.startswith(".lease-7-")
+    assert not list(sandbox.run_dir.glob("*lease*"))
+
+
+@pytest.mark.parametrize(
+    ("status", "word", "times", "code"),
+    [
+        (1, "75", 2, 75), (1, "93", 2, 93), (0, "75", 2, 75), (1, "93", FOR_EVER, 75), (0, "0", FOR_EVER, 0),
+    ],
+)  # fmt: skip
+def test_the_exit_code_of_the_agents_is_waited_for(
+    sandbox: Sandbox, server: FileServer, status: int, word: str, times: int, code: int
+) -> None:
+    tell = f'#!/bin/bash\necho {word} >"$LAUNCHER_RUN_DIR/attempts/0/exit_code"\nexit {status}\n'
+    (sandbox.folder / "bin/srun").write_text(tell)
+    server.fail("/0/exit_code", times)
+    outcome = drive(sandbox)
+    assert ended(outcome)[0] == code
+
+
+def test_requeue_may_go_on_in_this_job(sandbox: Sandbox) -> None:
+    """The second attempt has the environment of the first, and the lease anew."""
+    (sandbox.folder / "bin/srun").write_text(
+        '#!/bin/bash\nenv -0 >"$SANDBOX/environment-$LAUNCHER_ATTEMPT"\n[ "$LAUNCHER_ATTEMPT" = 1 ] || exit 75\n'
+    )
+    sandbox.python.write_text("#!/bin/bash\nexit 10\n")  # launcher.job.requeue
+    outcome = drive(sandbox, code_root="/code", cluster={"environment": {"GONE": None}})
+    assert outcome.code == 0
+    assert [outcome.events(number)[-1] for number in (0, 1)] == [
+        {"event": "ended", "code": code} for code in (75, 0)
+    ]  # fmt: skip
+    first, second = (
+        (sandbox.folder / f"environment-{number}").read_text().split("\0") for number in (0, 1)
+    )  # fmt: skip
+    assert {name for name in set(first) ^ set(second) if "DEADLINE" not in name} == {
+        "LAUNCHER_ATTEMPT=0", "LAUNCHER_ATTEMPT=1"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "last"), [(0, 75, "ended"), (75, 75, "ended"), (93, 93, "ended"), (1, 75, "stays")]
+)
+def test_what_requeue_says_is_what_becomes_of_the_job(sandbox: Sandbox, answer: int, code: int, last: str) -> None:
+    sandbox.python.write_text(f"#!/bin/bash\nexit {answer}\n")
+    outcome = drive(sandbox, code=75)
+    assert (outcome.code, outcome.events()[-1]["event"]) == (code, last)
+    assert ended(outcome) == ([75, 93] if answer == 93 else [75])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_requeue_is_told(sandbox: Sandbox, number: signal.Signals) -> None:
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\nkill -{int(number)} $PPID\nsleep 0.1\nexit 75\n")
+    sandbox.python.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >"$SANDBOX/asked"\nexit 75\n')
+    assert drive(sandbox).code == 75
+    assert (sandbox.folder / "asked").read_text().splitlines()[-2:] == [str(sandbox.run_dir), "stop_requested"]
+
+
+def test_a_stop_during_set_up_starts_no_agents(sandbox: Sandbox) -> None:
+    os.environ["LAUNCHER_STOP"] = "SIGTERM"
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    outcome = drive(sandbox)
+    assert (outcome.code, outcome.started) == (75, False)
+    assert [event["event"] for event in outcome.events()] == ["started", "stop_requested", "stop", "ended"]
+
+
+def test_a_set_up_line_that_a_stop_has_ended_is_no_failure(sandbox: Sandbox) -> None:
+    os.environ["LAUNCHER_STOP"] = "SIGTERM"
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")
+    job_script.write(Run(sandbox.run_dir), sandbox.plan(cluster={"setup": ("sleep 9",)}), token="token")
+    os.environ.update(LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID="7")
+    assert driver.main([str(sandbox.run_dir / NAME), "--failed", "setup", "1", "143"]) == 75
+    assert "setup_failed" not in [event["event"] for event in Outcome(sandbox, 75, "").events()]
+
+
+def test_secrets_are_read_as_they_were_written(sandbox: Sandbox) -> None:
+    secrets = {"A": "it's", "B": "two\nlines # no comment", "C": "", "D": "$(x)", "CUDA_VISIBLE_DEVICES": "1"}
+    assert parse_exports(f"# {sandbox.folder}/it's\n{exports(secrets)}") == secrets

@@ -1,0 +1,71 @@
+"""The time that Slurm leaves a job, as the job's driver asks for it."""
+
+from __future__ import annotations
+
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.schedulers.slurm import in_job
+from tests.unit.clock import Clock
+
+CONFIG = "Configuration data as of 2026-11-24T10:00:05\nAccountingStorageBackupHost = (null)\n"
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "9", "HERE": str(tmp_path)}
+
+
+def answers(folder: Path, name: str, text: str, code: int = 0) -> None:
+    program = folder / name
+    program.write_text(f'#!/bin/sh\necho "$@" >"$HERE/{name}.asked"\nprintf "%s" "{text}"\nexit {code}\n')
+    program.chmod(stat.S_IRWXU)
+
+
+@pytest.mark.parametrize(
+    ("squeue", "scontrol", "left"),
+    [
+        ("2026-11-24T11:00:00\n", CONFIG, 3595.0),
+        ("2026-11-24T09:59:05\n", CONFIG, -60.0),
+        ("NONE\n", CONFIG, None),  # no time limit
+        ("", CONFIG, None),
+        ("slurm_load_jobs error: Invalid job id specified\n", CONFIG, None),
+    ],
+)
+def test_the_end_and_the_present_are_those_of_the_controller(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, squeue: str, scontrol: str,
+    left: float | None,
+) -> None:  # fmt: skip
+    answers(tmp_path, "squeue", squeue)
+    answers(tmp_path, "scontrol", scontrol)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    assert in_job.seconds_left(environ) == left
+    assert (tmp_path / "squeue.asked").read_text() == "-h -j 9 -o %e\n"
+
+
+def test_an_element_of_an_array_asks_for_itself(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(tmp_path, "squeue", "2026-11-24T11:00:00\n")
+    answers(tmp_path, "scontrol", CONFIG)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    assert in_job.seconds_left({**environ, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}) == 3595.0
+    assert (tmp_path / "squeue.asked").read_text() == "-h -j 7_3 -o %e\n"
+
+
+def test_without_the_controllers_clock_this_nodes_clock_counts(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, in_job)
+    clock.now = time.mktime((2026, 11, 24, 10, 0, 0, 0, 0, -1))
+    answers(tmp_path, "squeue", "2026-11-24T11:00:00\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    assert in_job.seconds_left({**environ, "PATH": str(tmp_path)}) == 3600.0
+
+
+def test_outside_of_slurm_there_is_no_end() -> None:
+    assert in_job.seconds_left({}) is None
