@@ -44,6 +44,7 @@ TRANSIENT = frozenset({
     errno.ENOBUFS, errno.EPROTO, errno.EBADF,
 })  # fmt: skip
 
+in_a_job = False  # whether this process belongs to a job although it is no part of an attempt (yet)
 _rests_until = float("-inf")
 
 
@@ -161,7 +162,7 @@ def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | N
     global _rests_until
     if retry_seconds is None:
         resting = time.monotonic() < _rests_until
-        retry_seconds = 0.0 if resting else IN_A_JOB if "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
+        retry_seconds = 0.0 if resting else IN_A_JOB if in_a_job or "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
     for _ in backoff(retry_seconds):
         found = _once(call, path)
         if not (isinstance(found, Unavailable) and found.is_transient):

@@ -4,10 +4,21 @@ python -I .../launcher/job/__main__.py JOB_FILE [--failed WHAT [LINE CODE]]
 """
 
 import os
+import signal
 import sys
 
-# -I keeps the working folder and PYTHONPATH out; of them only the launcher itself is needed.
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+def _note(number: int, _: object) -> None:
+    os.environ["LAUNCHER_STOP"] = os.environ.get("LAUNCHER_STOP") or signal.Signals(number).name
+
+
+for each in (signal.SIGTERM, signal.SIGINT):  # until the driver has handlers of its own
+    signal.signal(each, _note)
+# -I keeps the working folder and PYTHONPATH out; of them only the launcher itself is needed: behind the standard
+# library, before another launcher that may be installed.
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SITES = ("site-packages", "dist-packages")
+sys.path.insert(next((n for n, path in enumerate(sys.path) if path.endswith(SITES)), len(sys.path)), ROOT)
 
 from launcher.job.driver import main
 

@@ -3,10 +3,14 @@
 #   launcher_driver       the command that the script becomes after the set-up lines
 #   launcher_signals      names of the signals that ask the job to stop
 #   launcher_workdir, launcher_umask
+#   launcher_modules      not empty: the shell needs `module`
 #   launcher_environment  file with the variables of the submitting shell, where the scheduler does not pass them
 
 # The driver records what failed, and the job ends.
-launcher_failed() { exec "${launcher_driver[@]}" --failed "$@"; }
+launcher_failed() {
+  trap - EXIT
+  exec "${launcher_driver[@]}" --failed "$@"
+}
 launcher_setup_failed() { launcher_failed setup "$1" "$?"; }
 
 read -r LAUNCHER_BEGUN _ </proc/uptime  # the wall time counts from here
@@ -24,16 +28,18 @@ done
 if ! launcher_sees_driver; then
   echo "launcher: $(hostname) cannot see ${launcher_driver[0]} or ${launcher_driver[2]}: are they on a file system that all nodes share?" >&2
   umask 077
-  launcher_try=0  # recorded as an attempt, for `launcher status`
-  until mkdir "$LAUNCHER_RUN_DIR/attempts/$launcher_try" 2>/dev/null; do
-    [ -d "$LAUNCHER_RUN_DIR/attempts/$launcher_try" ] || exit 93
+  # Recorded as an attempt, for `launcher status`.
+  launcher_attempts=$LAUNCHER_RUN_DIR${LAUNCHER_ARRAY_INDEX:+/$(sed -n "$((LAUNCHER_ARRAY_INDEX + 1))p" "${launcher_driver[3]%.job.json}")}/attempts
+  launcher_try=0
+  until mkdir "$launcher_attempts/$launcher_try" 2>/dev/null; do
+    [ -d "$launcher_attempts/$launcher_try" ] || exit 93
     launcher_try=$((launcher_try + 1))
   done
-  mkdir "$LAUNCHER_RUN_DIR/attempts/$launcher_try/events"
+  mkdir "$launcher_attempts/$launcher_try/events"
   printf "{\"time\": $(date +%s).0, \"event\": %s}\n" \
     "\"started\", \"job\": \"$LAUNCHER_JOB_ID\", \"host\": \"$(hostname)\"" \
     "\"fault\", \"code\": \"unreadable\", \"host\": \"$(hostname)\", \"ends_with\": 93, \"error\": \"it cannot see the launcher, or its Python\"" \
-    "\"ended\", \"code\": 93" >"$LAUNCHER_RUN_DIR/attempts/$launcher_try/events/script.jsonl"
+    "\"ended\", \"code\": 93" >"$launcher_attempts/$launcher_try/events/script.jsonl"
   exit 93
 fi
 
@@ -45,7 +51,7 @@ fi
 cd "$launcher_workdir" || launcher_failed folder
 
 # `module` is a shell function, and functions of the submitting shell are not passed to jobs.
-if ! type module >/dev/null 2>&1; then
+if [ -n "$launcher_modules" ] && ! type module >/dev/null 2>&1; then
   for launcher_file in "${LMOD_PKG:+$LMOD_PKG/init/bash}" "${MODULESHOME:+$MODULESHOME/init/bash}" \
     /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /usr/share/lmod/lmod/init/bash \
     /usr/share/Modules/init/bash /usr/share/modules/init/bash; do
@@ -54,3 +60,5 @@ if ! type module >/dev/null 2>&1; then
     ! type module >/dev/null 2>&1 || break
   done
 fi
+# A set-up line may end the shell: with exit, or under set -u. The driver is started by exec, which runs no such trap.
+trap 'launcher_failed setup 0 "$?"' EXIT

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
@@ -45,8 +46,8 @@ from launcher.files.shared_files import (
 from launcher.runs import event_file
 from launcher.runs.event_json import Event
 from launcher.runs.events import Ended, Fault, SetupFailed, Started, Stays, Stop, StopRequested
-from launcher.runs.job_file import JobFile
-from launcher.runs.lease import Lease, LeaseTaken, held
+from launcher.runs.job_file import JobFile, SetupLineFields
+from launcher.runs.lease import Lease, held
 from launcher.schedulers.exports import parse_exports
 
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)
@@ -118,30 +119,32 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) > 1:
         what, *numbers = arguments[2:]
         failed = Failed(what, *map(int, numbers))
-    os.umask(0o077)
+    shared_files.in_a_job, umask = True, os.umask(0o077)
     try:
         job = _element(_read(job_file))
-    except (RunError, UnavailableError) as error:
+    except (RunError, OSError) as error:
         return _refuse(error)
-    environ, stops = dict(os.environ), _Stops(job.signals)
+    stops = _Stops(job.signals)
+    environ = dict(os.environ)
     while True:
         try:
             with held(job.run_dir, environ.get("LAUNCHER_JOB_ID", ""), job.lease, stops.end_if_requested) as lease:
-                return Job(job, lease, stops, failed).run()
+                return Job(job, lease, stops, failed, umask).run()
         except Over as over:
             if over.code != HERE:
                 return _exit_code(job, over.code)
-        except (LeaseTaken, UnavailableError, RunError) as error:
+        except (RunError, OSError) as error:
             return _refuse(error)
+        os.umask(0o077)
         os.environ.clear()
         os.environ.update(environ)
-        stops.requested = None
+        os.environ[BEGUN] = str(_uptime())  # each attempt has the whole time
 
 
 def _refuse(error: Exception) -> int:
-    where = f"{socket.gethostname()}: " if isinstance(error, UnavailableError) else ""
+    where = "" if isinstance(error, RunError) and not is_transient(error) else f"{socket.gethostname()}: "
     print(f"launcher: {where}{error}", file=sys.stderr)
-    return RESUME if isinstance(error, UnavailableError) else NO_RETRY
+    return RESUME if is_transient(error) else NO_RETRY
 
 
 def _read(path: str) -> JobFile:
@@ -166,6 +169,7 @@ def _element(job: JobFile) -> JobFile:
     os.environ["LAUNCHER_RUN_DIR"] = job.run_dir
     made = Path(job.run_dir, f".{output}.{os.getpid()}")
     try:
+        made.unlink(missing_ok=True)
         made.symlink_to(Path(job.elements or "").with_name(output))
         made.replace(Path(job.run_dir, output))
     except OSError as error:
@@ -188,10 +192,11 @@ class _Stops:
     """Notes the signals that ask this job to stop. `requested` is the name of the first one."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.requested: str | None = os.environ.pop(STOP, None) or None
+        self.requested: str | None = None
         self._signals = [getattr(signal, f"SIG{name}") for name in names]
         for number in self._signals:
             signal.signal(number, self._note)
+        self.requested = os.environ.pop(STOP, None) or self.requested
 
     def _note(self, number: int, _: object) -> None:
         self.requested = self.requested or signal.Signals(number).name
@@ -214,8 +219,8 @@ class _Stops:
 class Job:
     """One attempt of the run, in this job."""
 
-    def __init__(self, job: JobFile, lease: Lease, stops: _Stops, failed: Failed | None) -> None:
-        self._job, self._lease, self._stops, self._failed = job, lease, stops, failed
+    def __init__(self, job: JobFile, lease: Lease, stops: _Stops, failed: Failed | None, umask: int) -> None:
+        self._job, self._lease, self._stops, self._failed, self._umask = job, lease, stops, failed, umask
         self._run_dir, self._host = Path(job.run_dir), socket.gethostname()
         self._attempt = self._run_dir
         self._id = os.environ.get("LAUNCHER_JOB_ID", "")
@@ -229,6 +234,13 @@ class Job:
             UnavailableError, RunError: the run directory cannot be used; nothing was recorded.
         """
         begun = self._begin()
+        try:
+            return self._run(begun)
+        except OSError as error:
+            print(f"launcher: {self._host}: {error}", file=sys.stderr)
+            return self._ended(RESUME if is_transient(error) else NO_RETRY)
+
+    def _run(self, begun: float) -> int:
         self._stop_if_marked()
         self._set_deadline(begun)
         self._report_failure()
@@ -257,7 +269,8 @@ class Job:
         os.environ.update(
             LAUNCHER_ATTEMPT=str(number), LAUNCHER_LEASE=str(self._lease.path), LAUNCHER_RUN_DIR=str(self._run_dir)
         )
-        (self._attempt / "events").mkdir(exist_ok=True)
+        events = self._attempt / "events"
+        shared_files.retry_read(partial(_mkdir, events), events)
         if self._job.seen is not None:
             with contextlib.suppress(OSError), open(self._job.seen, "a"):
                 pass
@@ -331,7 +344,8 @@ class Job:
         if failed is None or self._stops.requested:  # the signal has ended the set-up line
             return
         if failed.what == "setup":
-            line = self._job.setup[failed.line - 1]
+            lines, unknown = self._job.setup, SetupLineFields("a set-up line, which ended the shell,", "unknown")
+            line = lines[failed.line - 1] if failed.line else unknown
             print(f"launcher: {line.words} failed on {self._host} (exit {failed.code})", file=sys.stderr)
             self._event(
                 SetupFailed(
@@ -348,7 +362,7 @@ class Job:
 
     def _set_environment(self) -> None:
         job = self._job
-        os.umask(job.umask)
+        os.umask(self._umask)  # set-up lines may have changed the user's
         if job.secrets:
             os.environ["LAUNCHER_SECRETS"] = ",".join(job.secrets)
         self._read_secrets()
@@ -376,7 +390,7 @@ class Job:
         path = self._secrets_file = Path(self._job.secrets_file)
         os.environ["LAUNCHER_SECRETS_FILE"] = str(path)
         found = read_text(path)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the file is damaged
             if isinstance(found, Ok) and found.value is not None and path.stat().st_uid == os.geteuid():
                 os.environ.update(parse_exports(found.value))
                 return
@@ -388,7 +402,7 @@ class Job:
 
     def _wait_for_others(self) -> None:
         """Waits for other runs. One that this run waits for may have continued in another job, or have failed."""
-        if not self._job.wait:
+        if not self._job.wait or self._stops.requested:
             return
         code = self._command(self._job.wait)
         if code == HERE:
@@ -397,6 +411,8 @@ class Job:
 
             shutil.rmtree(self._attempt, ignore_errors=True)  # no attempt: another job waits now
             raise Over(DONE)
+        if self._stops.requested:
+            return
         if code != DONE:
             self._ended(code)
         if self._job.here and self._job.seconds is not None:
@@ -417,15 +433,16 @@ class Job:
         if end.stop is not None:
             self._event(end.stop)
         self._event(Ended(code=end.code))
-        code, secrets_for_later = end.code, False
+        code, requested, secrets_for_later = end.code, self._stops.requested, False
         if code == RESUME:
             code, secrets_for_later = self._continue()
         # If PBS has stopped the job, it may start it once more (preemption, qrerun), and then the secrets are needed.
-        if self._secrets_file is not None and (code == DONE or not (self._stops.requested or secrets_for_later)):
+        if self._secrets_file is not None and (code == DONE or not (requested or secrets_for_later)):
             with contextlib.suppress(OSError):
                 self._secrets_file.unlink(missing_ok=True)
         if self._job.chain and code != RESUME:
-            (self._run_dir / "over").touch()  # for the jobs that follow
+            over = self._run_dir / "over"  # for the jobs that follow
+            shared_files.retry_read(over.touch, over)
         return _exit_code(self._job, code)
 
     def _may_resume(self, command: int) -> bool:
@@ -444,6 +461,7 @@ class Job:
     def _continue(self) -> tuple[int, bool]:
         """Lets `requeue` decide whether the run continues. Returns the exit code, and whether another job goes on."""
         asked = ["stop_requested"] if self._stops.requested else []
+        self._stops.requested = None  # a later request is for the next attempt
         # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
         with self._stops.ignored_by_children():
             process = subprocess.Popen([*self._job.requeue, str(self._run_dir), *asked])
@@ -475,7 +493,7 @@ class Job:
         if not isinstance(found, Ok):
             print(f"launcher: {self._host}: {found.reason}", file=sys.stderr)
 
-    def _ended(self, code: int) -> None:
+    def _ended(self, code: int) -> NoReturn:
         self._event(Ended(code=code))
         raise Over(code)
 

@@ -1,6 +1,7 @@
 """What the driver (`launcher.job`) needs to know of a run: the file job.json beside the job script.
 
-The submission writes it with the script. An array has one for all its elements (`arrays/TOKEN.json`).
+The submission writes it with the script. An array has one for all its elements (`arrays/TOKEN.job.json`). A field that
+is added has a default: jobs that wait in a queue have a file of the version that submitted them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ class JobFile:
     wait: tuple[str, ...]  # waits for other runs (`after`); empty: there are none
     signals: tuple[str, ...]  # those that ask the job to stop: TERM, INT
     no_workdir: str  # the error where the working folder cannot be entered
-    umask: int
     setup: tuple[SetupLineFields, ...]
     environment: Mapping[str, str | None]  # null: the variable is unset
     secrets: tuple[str, ...]  # patterns of the names of secret variables

@@ -71,7 +71,8 @@ class Lease:
         try:
             self._link(waiting)
         except BaseException:
-            self._mine.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._mine.unlink(missing_ok=True)
             raise
         threading.Thread(target=self._beat, daemon=True).start()
 

@@ -87,7 +87,6 @@ def job_file(plan: JobPlan, parts: Parts, elements: Path | None, after: str | No
         wait=(plan.python, *own_module("launcher.job.wait_for_others")) if plan.after else (),
         signals=tuple(parts.shell.signals.split()),
         no_workdir=plan.no_workdir,
-        umask=plan.umask,
         setup=tuple(SetupLineFields(each.words, each.of.value, each.number, each.name) for each in setup_lines(plan)),
         # SLURM_EXPORT_ENV is set by sbatch --export=NONE: srun has to pass the job's variables all the same.
         environment={**({"SLURM_EXPORT_ENV": None} if plan.starter == "srun" else {}), **plan.cluster.environment},
@@ -135,6 +134,8 @@ def _values(plan: JobPlan, parts: Parts, array: str | None, elements: Path | Non
         "umask": Raw(f"{plan.umask:03o}"),
         "environment_file": _environment_file(plan, parts) or "",
         "begin": job / "begin.sh",
+        # Batch shells do not always have `module`; where no line needs it, nothing is sourced.
+        "modules": Raw("yes" if setup_lines(plan) or plan.cluster.template else ""),
         "setup": [Raw(each.line) for each in setup_lines(plan)],
     }
 

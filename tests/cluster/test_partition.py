@@ -13,8 +13,14 @@ from tests.launch import PYTHON, Launcher
 
 PATIENCE = 120.0  # seconds for anything that is to happen; nobody waits for it
 TEMPLATE = """{{% extends "local.sh.j2" %}}
-{{% block start %}}
-{python} -m tests.cluster.namespaces {prefix} {{{{ node }}}} "$LAUNCHER_RUN_DIR" 9>&-
+{{% block run %}}
+python3 - "$LAUNCHER_RUN_DIR/job.json" <<'END'
+import json, sys
+job = json.load(open(sys.argv[1]))
+job["start"] = ["{python}", "-m", "tests.cluster.namespaces", "{prefix}"]
+json.dump(job, open(sys.argv[1], "w"))
+END
+{{{{ super() }}}}
 {{% endblock %}}
 """
 

@@ -17,6 +17,8 @@ trap '' USR1  # comes before a suspension (-notify)
 chmod 600 "$SGE_STDOUT_PATH" 2>/dev/null
 export LAUNCHER_SGE_AGAIN="$LAUNCHER_RUN_DIR/.again-$LAUNCHER_JOB_ID-$$"  # Grid Engine starts a job again that exits with 99
 launcher_driver=(/usr/bin/python3 -I /world/checkout/launcher/job/__main__.py /scratch/me/runs/agents/job.json)
-launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT USR2" launcher_environment=/scratch/me/runs/agents/environment.sh
+launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT USR2"
+launcher_environment=/scratch/me/runs/agents/environment.sh launcher_modules=
+for launcher_try in {1..30}; do [ -r /world/checkout/launcher/job/begin.sh ] && break; sleep 2; done  # a file server may not answer at once
 . /world/checkout/launcher/job/begin.sh || exit 93
 exec "${launcher_driver[@]}"

@@ -19,7 +19,9 @@ export LAUNCHER_RUN_DIR=/scratch/me/runs/profile LAUNCHER_NAME=p2p
 export LAUNCHER_NODES=2 LAUNCHER_PROCS_PER_NODE=4 LAUNCHER_GPUS_PER_NODE=4
 export LAUNCHER_JOB_ID="$PBS_JOBID"
 launcher_driver=(/usr/bin/python3 -I /world/checkout/launcher/job/__main__.py /scratch/me/runs/profile/job.json)
-launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT" launcher_environment=/scratch/me/runs/profile/environment.sh
+launcher_workdir=/world/project launcher_umask=022 launcher_signals="TERM INT"
+launcher_environment=/scratch/me/runs/profile/environment.sh launcher_modules=yes
+for launcher_try in {1..30}; do [ -r /world/checkout/launcher/job/begin.sh ] && break; sleep 2; done  # a file server may not answer at once
 . /world/checkout/launcher/job/begin.sh || exit 93
 {
 module load ncarenv/23.09 nvhpc/24.1 cuda/12.2.1 cray-mpich/8.1.27

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import UnavailableError
+from launcher.files import shared_files
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.job import driver
 from launcher.job.driver import End, end_of
@@ -30,9 +31,10 @@ NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     """What a driver changes in its process is put back."""
     umask, environ = os.umask(0o022), dict(os.environ)
+    monkeypatch.setattr(shared_files, "in_a_job", False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield Sandbox(tmp_path)
     os.umask(umask)
@@ -263,6 +265,40 @@ def test_a_stop_during_set_up_starts_no_agents(sandbox: Sandbox) -> None:
     outcome = drive(sandbox)
     assert (outcome.code, outcome.started) == (75, False)
     assert [event["event"] for event in outcome.events()] == ["started", "stop_requested", "stop", "ended"]
+
+
+def test_each_attempt_in_a_job_has_the_whole_time(sandbox: Sandbox) -> None:
+    (sandbox.folder / "bin/srun").write_text(
+        '#!/bin/bash\necho "$LAUNCHER_TIME_LEFT" >"$SANDBOX/left-$LAUNCHER_ATTEMPT"\n'
+        '[ "$LAUNCHER_ATTEMPT" = 1 ] || exit 75\n'
+    )
+    sandbox.python.write_text("#!/bin/bash\nexit 10\n")
+    os.environ["LAUNCHER_BEGUN"] = str(driver._uptime() - 1000)
+    assert drive(sandbox, time=5000, cluster={"scheduler": "slurm"}).code == 0
+    first, second = (int((sandbox.folder / f"left-{number}").read_text()) for number in (0, 1))
+    assert 3900 <= first <= 4000 < 4900 <= second
+
+
+def test_reads_before_the_attempt_are_retried_as_long_as_those_in_it(sandbox: Sandbox, server: FileServer) -> None:
+    (sandbox.run_dir / "attempts/0/events").mkdir(parents=True)
+    (sandbox.run_dir / "attempts/0/events/script.jsonl").write_text(DONE)
+    server.fail("0/events/script.jsonl", 10)  # more than 3 s
+    outcome = drive(sandbox)
+    assert (outcome.code, outcome.started) == (0, False)
+    assert sum(server.slept) > 3
+
+
+def test_a_file_of_secrets_that_is_damaged_is_one_that_cannot_be_read(
+    sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_script.write(Run(sandbox.run_dir), sandbox.plan(cluster={"scheduler": "pbs"}), token="token")
+    path = sandbox.run_dir / NAME
+    path.write_text(path.read_text().replace('"secrets_file": null', f'"secrets_file": "{sandbox.folder}/secrets"'))
+    (sandbox.folder / "secrets").write_text("export A='x")
+    (sandbox.run_dir / "environment.sh").write_text("# not here: A\n")
+    os.environ.update(LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID="7", SANDBOX=str(sandbox.folder))
+    assert driver.main([str(path)]) == 0
+    assert f"cannot read {sandbox.folder}/secrets: without A" in capsys.readouterr().err
 
 
 def test_a_set_up_line_that_a_stop_has_ended_is_no_failure(sandbox: Sandbox) -> None:

@@ -140,6 +140,19 @@ def test_a_set_up_line_that_fails_ends_the_attempt_for_good(
     assert not (sandbox.work / "reached").exists()
 
 
+@pytest.mark.parametrize(("line", "code"), [("exit 3", 3), ("exit 0", 0), ("set -u; echo $NO_SUCH_NAME", 1)])
+def test_a_set_up_line_that_ends_the_shell_is_a_failure(sandbox: Sandbox, line: str, code: int) -> None:
+    outcome = sandbox.execute(sandbox.plan(cluster={"setup": (":", line)}))
+    assert (outcome.code, outcome.started) == (93, False)
+    failed, ended = outcome.events()[-2:]
+    assert (failed["event"], failed["line"], failed.get("code", 0), ended["code"]) == ("setup_failed", 0, code, 93)
+    assert f"a set-up line, which ended the shell, failed on {HOST} (exit {code})" in outcome.stderr
+
+
+def test_a_set_up_line_may_change_the_umask(sandbox: Sandbox) -> None:
+    assert sandbox.execute(sandbox.plan(cluster={"setup": ("umask 002",)}, umask=0o077)).umask == "0002"
+
+
 @pytest.mark.parametrize("strict", ["set -e", "set -u", "set -euo pipefail", "set -o errexit; shopt -s nullglob"])
 @pytest.mark.parametrize("code", [0, 75])
 def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(
@@ -231,6 +244,19 @@ def test_a_node_that_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None
         {"event": "ended", "code": 93},
     ]  # fmt: skip
     assert not event_file.problems(sandbox.run_dir / "attempts/1/events/script.jsonl")
+
+
+def test_an_element_whose_node_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None:
+    (sandbox.run_dir / "3/attempts").mkdir(parents=True)
+    (sandbox.folder / "bin/sleep").write_text("#!/bin/bash\n")
+    (sandbox.folder / "bin/sleep").chmod(0o700)
+    plan = sandbox.plan(python="/gone/python")
+    outcome = sandbox.execute(plan, array="0-9", job="12", SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="3")
+    assert outcome.code == 93
+    events = outcome.events(run_dir=sandbox.run_dir / "3")
+    assert [(event["event"], event.get("code")) for event in events] == [
+        ("started", None), ("fault", "unreadable"), ("ended", 93)
+    ]  # fmt: skip
 
 
 def test_an_element_of_an_array_has_a_directory_and_a_job_of_its_own(sandbox: Sandbox) -> None:
