@@ -411,7 +411,7 @@ def of_env(parser: ArgumentParser) -> None:
 
 def of_template(parser: ArgumentParser) -> None:
     """Print a template for your own job scripts (cluster.template=PATH)."""
-    parser.usage = "%(prog)s ACTION [PATH] [options]"
+    parser.usage = "%(prog)s ACTION [options]"
     add_actions(parser, "template")
     parser.add_argument("--cluster", metavar="NAME", help="the profile that the template is for (default: slurm)")
     parser.add_argument("--whole", action="store_true", help="print the launcher's own templates")
