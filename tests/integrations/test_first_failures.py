@@ -59,7 +59,9 @@ def launcher(tmp_path: Path) -> Launcher:
 
 def post_mortem(launcher: Launcher, framework: str, failure: str) -> tuple[int, dict[str, Any]]:
     """Runs a script as a user does. Returns the exit code, and the verdict of `post-mortem`."""
-    arguments = (OF_HYDRA if framework == "hydra" else ARGUMENTS).get(failure, [])
+    arguments = ARGUMENTS.get(failure, [])
+    if framework == "hydra":  # which makes a folder for its outputs
+        arguments = [*OF_HYDRA.get(failure, []), f"hydra.run.dir={launcher.runs_dir}/outputs"]
     ran = launcher(
         "run", str(SCRIPTS / f"with_{framework}.py"), "run_id=first", "wait=true", "launch.grace=1",
         "launch.max_restarts=0", "procs_per_node=2", *KEYS.get(failure, []), *launcher.overrides, "--", *arguments,
