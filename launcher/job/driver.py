@@ -48,13 +48,13 @@ from launcher.runs.event_json import Event
 from launcher.runs.events import Ended, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.runs.job_file import JobFile, SetupLineFields
 from launcher.runs.lease import Lease, held
+from launcher.runs.time_left import BOOT_ID, UPTIME
 from launcher.schedulers.exports import parse_exports
 
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)
 # Variables of an earlier attempt, and those by which begin.sh tells the driver something.
 OF_ANOTHER = ("LAUNCHER_DEADLINE", "LAUNCHER_TIME_LEFT", "LAUNCHER_DEADLINE_UPTIME")
 BEGUN, STOP = "LAUNCHER_BEGUN", "LAUNCHER_STOP"
-UPTIME, BOOT_ID = Path("/proc/uptime"), Path("/proc/sys/kernel/random/boot_id")
 
 
 class Over(Exception):

@@ -10,7 +10,7 @@ The job computes the time left when it starts (`launcher.job.driver`), and sets:
 |---|---|---|
 | runs on the machine of the job script | the uptime, which does not depend on the clock's setting | sure |
 | runs on another machine | its own clock; at most LAUNCHER_TIME_LEFT | not sure |
-| has LAUNCHER_DEADLINE only (custom template) | its own clock | sure: there is no better source |
+| has LAUNCHER_DEADLINE only (a function of submitit) | its own clock | sure: there is no better source |
 
 A process that is not sure does not end the attempt while other processes are sure, because a node whose clock is
 minutes ahead would end every attempt at once. If no process is sure (the script's node was left out), any process may.
