@@ -30,8 +30,7 @@ from benchmarks.measure import ROOT, Result, environment, interleaved, median_ra
 from benchmarks.sweep import PATIENCE, THEIRS, install_theirs, to_the_end, wait_until_idle
 from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.event_file import read
-from launcher.runs.event_json import Event, known
-from launcher.runs.events import ManagerBegan, PointBegan, PointEnded, Started, every
+from launcher.runs.events import Event, ManagerBegan, PointBegan, PointEnded, Started, every, known
 from launcher.runs.sweep_directory import Manifest, Packing, Sweep
 from tests.cluster.slurm_cluster import SlurmCluster
 

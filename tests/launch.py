@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.failures import text
-from launcher.runs import event_json
+from launcher.runs import events
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_runs
@@ -134,7 +134,7 @@ class Result:
     @property
     def cause(self) -> str:
         """The text of the first fault in the record."""
-        return text.of_fault(event_json.from_values(Fault, self.fault))
+        return text.of_fault(events.from_values(Fault, self.fault))
 
     @property
     def fault(self) -> dict[str, object]:

@@ -48,7 +48,7 @@ from launcher.rendezvous.channel import Message
 from launcher.rendezvous.hub import refused
 from launcher.rendezvous.members import Member, RendezvousError
 from launcher.rendezvous.protocol import Arrivals
-from launcher.runs import event_json
+from launcher.runs import events
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.stop_agreement import LeaderSide
 
@@ -289,7 +289,7 @@ class Coordinator:
             return
         self._announced.add(level)
         if level == "stop":
-            self._watch.first_stop = event_json.from_values(Stop, message["stop"])
+            self._watch.first_stop = events.from_values(Stop, message["stop"])
         self.broadcast({"type": level, "stop": message["stop"]})
 
     def _on_leaving(self, agent: AgentState, message: Message, now: float) -> None:
@@ -356,7 +356,7 @@ class Coordinator:
             round=self.history.round, members=len(left), world_size=sum(member.ranks for member in left),
             size=len(self._places), without=tuple(self._places[index] for index in lost),
         )  # fmt: skip
-        self._send([self._own.index], {"type": "resized", "resized": event_json.values(resized)})
+        self._send([self._own.index], {"type": "resized", "resized": events.values(resized)})
 
     def _look_at_waiting(self) -> None:
         """Sends `regroup` if agents wait to join, all ranks can resume, and this round has made progress."""

@@ -39,7 +39,7 @@ from launcher.failures.codes import FaultCode, StopReason
 from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.members import Rendezvous
-from launcher.runs import event_file, event_json, events
+from launcher.runs import event_file, events
 from launcher.runs.events import Fault, Place, Resized, Stop
 from launcher.worker.stop_agreement import AgentSide
 
@@ -203,7 +203,7 @@ class Supervisor:
     def _handle(self, message: Message, now: float) -> None:
         kind = message["type"]
         if kind in ("stop", "warning"):
-            self._requests.setdefault(kind, event_json.from_values(Stop, message["stop"]))
+            self._requests.setdefault(kind, events.from_values(Stop, message["stop"]))
         elif kind == "regroup":
             self._returned = tuple(Place(**each) for each in message["back"])
         elif kind == "verdict":
@@ -211,7 +211,7 @@ class Supervisor:
         elif kind == "over":
             self._over = True
         elif kind == "resized":
-            self._context.report_resized(event_json.from_values(Resized, message["resized"]))
+            self._context.report_resized(events.from_values(Resized, message["resized"]))
         elif kind == "hang":
             self._control.send(self._status.take_stacks(self._pids()))
         elif kind in ("propose", "commit"):
@@ -277,7 +277,7 @@ class Supervisor:
 
     def _request(self, level: str, name: str, stop: Stop) -> None:
         self._requests[level] = stop
-        self._control.send({"type": "stop", "level": name, "stop": event_json.values(stop)})
+        self._control.send({"type": "stop", "level": name, "stop": events.values(stop)})
 
     def _pass_on(self, now: float) -> None:
         """Signals the ranks that listen for stop requests, once each, and kills those that do not exit in time."""

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.agent.restart_policy import History, Kind, Then, decide
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
-from launcher.runs import event_json
+from launcher.runs import events
 from launcher.runs.events import Accused, Fault, Restart, Stop
 
 
@@ -45,9 +45,9 @@ class RoundFailure:
     def fields(self) -> dict[str, Any]:
         """Returns the fields of a message `failure` or `verdict`, as JSON types."""
         return {
-            "kind": self.kind.value, "fault": event_json.values(self.fault), "member": self.member,
+            "kind": self.kind.value, "fault": events.values(self.fault), "member": self.member,
             "listens": self.listens, "lost": list(self.lost),
-            "stop": event_json.values(self.stop) if self.stop else None, "exit_code": self.exit_code,
+            "stop": events.values(self.stop) if self.stop else None, "exit_code": self.exit_code,
             "place": self.place,
         }  # fmt: skip
 
@@ -56,9 +56,9 @@ class RoundFailure:
         """Returns the failure that a message describes; the inverse of `fields`."""
         stop = message["stop"]
         return cls(
-            Kind(message["kind"]), event_json.from_values(Fault, message["fault"]), int(message["member"]),
+            Kind(message["kind"]), events.from_values(Fault, message["fault"]), int(message["member"]),
             bool(message["listens"]), tuple(message["lost"]),
-            None if stop is None else event_json.from_values(Stop, stop), message["exit_code"], message["place"],
+            None if stop is None else events.from_values(Stop, stop), message["exit_code"], message["place"],
         )  # fmt: skip
 
 
@@ -101,8 +101,8 @@ class Verdict:
         Args:
             world_size: world size of the round that is over.
         """
-        values = event_json.values(self.failure.fault)
-        return event_json.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
+        values = events.values(self.failure.fault)
+        return events.from_values(Restart, {**values, "round": self.history.round, "world_size": world_size})
 
     def message(self) -> dict[str, Any]:
         """Returns the verdict as a message `verdict` to the agents, in JSON types."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.files import run_files
-from launcher.runs import directory, event_file, event_json
+from launcher.runs import directory, event_file, events
 from launcher.runs.events import AttachRequest
 
 STACKS = "stacks"  # the stacks of all ranks
@@ -87,7 +87,7 @@ def send(
         OSError: the run directory cannot be written to.
     """
     request = AttachRequest(id=secrets.token_hex(8), what=what, rank=rank)
-    folder = folder_of(attempt, event_json.values(request))
+    folder = folder_of(attempt, events.values(request))
     run_files.make_folder(folder)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
         write_reply(folder / name, text)

@@ -44,8 +44,7 @@ from launcher.files.shared_files import (
     unwrap,
 )
 from launcher.runs import event_file
-from launcher.runs.event_json import Event
-from launcher.runs.events import Ended, Fault, SetupFailed, Started, Stays, Stop, StopRequested
+from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.runs.job_file import JobFile, SetupLineFields
 from launcher.runs.lease import Lease, held
 from launcher.runs.time_left import BOOT_ID, UPTIME

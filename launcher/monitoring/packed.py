@@ -19,8 +19,7 @@ from launcher.files.shared_files import exists, retry_read, unwrap
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Kind, Manager, PointLog, State
 from launcher.runs.directory import Run
-from launcher.runs.event_json import Event, known
-from launcher.runs.events import ManagerBegan, ManagerEnded, PointBegan, PointEnded
+from launcher.runs.events import Event, ManagerBegan, ManagerEnded, PointBegan, PointEnded, known
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.queries import JobState
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from launcher.processes.groups import Process
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, State
-from launcher.runs.event_json import known
-from launcher.runs.events import GroupBroken, ManagerBegan, ManagerEnded, ManagerIdle
+from launcher.runs.events import GroupBroken, ManagerBegan, ManagerEnded, ManagerIdle, known
 
 SOONEST, LATEST = 0.2, 5.0  # seconds between two polls of the claims of others
 

@@ -27,8 +27,7 @@ from launcher.pilots.journal_writer import JournalWriter
 from launcher.pilots.slots import Slot
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Attempt
-from launcher.runs.event_json import Event
-from launcher.runs.events import PartEnded, PointBegan, PointEnded
+from launcher.runs.events import Event, PartEnded, PointBegan, PointEnded
 from launcher.runs.sweep_directory import Packing, Sweep
 
 TICK = 0.2  # seconds between two polls of the journal

@@ -6,8 +6,7 @@ from launcher.errors import LauncherError
 from launcher.processes.groups import Process
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Heartbeats, Manager
-from launcher.runs.event_json import Event, known
-from launcher.runs.events import ManagerBegan, ManagerEnded
+from launcher.runs.events import Event, ManagerBegan, ManagerEnded, known
 
 
 class JournalReader:

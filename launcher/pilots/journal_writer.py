@@ -15,8 +15,7 @@ from launcher.log_line import log_line
 from launcher.processes.groups import Process, namespace
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Manager
-from launcher.runs.event_json import Event
-from launcher.runs.events import ManagerBegan, ManagerEnded
+from launcher.runs.events import Event, ManagerBegan, ManagerEnded
 from launcher.worker import heartbeat
 
 

@@ -24,8 +24,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Device, LaunchMode
 from launcher.failures.codes import CheckCode
 from launcher.failures.symptoms import LOST_PEER
-from launcher.runs.events import Observation
-from launcher.runs.events.preflights import NOTHING
+from launcher.runs.events import NOTHING, Observation
 from launcher.spec.plan import JobPlan
 from launcher.worker import accelerator, devices, nccl_report
 

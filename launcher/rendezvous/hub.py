@@ -16,7 +16,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files.os_errors import explain
 from launcher.log_line import log_line
 from launcher.rendezvous.channel import Channel, ChannelError, Message, encode
-from launcher.runs import event_json
+from launcher.runs import events
 from launcher.runs.events import Fault
 
 HANDSHAKE = 5.0  # seconds in which a new connection has to authenticate, and to send `hello`
@@ -30,7 +30,7 @@ Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message;
 
 def refused(fault: Fault) -> dict[str, Any]:
     """Returns the leader's message to an agent that cannot take part because of `fault`. Pure."""
-    return {"type": "refused", "fault": event_json.values(fault)}
+    return {"type": "refused", "fault": events.values(fault)}
 
 
 class Hub:

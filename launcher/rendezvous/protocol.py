@@ -23,7 +23,7 @@ from launcher.rendezvous.interfaces import interface_with
 from launcher.rendezvous.leader_search import EXCHANGE, NO_ANSWER, ConnectBackoff, find_leader
 from launcher.rendezvous.members import LOOPBACK, Member, Rendezvous, RendezvousError, accuse, address_reached
 from launcher.rendezvous.ports import listen
-from launcher.runs import event_json
+from launcher.runs import events
 from launcher.runs.events import AgentCount, Fault, Place
 
 
@@ -178,7 +178,7 @@ def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> Rendezvo
         message: the leader's message `refused`, as `hub.refused` makes it.
         from_leader: whether the leader reports the fault to the user itself.
     """
-    return RendezvousError(event_json.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
+    return RendezvousError(events.from_values(Fault, message["fault"]), from_leader=from_leader, final=True)
 
 
 def hello(own: Member, channel: Channel) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.runs.event_json import known
-from launcher.runs.events import Evaluated, Progress
+from launcher.runs.events import Evaluated, Progress, known
 
 NO_CURVES = {"epoch"}
 

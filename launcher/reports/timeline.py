@@ -9,10 +9,10 @@ from typing import Any
 from launcher.failures import text as texts
 from launcher.formatting import long_size, plural
 from launcher.reports import words
-from launcher.runs.event_json import Event, known
 from launcher.runs.events import (
     Continues,
     Ended,
+    Event,
     Fault,
     Met,
     PassedOver,
@@ -28,6 +28,7 @@ from launcher.runs.events import (
     Submitted,
     every,
     first,
+    known,
     last,
 )
 

@@ -4,8 +4,7 @@ It may import spec, failures, files and what is below them.
 
 - `directory`: layout of a run directory: its files and names, the record, the attempts
 - `sweep_directory`: layout of a sweep directory: manifest, points, submitted arrays, packing
-- `events/`: every kind of event, with its fields
-- `event_json`: base class of events, and their conversion to and from JSON
+- `events`: every kind of event, with its fields, and their conversion to and from JSON
 - `event_file`: reads and appends to event files: files that still grow, damaged lines, limits on size
 - `event_writer`: writes the events of an agent or a rank; a failed write never fails the attempt
 - `journal`: reads what the submitter recorded about a run: job ids, and the run's process on this machine

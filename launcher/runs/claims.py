@@ -35,8 +35,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import list_names, read_text, retry_read, unwrap
 from launcher.processes.groups import Process, namespace
 from launcher.runs import event_file
-from launcher.runs.event_json import Event
-from launcher.runs.events import ManagerBegan
+from launcher.runs.events import Event, ManagerBegan
 
 CLAIMS, MANAGERS = "claims", "managers"
 HEARTBEAT = 15.0  # seconds between two heartbeats of a slot manager

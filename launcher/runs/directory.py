@@ -62,8 +62,7 @@ from launcher.files.shared_files import (
     unwrap,
 )
 from launcher.runs import event_file, live_index
-from launcher.runs.event_json import Event
-from launcher.runs.events import Submitting
+from launcher.runs.events import Event, Submitting
 
 FORMAT = 4  # version of the run directory's format; a launcher reads only its own
 # Fields of a record and their types, except for `plan`, whose fields are those of JobPlan.

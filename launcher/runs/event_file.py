@@ -16,8 +16,8 @@ from launcher.files.json_types import LATEST, misfit
 from launcher.files.run_files import naming
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
-from launcher.runs import event_json, events
-from launcher.runs.event_json import Event
+from launcher.runs import events
+from launcher.runs.events import Event
 
 _END_BYTES = 1 << 12  # bytes that `read_ends` reads at first at the beginning and at the end of a file
 _CHECKED_BYTES = 1 << 14  # bytes that `problems` checks at the beginning and at the end of a file
@@ -71,7 +71,7 @@ def _take_back(descriptor: int, part: bytes) -> None:
 
 def entry(event: Event) -> dict[str, Any]:
     """Returns an event as the dict that is written to its file; if its time is 0, the dict has the present time."""
-    return {"time": round(event.time or time.time(), 6), "event": event.event, **event_json.values(event)}
+    return {"time": round(event.time or time.time(), 6), "event": event.event, **events.values(event)}
 
 
 def read(
@@ -290,4 +290,4 @@ def _misfit(event: object) -> str | None:
         run_files.require_json_bounds(event)
     except ValueError as error:
         return str(error)
-    return misfit(event, event_json.TYPES[kind], "") if kind in event_json.TYPES else None  # else of a newer version
+    return misfit(event, events.TYPES[kind], "") if kind in events.TYPES else None  # else of a newer version

@@ -17,8 +17,7 @@ from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import is_transient
 from launcher.log_line import log_line
 from launcher.runs import directory, event_file
-from launcher.runs.event_json import Event
-from launcher.runs.events import Fault
+from launcher.runs.events import Event, Fault
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan

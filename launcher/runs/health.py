@@ -17,8 +17,7 @@ from launcher.failures.codes import PreflightThen
 from launcher.failures.preflight_text import of_observation
 from launcher.failures.text import of_unused_gpus
 from launcher.formatting import plural
-from launcher.runs.event_json import known
-from launcher.runs.events import Breakpoint, Continued, GpusUnused, Pace, Preflighted, Restart, every
+from launcher.runs.events import Breakpoint, Continued, GpusUnused, Pace, Preflighted, Restart, every, known
 
 MIN_DIFFERENCE = 5e-4  # seconds by which a slow rank's step time must exceed that of the others
 STALE_AFTER = 300.0  # seconds after which a reported step time no longer counts

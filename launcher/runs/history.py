@@ -8,8 +8,8 @@ from typing import Any
 
 from launcher import errors
 from launcher.runs.directory import Run
-from launcher.runs.event_json import E_, known
 from launcher.runs.events import (
+    E_,
     CancelFailed,
     Cancelled,
     Ended,
@@ -23,6 +23,7 @@ from launcher.runs.events import (
     Submitting,
     every,
     first_fault,
+    known,
     last,
 )
 from launcher.runs.journal import journal_events

@@ -33,10 +33,9 @@ from launcher.files import ownership, run_files
 from launcher.files.json_types import from_json, misfit
 from launcher.files.shared_files import exists, read_json, read_text, unwrap
 from launcher.formatting import long_size, ranges
-from launcher.runs import directory, event_file, event_json, live_index
+from launcher.runs import directory, event_file, events, live_index
 from launcher.runs.directory import Run
-from launcher.runs.event_json import Event
-from launcher.runs.events import Refused, Submitted, Submitting, every
+from launcher.runs.events import Event, Refused, Submitted, Submitting, every
 from launcher.runs.search_record import SearchRecord, too_many
 from launcher.units import parse_ranges
 
@@ -268,7 +267,7 @@ class Sweep:
             RunError: the journal is damaged.
         """
         found: dict[str, Submission] = {}
-        for event in event_json.known(event_file.read(self.path / "journal.jsonl")):
+        for event in events.known(event_file.read(self.path / "journal.jsonl")):
             if isinstance(event, Submitting):
                 try:
                     found[event.token] = Submission(event.token, _parse_points(event.points or ""), event.time)

@@ -13,8 +13,7 @@ from typing import Any
 from launcher.errors import near
 from launcher.runs import event_file
 from launcher.runs.directory import Run
-from launcher.runs.event_json import known
-from launcher.runs.events import Ended, Evaluated, Progress, Started
+from launcher.runs.events import Ended, Evaluated, Progress, Started, known
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.failures.codes import MismatchCode
-from launcher.runs.events import Fabric, Mismatch
-from launcher.runs.events.preflights import SOCKET
+from launcher.runs.events import SOCKET, Fabric, Mismatch
 
 LEVELS = (
     "",

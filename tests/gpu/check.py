@@ -27,7 +27,7 @@ import torch
 
 from launcher import errors
 from launcher.failures import text
-from launcher.runs import event_json
+from launcher.runs import events
 from launcher.runs.events import Restart
 from launcher.worker import flight_recorder
 from tests.launch import PYTHON, ROOT, Launcher
@@ -249,7 +249,7 @@ def kernel_that_never_ends(machine: Machine) -> str:
     """A rank whose kernel does not end is found by launch.hang_timeout, ended, and started again on the same GPU."""
     metrics, _ = machine.run(*entry("has_a_kernel_that_never_ends"), "launch.hang_timeout=10", *machine.asks)
     require(metrics == {"round": 1}, f"it was not started again in place: {metrics}")
-    restart = event_json.from_values(Restart, machine.restarts()[0])
+    restart = events.from_values(Restart, machine.restarts()[0])
     require(restart.limit == "launch.hang_timeout", f"it was taken for something else: {restart}")
     return text.of_fault(restart).partition(":")[0]
 

@@ -13,7 +13,7 @@ import pytest
 from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
-from launcher.runs.event_json import TYPES
+from launcher.runs.events import TYPES
 from tests.golden.formats.golden import HERE
 
 

@@ -18,7 +18,7 @@ from launcher.agent.verdicts import RoundFailure, Verdict, judge, may_be_cut_off
 from launcher.failures.codes import FaultCode, HangSign
 from launcher.rendezvous.channel import encode
 from launcher.rendezvous.members import Member
-from launcher.runs import event_file, event_json
+from launcher.runs import event_file, events
 from launcher.runs.events import Accused, Fault, Place
 from launcher.worker.hangs import Blamed
 
@@ -590,7 +590,7 @@ def test_a_rank_that_exits_with_0_before_another_loses_its_peer_is_the_failure_a
     cluster.none("verdict")
     verdict = lost_peer(cluster, 0)
     assert (verdict["kind"], verdict["then"], verdict["ends_with"]) == ("raised", "fail", 1)
-    fault = event_json.from_values(Fault, verdict["fault"])
+    fault = events.from_values(Fault, verdict["fault"])
     assert (fault.code, fault.rank, fault.host, fault.node) == (FaultCode.RETURNED_EARLY, 2, "node2", 2)
     assert [each.rank for each in fault.accused] == [2, 1]
     assert fault.needed_by == Accused(host="node0", rank=0)
@@ -889,8 +889,8 @@ def test_whatever_happens_there_is_one_verdict_and_then_over_or_a_new_round(
 def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
     cluster = Cluster(5, least=1).begin()
     connected = set(range(5))
-    for events in (first, second):
-        for event in events:
+    for happened in (first, second):
+        for event in happened:
             happen(cluster, event, connected)
         verdicts = cluster.take("verdict")
         assert len({str(verdict) for _, verdict in verdicts}) <= 1

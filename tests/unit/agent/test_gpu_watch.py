@@ -11,8 +11,7 @@ import pytest
 from launcher.agent import rank_status
 from launcher.agent.rank_status import GPU_SECONDS, GPU_SECONDS_AT_LEAST, GpuWatch, gpu_is_open
 from launcher.runs import event_file
-from launcher.runs.event_json import Event
-from launcher.runs.events import GpusUnused
+from launcher.runs.events import Event, GpusUnused
 from launcher.runs.health import remarks, unused_gpus
 
 

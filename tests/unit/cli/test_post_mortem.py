@@ -16,7 +16,7 @@ from launcher.diagnose.post_mortem import evidence
 from launcher.errors import LauncherError
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.monitoring import run_status
-from launcher.runs import event_file, event_json
+from launcher.runs import event_file, events
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import registry
@@ -50,7 +50,7 @@ def attempt(run: Run, number: int = 0, *, ended: int | None = 1, output: int = 0
     event_file.append(made.events_file("script"), kinds.Started(job="7", host="node1", output=output))
     if fault:
         values = {"event": "fault", "host": "node2", "ends_with": 1, **fault}
-        event_file.append(made.events_file("node-0"), event_json.from_entry(values))
+        event_file.append(made.events_file("node-0"), events.from_entry(values))
     if ended is not None:
         event_file.append(made.events_file("script"), kinds.Ended(code=ended))
     return made

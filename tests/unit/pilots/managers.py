@@ -20,8 +20,7 @@ from launcher.pilots.slots import Slot
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_json import Event, known
-from launcher.runs.events import ManagerBegan, ManagerEnded, PartEnded, PointBegan, PointEnded
+from launcher.runs.events import Event, ManagerBegan, ManagerEnded, PartEnded, PointBegan, PointEnded, known
 from launcher.runs.sweep_directory import Packing, Sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep

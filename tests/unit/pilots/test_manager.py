@@ -18,13 +18,13 @@ from launcher.pilots.journal_writer import JournalWriter
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
-from launcher.runs.event_json import known
 from launcher.runs.events import (
     GroupBroken,
     NodeLeftOut,
     PointBegan,
     PointEnded,
     Progress,
+    known,
 )
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.search import Outcome

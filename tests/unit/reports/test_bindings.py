@@ -8,8 +8,7 @@ from launcher.binding.node import Unbound
 from launcher.failures.codes import UnboundReason
 from launcher.reports.collect import RunData
 from launcher.reports.sections import ranks_section
-from launcher.runs.event_json import values
-from launcher.runs.events import Bound
+from launcher.runs.events import Bound, values
 from tests.unit.runs.test_bindings import bound
 
 

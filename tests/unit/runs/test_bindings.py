@@ -8,8 +8,7 @@ from launcher.binding import masks
 from launcher.binding.masks import RankDevices
 from launcher.binding.wanted import parse
 from launcher.runs.bindings import differing, event_of, latest
-from launcher.runs.event_json import values
-from launcher.runs.events import Bound
+from launcher.runs.events import Bound, values
 from tests.unit.binding.test_masks import flat
 
 

@@ -12,9 +12,8 @@ import pytest
 from launcher import bounds
 from launcher.runs import event_file, event_writer
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_json import Event
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Finished, Met, Resized, Restart
+from launcher.runs.events import Event, Finished, Met, Resized, Restart
 from launcher.search.reports import PointReports
 from launcher.worker.reporter import FIRST, INTERVAL, Reporter
 

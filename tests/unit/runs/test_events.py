@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from launcher.failures.codes import FaultCode, HangSign, SetupPart
-from launcher.runs import event_file, event_json, events
+from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_json import Event
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Accused, Fault, Hang, HostSignal, Place, Restart, SetupFailed
+from launcher.runs.events import Accused, Event, Fault, Hang, HostSignal, Place, Restart, SetupFailed
 
 FAULT = Fault(
     code=FaultCode.RAISED, host="node2", node=1, rank=3, exit_code=1,
@@ -66,7 +65,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
 )
 def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     path = tmp_path / "node-0.jsonl"
-    path.write_text(json.dumps({"time": 1.0, "event": "fault", **event_json.values(FAULT), **changes}) + "\n")
+    path.write_text(json.dumps({"time": 1.0, "event": "fault", **events.values(FAULT), **changes}) + "\n")
     assert list(event_file.read(path)) == []
     assert event_file.problems(path) == [f"{path}, line 1: {why}"]
 

@@ -19,8 +19,7 @@ from launcher.reports.collect import collect
 from launcher.reports.curves import Curve, curves
 from launcher.runs import event_file, events
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_json import Event, known
-from launcher.runs.events import Ended, Evaluated, Pace, Progress, Saved, Started
+from launcher.runs.events import Ended, Evaluated, Event, Pace, Progress, Saved, Started, known
 from launcher.search.reports import PointReports
 from launcher.worker import reporter
 from launcher.worker.reporter import STEP, Reporter, most_events

@@ -13,8 +13,7 @@ from launcher.config.search_space import Goal, Method
 from launcher.config.space_overrides import space_of
 from launcher.runs import event_file
 from launcher.runs.directory import FORMAT, Run
-from launcher.runs.event_json import Event
-from launcher.runs.events import Ended, Evaluated, Progress, Started
+from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
 from launcher.runs.journal import journal_events
 from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, TrialState
 from launcher.runs.sweep_directory import Sweep

@@ -16,7 +16,7 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
-from launcher.runs.event_json import Event
+from launcher.runs.events import Event
 from launcher.runs.history import read_history
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission import submit as submission

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from launcher.checkpoint import resumable, staging
 from launcher.failures.codes import CheckCode
 from launcher.preflight import checks
-from launcher.runs.events.preflights import Observation
+from launcher.runs.events import Observation
 from launcher.schedulers import topology
 from launcher.worker import accelerator, devices, heartbeat, joining, process_group, rank_objects
 from launcher.worker.devices import BackendError

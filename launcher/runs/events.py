@@ -1,0 +1,777 @@
+"""The kinds of events, one dataclass each. Event files are written from these classes, and checked against them.
+
+An event is invalid if a required field is missing or has another type (`event_file.problems`). Unknown fields, codes
+and kinds, which a newer version may have written, are valid. Events are read as dicts; `every`, `first` and `last`
+convert those of one kind to its class, and code that reads many events (`progress`, `pace`) uses the dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from launcher.binding.node import Unbound
+from launcher.failures.codes import (
+    AgentPhase,
+    CheckCode,
+    CollectiveSign,
+    FaultCode,
+    HangSign,
+    MismatchCode,
+    NextReason,
+    PreflightReason,
+    PreflightThen,
+    SetupPart,
+    StopReason,
+)
+from launcher.files.json_types import as_json, from_json
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_):
+        """In `typing` since Python 3.11; only type checkers need it."""
+        return lambda kind: kind
+
+
+TYPES: dict[str, type[Event]] = {}  # class of each kind of event
+E_ = TypeVar("E_", bound="Event")
+
+
+class Open:
+    """Base class of events and of dataclasses inside events: unknown fields, written by a newer version, are valid."""
+
+    OPEN: ClassVar[bool] = True
+
+
+@dataclass_transform(kw_only_default=True)
+@dataclass(kw_only=True, repr=False, eq=False)
+class Event(Open):
+    """Base class of events. Each subclass sets its kind in `event`, becomes a dataclass and is registered in TYPES.
+
+    Subclasses share this class's `__eq__`, `__hash__` and `__repr__`, because generating these methods for each of
+    some thirty kinds would slow every command by 10 ms. Fields that do not apply or are not known have their defaults.
+    """
+
+    event: ClassVar[str] = ""  # the kind (`started`), by which it is recognised in a file
+    time: float = 0.0  # when it was written, in seconds since the epoch; 0: not yet
+
+    def __init_subclass__(cls) -> None:
+        dataclass(kw_only=True, repr=False, eq=False)(cls)
+        TYPES[cls.event] = cls
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+# -- the journals of runs and sweeps: submissions and cancellations
+
+
+class Submitting(Event):
+    """A job is about to be submitted."""
+
+    event: ClassVar[str] = "submitting"
+    token: str  # by which the scheduler can find the job
+    points: str | None = None  # of an array: the sweep's points that are its elements (`0-3,7`)
+
+
+class Submitted(Event):
+    """The scheduler has accepted a job."""
+
+    event: ClassVar[str] = "submitted"
+    job: str
+    chain: tuple[str, ...] = ()  # with resume.how=chain: the jobs that follow it
+    token: str | None = None  # of an array
+
+
+class Refused(Event):
+    """The submission of a job or an array has led to no job."""
+
+    event: ClassVar[str] = "refused"
+    token: str
+    error: str | None = None  # the scheduler's message; None: the submitter was killed before
+
+
+class ProcessStarted(Event):
+    """The run's script was started without a scheduler; for the fields see `launcher.processes.groups.Process`."""
+
+    event: ClassVar[str] = "process"
+    pid: int
+    start: int
+    host: str
+
+
+class Cancelled(Event):
+    """The user cancelled the run: its job should end, and no other job may continue the run."""
+
+    event: ClassVar[str] = "cancelled"
+    by: str = ""
+    host: str = ""
+
+
+class CancelFailed(Event):
+    """A cancellation failed: the scheduler did not end the job, so the run is not cancelled."""
+
+    event: ClassVar[str] = "cancel_failed"
+    error: str = ""
+
+
+class Pruned(Event):
+    """The search of the sweep has decided to end this point early, because other points have a better objective."""
+
+    event: ClassVar[str] = "pruned"
+    step: int | None = None  # that the point had done
+
+
+# -- an attempt: its driver
+
+
+class Started(Event):
+    """The driver starts an attempt."""
+
+    event: ClassVar[str] = "started"
+    job: str
+    host: str = ""
+    output: int = 0  # bytes of the job's output, by earlier attempts of the job
+
+
+class Ended(Event):
+    """The driver has ended an attempt."""
+
+    event: ClassVar[str] = "ended"
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited(Open):
+    """A run or sweep that another run waited for (config key `after`)."""
+
+    id: str
+    condition: str  # `ok`, `failed` or `any`
+    state: str  # when the condition was met
+
+
+class ConditionsMet(Event):
+    """The conditions of the config key `after` are met, and the run starts."""
+
+    event: ClassVar[str] = "after"
+    others: tuple[Awaited, ...]
+
+
+# -- an attempt: its agents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Open):
+    """Where an agent runs."""
+
+    host: str
+    node: int  # its number in the job, from 0
+    task: int | None = None  # the task's rank with launch.mode=tasks
+
+
+class Met(Event):
+    """The rendezvous of a round is complete; each agent writes this event."""
+
+    event: ClassVar[str] = "met"
+    ranks: int
+    members: int
+    round: int = 0
+    host: str = ""
+    port: int | None = None  # MASTER_PORT
+    interface: str | None = None  # by which the agent reaches the others
+    source: str | None = None  # variables from which the agent derived its rank
+    torch: str | None = None
+
+
+class Resized(Event):
+    """A round starts with other agents than the previous one, or continues after it has lost agents."""
+
+    event: ClassVar[str] = "resized"
+    round: int
+    members: int
+    world_size: int
+    size: int  # agents with which the job was started
+    without: tuple[Place, ...] = ()  # agents that no longer take part
+    back: tuple[Place, ...] = ()  # agents that did not take part in the previous round, and do now
+
+
+class Finished(Event):
+    """All ranks of an agent have ended successfully."""
+
+    event: ClassVar[str] = "finished"
+
+
+class Pace(Event):
+    """Step times of an agent's ranks since its previous `pace` event."""
+
+    event: ClassVar[str] = "pace"
+    round: int
+    rank: int  # the agent's first one, to which seconds[0] belongs
+    host: str
+    seconds: tuple[float | None, ...]  # each rank's median of a step, without waiting for others
+
+
+class SlowRank(Event):
+    """A rank has become slower than the others; for the fields see `launcher.runs.health.Straggler`."""
+
+    event: ClassVar[str] = "straggler"
+    round: int
+    rank: int
+    host: str
+    ratio: float
+    since: float
+
+
+class GpusUnused(Event):
+    """No process of an agent's ranks has opened a GPU, though the run asked for some."""
+
+    event: ClassVar[str] = "gpus_unused"
+    host: str
+    ranks: tuple[int, ...]
+    gpus: int  # GPUs per node that the run asked for
+    seconds: float
+    opened: bool = False  # whether one has opened a GPU since then, so that the event before this one no longer holds
+
+
+class AttachRequest(Event):
+    """A request of a user's command (`attach`) to the agents of a run; see `launcher.attach.requests`."""
+
+    event: ClassVar[str] = "attach_request"
+    id: str  # id of the request, and name of the folder for the replies
+    what: str
+    rank: int | None = None  # None: all ranks
+
+
+# -- an attempt: its ranks
+
+
+class Progress(Event):
+    """Progress of the run, reported by rank 0."""
+
+    event: ClassVar[str] = "progress"
+    step: float
+    total: float
+    values: Mapping[str, Any] | None = None  # metrics of the workload; None: it reported none
+
+
+class Evaluated(Event):
+    """The result of an evaluation."""
+
+    event: ClassVar[str] = "evaluated"
+    step: int
+    values: Mapping[str, Any] | None = None  # metrics of the workload; None: it reported none
+
+
+class Saved(Event):
+    """A checkpoint has been written completely."""
+
+    event: ClassVar[str] = "saved"
+    step: int
+    bytes: int = 0
+    seconds: float | None = None  # duration of the save; None: not measured
+    blocked: float | None = None  # seconds for which the save blocked the ranks; None: not measured
+    checkpoint: str = ""
+
+
+class SaveFailed(Event):
+    """Saving a checkpoint failed; the training continues."""
+
+    event: ClassVar[str] = "save_failed"
+    step: int
+    exception: str = ""
+    error: str = ""
+    final: bool = False  # whether later saves of this training cannot succeed either
+
+
+class PassedOver(Event):
+    """A checkpoint is damaged or does not match the training, and was renamed so that it is not read again."""
+
+    event: ClassVar[str] = "passed_over"
+    checkpoint: str
+    step: int | None = None
+    problems: tuple[str, ...] = ()  # messages of the ranks that read it
+
+
+class Breakpoint(Event):
+    """A rank waits in the debugger."""
+
+    event: ClassVar[str] = "breakpoint"
+    rank: int
+    host: str
+    where: str  # file, line and function where the rank stopped
+    socket: str  # path of the debugger's socket on the host
+    pid: int | None = None
+    job: str | None = None
+    post_mortem: bool = False
+
+
+class Continued(Event):
+    """A rank has left the debugger's prompt and continues."""
+
+    event: ClassVar[str] = "continued"
+    rank: int
+
+
+# -- an attempt: CPU binding
+
+
+@dataclass(frozen=True)
+class BoundRank(Open):
+    """The CPU binding of one rank; part of `Bound`."""
+
+    rank: int
+    cpus: str  # CPUs on which the rank may run (`0-7,64-71`)
+    cores: int = 0  # to which these CPUs belong
+    numa: str = ""  # NUMA nodes to which these CPUs belong (`3`)
+    gpu: str | None = None  # PCI address of the rank's accelerator; None: the rank has none, or it is unknown
+    gpu_numa: int | None = None  # NUMA node nearest to the accelerator; None: unknown
+    nic: str | None = None  # network device that is paired with the accelerator or nearest to it; None: unknown
+
+
+class Bound(Event):
+    """The CPU binding of the ranks of an agent."""
+
+    event: ClassVar[str] = "bound"
+    host: str
+    ranks: tuple[BoundRank, ...]
+    round: int = 0
+    node: str = ""  # description of the host's hardware type
+    allowed: str = ""  # CPUs that the job may use on the host (`0-63`)
+    numas: Mapping[str, str] | None = None  # CPUs of each NUMA node that has any, by the NUMA node's number
+    unbound: Unbound | None = None
+
+
+# -- preflights: what each check has measured or found wrong on a node, and the result for all nodes
+
+SOCKET = "Socket"  # NCCL's name of its transport over sockets
+
+
+@dataclass(frozen=True)
+class Fabric(Open):
+    """The network that the NCCL of a rank uses between nodes."""
+
+    version: str = ""  # NCCL's version; empty: not in the log
+    net: str = ""  # the transport: `IB`, `Socket`, or the name of a plug-in's transport; empty: not in the log
+    plugin: str = ""  # name and version of the plug-in; empty: NCCL uses its own transports
+    provider: str = ""  # the provider of libfabric, if the plug-in uses libfabric
+    devices: tuple[str, ...] = ()  # the network devices that were found for the transport
+    missing: tuple[str, ...] = ()  # messages about plug-ins and devices that were not found
+
+    @property
+    def text(self) -> str:
+        """Text for the user, such as `NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)`."""
+        name = f"NCCL {self.version}" if self.version else "NCCL"
+        if not self.net:
+            return f"{name} does not report its network"
+        about = [*filter(None, (self.plugin, self.provider)), *self.devices]
+        return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
+
+
+@dataclass(frozen=True)
+class Mismatch(Open):
+    """A difference between the network that NCCL uses and the one that the site expects."""
+
+    code: MismatchCode
+    fabric: Fabric
+    name: str  # the field of `fabric` that differs: `net`, `plugin` or `provider`
+    accepted: tuple[str, ...]  # the values of this field that the site accepts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation(Open):
+    """What a check has measured or found wrong; `launcher.failures.preflight_text` makes text for the user from it."""
+
+    code: CheckCode
+    error: str = ""  # message of torch, a library or the system
+    path: str = ""
+    key: str = ""  # config key or variable with which the user sets the directory
+    free: int = 0  # free bytes of the file system
+    least: int = 0  # for LITTLE_SPACE, bytes that the job needs; 0: the job may start, and this is only a warning
+    used: int = 0  # of a GPU's memory, in bytes
+    total: int = 0  # of a GPU's memory, in bytes
+    count: int = 0  # number of GPUs, files, ranks, nodes or wrong elements, as the code says
+    of: int = 0  # what `count` should be (gpus_per_node), or the number of all elements
+    owner: int = 0
+    user: int = 0
+    mode: int = 0
+    device: str = ""
+    network: Fabric | None = None  # the network that NCCL uses; None: NCCL wrote no log
+    mismatch: Mismatch | None = None  # how NCCL's network differs from the one that the site expects
+    ranks: tuple[int, ...] = ()  # ranks that sent wrong elements
+    seconds: float = 0.0  # duration or timeout
+    ahead: float = 0.0  # seconds by which a clock is ahead of the first node's; negative: behind
+    accuracy: float = 0.0  # largest error of `ahead`, in seconds
+    host: str = ""  # the node that tried to connect
+    hosts: tuple[str, ...] = ()  # the nodes that `host` could not reach
+    address: str = ""  # address and port of the first node in `hosts`; empty: this node has opened no port
+    local_rank: int = 0  # of a process that ended
+    exit_code: int | None = None  # None: it still runs, or a signal killed it
+    signal: str = ""  # that killed the process (`SIGKILL`)
+
+
+NOTHING = Observation(code=CheckCode.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class CheckEnded(Open):
+    """The result of one check of a preflight on one node; see `launcher.preflight.checks.Check`."""
+
+    name: str
+    level: str
+    found: Observation = NOTHING
+    ms: float = 0.0
+
+
+class NodeChecked(Event):
+    """The result of a preflight on one node, written by the node's agent."""
+
+    event: ClassVar[str] = "preflight"
+    round: int
+    host: str
+    node: int
+    fine: bool  # whether the node takes part in the round
+    seconds: float
+    checks: tuple[CheckEnded, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding(Open):
+    """A problem that a preflight has found on a node."""
+
+    name: str  # in messages
+    host: str
+    check: str  # that failed (`device`, `reach`); `silent`: no result in time; `leader`: the leading agent was lost
+    found: Observation = NOTHING
+
+
+class Preflighted(Event):
+    """The result of a preflight on all nodes."""
+
+    event: ClassVar[str] = "preflighted"
+    round: int
+    then: PreflightThen
+    nodes: int
+    seconds: float
+    bad: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()  # problems that do not exclude a node
+
+
+# -- failures, restarts and stops, and how the run continues after them
+
+
+@dataclass(frozen=True)
+class Accused(Open):
+    """A node or rank that probably caused a fault."""
+
+    host: str  # empty: unknown
+    rank: int | None = None  # None: the whole node
+    node: int | None = None
+
+
+@dataclass(frozen=True)
+class HostSignal(Open):
+    """A signal that the agent on a host received."""
+
+    host: str
+    signal: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockedCollective(Open):
+    """A collective in which ranks wait for the accused ranks, according to NCCL's flight recorder."""
+
+    sign: CollectiveSign  # what the accused ranks have not done
+    operation: str  # the collective that the waiting ranks have called (`all_reduce`)
+    number: int  # sequence number of the collective in the process group, from 1
+    group: str
+    waiting: str = ""  # ranks that wait in the collective (`0-3,7`)
+    called: str = ""  # for OTHER_CALLED, the operation that the accused ranks have called instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang(Open):
+    """Details of a hang."""
+
+    sign: HangSign = HangSign.UNKNOWN  # how the accused ranks were identified
+    collective: BlockedCollective | None = None  # for HangSign.RECORDER: what the accused ranks block
+    slowest: int | None = None  # steps that the slowest accused rank has done; -1: it reported none
+    stacks: str = ""  # folder with the stacks of all ranks; empty: there is none
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartLimit(Open):
+    """Why the system did not start a process, or would not."""
+
+    errno: int
+    maximum: int | None = None  # the `ulimit` that this error is about; -1: unlimited; None: none
+    needed: int | None = None  # what it would have to be
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentCount(Open):
+    """Number of agents that arrived at a rendezvous, and the number that was expected."""
+
+    arrived: int
+    expected: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightFailure(Open):
+    """Why a preflight ends the attempt."""
+
+    reason: PreflightReason
+    nodes: int
+    failed: int  # nodes that failed a check
+    findings: tuple[Finding, ...] = ()  # the first problems that were found
+    exclude: str = ""  # override for resuming the run without the bad nodes; empty: the scheduler cannot exclude nodes
+
+
+class Fault(Event):
+    """Ranks failed, or could not be started; `launcher.failures.text.of_fault` makes text for the user from it."""
+
+    event: ClassVar[str] = "fault"
+    code: FaultCode = FaultCode.UNKNOWN
+    host: str = ""  # where the fault happened or, if that is unknown, was reported
+    node: int | None = None  # where the fault happened or, if that is unknown, was reported
+    rank: int | None = None  # rank that failed first
+    exit_code: int | None = None
+    signal: str | None = None  # signal that ended the process, or that asked it to stop (`SIGKILL`)
+    exception: str | None = None  # name of the type of the rank's exception
+    error: str | None = None  # message of Python, the system or a library
+    reading: str = ""  # path of the checkpoint that the rank was loading when its exception was raised; empty: none
+    accused: tuple[Accused, ...] = ()  # who probably caused the fault, and need not have reported it
+    limit: str | None = None  # config key of the timeout that expired
+    seconds: float | None = None
+    step: int | None = None  # that the run had done; -1: none
+    hang: Hang | None = None
+    start: StartLimit | None = None  # details of NOT_STARTED and OPEN_FILES
+    agents: AgentCount | None = None  # details of RENDEZVOUS_TIMEOUT and TOO_FEW
+    preflight: PreflightFailure | None = None
+    during: AgentPhase | None = None  # what the agent was doing when the fault happened
+    needed_by: Accused | None = None  # for RETURNED_EARLY, the rank that lost its peer; None: unknown
+    then: HostSignal | None = None  # signal that an agent received after the fault, perhaps because of it
+    back: tuple[Place, ...] = ()  # for NODE_RETURNED, the agents that came back
+    restarts: int = 0  # in a row without progress, before a fault that ends the attempt
+    max_restarts: int | None = None  # the same: launch.max_restarts
+    repeated: bool = False  # the same: whether the ranks hung where they had hung before the restart
+    traceback: str | None = None
+    memory: Mapping[str, int] | None = None  # bytes used and allowed, number of kills; see `launcher.agent.memory`
+    ends_with: int | None = None  # the attempt's exit code; None: the fault does not end it
+
+
+class Restart(Fault):
+    """The ranks are restarted inside the attempt, after the fault that the inherited fields describe."""
+
+    event: ClassVar[str] = "restart"
+    round: int = 0
+    world_size: int = 0  # world size of the previous round
+
+
+class SetupFailed(Event):
+    """A shell line that sets up the job's environment (modules, virtual environment, user's own lines) failed."""
+
+    event: ClassVar[str] = "setup_failed"
+    line: int  # its number among all set-up lines, from 1
+    host: str
+    of: SetupPart = SetupPart.UNKNOWN
+    number: int = 0  # its number within that part, from 1
+    name: str = ""  # module, environment or folder that the line sets up
+    code: int | None = None
+
+
+class Stop(Event):
+    """An attempt ends early, and can be resumed; `launcher.failures.text.of_stop` makes text for the user from it."""
+
+    event: ClassVar[str] = "stop"
+    reason: StopReason = StopReason.UNKNOWN
+    host: str = ""  # that noticed the reason first
+    rank: int | None = None  # that noticed the reason first
+    ranks: tuple[int, ...] = ()  # ranks that exited with code 75, or did not stop in time
+    signal: str | None = None  # signal that asked the attempt to stop
+    exit_code: int | None = None  # exit code of agents that were killed
+    step: int | None = None
+    error: str | None = None
+    killed_on: str | None = None  # a host on which ranks were killed because they did not exit in time
+    grace: float | None = None  # seconds that these ranks had to exit
+
+
+class StopRequested(Event):
+    """The process that waits for the tasks of a job received a signal to stop the attempt."""
+
+    event: ClassVar[str] = "stop_requested"
+    signal: str
+    host: str
+
+
+class Stopped(Event):
+    """What a run has saved, recorded after an attempt that stopped early, to see whether attempts make progress."""
+
+    event: ClassVar[str] = "stopped"
+    step: int | None  # of the newest checkpoint; -1: there is none; None: unknown
+    # Of a user's program: mtime in ns of its newest checkpoint file, or of any that this attempt saved. -1: not looked
+    # for, or unknown.
+    saved: int
+    preempted: bool
+
+
+class Continues(Event):
+    """The run continues with another attempt. `launcher.failures.text.of_next` makes its text."""
+
+    event: ClassVar[str] = "continues"
+    what: str  # `here` (in this job) or `elsewhere` (in another job)
+    reason: NextReason = NextReason.UNKNOWN
+    job: str | None = None  # in which the run continues; None: unknown
+
+
+class Stays(Event):
+    """The run does not continue by itself. `launcher.failures.text.of_next` makes its text."""
+
+    event: ClassVar[str] = "stays"
+    what: str  # `stays` (as wanted, or it cannot continue now) or `given_up` (no progress, or too many attempts)
+    reason: NextReason = NextReason.UNKNOWN
+    step: int | None = None  # the highest of any attempt
+    attempts: int | None = None
+    scheduler: str | None = None
+    state: str | None = None  # the job's, according to the scheduler
+    limit: int | None = None  # for NO_PROGRESS, the job's wall time (config key `time`) in seconds
+    saves_in: str | None = None  # for NO_PROGRESS of a user's program, where its checkpoint files were looked for
+    error: str | None = None  # that prevents another attempt
+
+
+# -- the journal of a slot manager, which runs points in a pilot
+#
+# They serve statistics and messages. The state of a point is decided by the claims alone (launcher/runs/claims.py).
+
+
+class ManagerBegan(Event):
+    """A slot manager has started."""
+
+    event: ClassVar[str] = "manager_began"
+    host: str
+    job: str
+    slots: int  # points at once; 0: only its part of those that its group's first node claims
+    pid: int  # see `launcher.processes.groups.Process`
+    start: int  # see `launcher.processes.groups.Process`
+    namespace: str  # see `launcher.processes.groups.namespace`
+
+
+class PointBegan(Event):
+    """A slot manager has claimed a point, and starts it."""
+
+    event: ClassVar[str] = "point_began"
+    point: int
+    slot: int
+    attempt: int | None = None  # None: an old version wrote the event
+
+
+class PointEnded(Event):
+    """A point's process has ended, or could not be started."""
+
+    event: ClassVar[str] = "point_ended"
+    point: int
+    slot: int
+    code: int  # exit code of the process; -N: signal N killed it
+    kind: str  # a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released`)
+
+
+class PartEnded(Event):
+    """The process of a point on this node, one of the further nodes of the group on which the point runs, has ended."""
+
+    event: ClassVar[str] = "part_ended"
+    point: int
+    attempt: int
+    code: int  # exit code of the process; -N: signal N killed it
+
+
+class GroupBroken(Event):
+    """A slot manager claims no more points, because other nodes of its group are lost."""
+
+    event: ClassVar[str] = "group_broken"
+    lost: tuple[str, ...]
+
+
+class NodeLeftOut(Event):
+    """A slot manager claims no more points, because several points have failed on its node."""
+
+    event: ClassVar[str] = "node_left_out"
+    points: tuple[int, ...]
+
+
+class ManagerIdle(Event):
+    """A slot manager has found no point to claim. It will end, unless a point becomes free at the same moment."""
+
+    event: ClassVar[str] = "manager_idle"
+
+
+class ManagerEnded(Event):
+    """A slot manager has ended; the last event of its journal."""
+
+    event: ClassVar[str] = "manager_ended"
+
+
+# -- conversion from and to JSON
+
+
+def from_entry(entry: Mapping[str, Any]) -> Event:
+    """Converts a dict from `event_file.read` to an event. Raises KeyError if this version does not know its kind."""
+    event: Event = from_json(entry, TYPES[entry["event"]])
+    return event
+
+
+def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
+    """Converts dicts from `event_file.read` to events, and yields those of kinds that this version knows."""
+    return (from_entry(entry) for entry in entries if entry["event"] in TYPES)
+
+
+def from_values(kind: type[E_], values: Mapping[str, Any]) -> E_:
+    """Returns an event of this kind from its fields as JSON types; the inverse of `values`."""
+    event = from_entry({**values, "event": kind.event})
+    assert isinstance(event, kind)
+    return event
+
+
+def values(event: Event) -> dict[str, Any]:
+    """Returns the fields of an event as JSON types, without the time and without fields that have their default."""
+    return {
+        each.name: as_json(value, defaults=False)
+        for each in fields(event)
+        if each.name != "time" and ((value := getattr(event, each.name)) != each.default or each.default is MISSING)
+    }
+
+
+# -- events of one kind among the dicts that `event_file.read` yields
+
+
+def every(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> list[E_]:
+    return [event for entry in entries if (event := as_kind(entry, kind)) is not None]
+
+
+def last(entries: Sequence[Mapping[str, Any]], kind: type[E_]) -> E_ | None:
+    return next((event for entry in reversed(entries) if (event := as_kind(entry, kind)) is not None), None)
+
+
+def first(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> E_ | None:
+    return next((event for entry in entries if (event := as_kind(entry, kind)) is not None), None)
+
+
+def as_kind(entry: Mapping[str, Any], kind: type[E_]) -> E_ | None:
+    """Returns a dict as an event of class `kind`; None: the event is of another kind."""
+    event = from_entry(entry) if entry["event"] == kind.event else None
+    return event if isinstance(event, kind) else None
+
+
+def first_fault(entries: Iterable[Mapping[str, Any]]) -> Fault | SetupFailed | None:
+    """Returns the first event `fault` or `setup_failed`; None: neither is there."""
+    for entry in entries:
+        if entry["event"] in (Fault.event, SetupFailed.event):
+            return as_kind(entry, Fault) or as_kind(entry, SetupFailed)
+    return None
