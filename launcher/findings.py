@@ -17,19 +17,12 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        level: how bad it is.
-        about: the subject in a word, such as `torch`.
-        says: what was found.
-        do: what the user should do; empty: nothing.
-    """
-
-    level: Level
-    about: str
-    says: str
-    do: str = ""
+    level: Level  # how bad it is
+    about: str  # the subject in a word, such as `torch`
+    says: str  # what was found
+    do: str = ""  # what the user should do; empty: nothing
 
 
 def ok(about: str, says: str) -> Finding:

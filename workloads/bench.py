@@ -48,16 +48,11 @@ class Values:
     """Makes test data of whole numbers, different for every key (source, destination, iteration, ...).
 
     Every rank can make the data of any other rank, and so knows what it should receive.
-
-    Attributes:
-        dtype: type of the data.
-        device: device of the data.
-        seed: seed of the data, equal on all ranks.
     """
 
-    dtype: torch.dtype
-    device: torch.device
-    seed: int
+    dtype: torch.dtype  # type of the data
+    device: torch.device  # device of the data
+    seed: int  # seed of the data, equal on all ranks
 
     def make(self, count: int, *key: object, start: int = 0, most: int | None = None) -> Tensor:
         """Returns the values at indices `start` to `start + count - 1` of the stream of a key, [count].

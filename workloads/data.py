@@ -15,15 +15,10 @@ from workloads.datasets import DatasetError, Found, read_header
 
 @dataclass(frozen=True)
 class Split:
-    """The training or test samples of a data set, on one device.
+    """The training or test samples of a data set, on one device."""
 
-    Attributes:
-        images: uint8 [n, height, width].
-        labels: int64 [n].
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # uint8 [n, height, width]
+    labels: Tensor  # int64 [n]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -31,20 +26,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set on one device.
+    """A data set on one device."""
 
-    Attributes:
-        name: name of the data set.
-        classes: number of different labels.
-        train: training samples.
-        test: test samples.
-        mean, std: mean and standard deviation of all pixels (0 to 255) of the training images.
-    """
-
-    name: str
-    classes: int
-    train: Split
-    test: Split
+    name: str  # name of the data set
+    classes: int  # number of different labels
+    train: Split  # training samples
+    test: Split  # test samples. mean, std: mean and standard deviation of all pixels (0 to 255) of the training images
     mean: float
     std: float
 

@@ -39,19 +39,13 @@ class DatasetError(ConfigError):
 
 @dataclass(frozen=True)
 class IdxFile:
-    """One of a data set's four files.
+    """One of a data set's four files."""
 
-    Attributes:
-        name: file name without `.gz`.
-        sha256: accepted SHA-256 sums of the gzipped file: that of the original, and those of other publishers.
-        size: bytes of the original gzipped file.
-        shape: (samples, rows, columns) of images, (samples,) of labels.
-    """
-
-    name: str
+    name: str  # file name without `.gz`
+    # accepted SHA-256 sums of the gzipped file: that of the original, and those of other publishers
     sha256: tuple[str, ...]
-    size: int
-    shape: tuple[int, ...]
+    size: int  # bytes of the original gzipped file
+    shape: tuple[int, ...]  # (samples, rows, columns) of images, (samples,) of labels
 
     @property
     def length(self) -> int:
@@ -64,30 +58,18 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A known data set.
+    """A known data set."""
 
-    Attributes:
-        name: name of the data set in a config.
-        title: description for users.
-        files: training images, training labels, test images and test labels.
-        mirrors: base URLs of the files; none if the data set is bundled.
-        accuracy: test accuracy (0 to 1) that training with the default settings reaches in `epochs` epochs.
-        epochs: default number of epochs.
-        classes: number of different labels.
-        folders: directories into which system packages (or the launcher itself) install it, each with the package's
-            name.
-        subfolders: directories below a data directory in which other programs keep it.
-    """
-
-    name: str
-    title: str
-    files: tuple[IdxFile, ...]
-    mirrors: tuple[str, ...]
-    accuracy: float
-    epochs: int
-    classes: int = 10
+    name: str  # name of the data set in a config
+    title: str  # description for users
+    files: tuple[IdxFile, ...]  # training images, training labels, test images and test labels
+    mirrors: tuple[str, ...]  # base URLs of the files; none if the data set is bundled
+    accuracy: float  # test accuracy (0 to 1) that training with the default settings reaches in `epochs` epochs
+    epochs: int  # default number of epochs
+    classes: int = 10  # number of different labels
+    # directories into which system packages (or the launcher itself) install it, each with the package's name
     folders: tuple[tuple[str, str], ...] = ()
-    subfolders: tuple[str, ...] = ()
+    subfolders: tuple[str, ...] = ()  # directories below a data directory in which other programs keep it
 
     def find(self, data_dir: Path | None) -> Found | None:
         """Finds the data set on this machine, verifies it and returns it; None: none of its files is there.
@@ -107,19 +89,12 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Found:
-    """A verified data set on this machine.
+    """A verified data set on this machine."""
 
-    Attributes:
-        name: name of the data set.
-        dir: directory with its files.
-        how: where it was found, as text.
-        files: paths of the files, in the order of `Dataset.files`.
-    """
-
-    name: str
-    dir: Path
-    how: str
-    files: tuple[Path, ...]
+    name: str  # name of the data set
+    dir: Path  # directory with its files
+    how: str  # where it was found, as text
+    files: tuple[Path, ...]  # paths of the files, in the order of `Dataset.files`
 
     @property
     def dataset(self) -> Dataset:

@@ -15,17 +15,11 @@ AT_ONCE = 8  # most peers of one rank at the same time; limits the size of its b
 
 @dataclass(frozen=True)
 class Receipt:
-    """A message that this rank receives.
+    """A message that this rank receives."""
 
-    Attributes:
-        peer: the rank that sends it.
-        buffer: buffer to receive it into, [count].
-        expected: expected content of the buffer, [count].
-    """
-
-    peer: int
-    buffer: Tensor
-    expected: Tensor
+    peer: int  # the rank that sends it
+    buffer: Tensor  # buffer to receive it into, [count]
+    expected: Tensor  # expected content of the buffer, [count]
 
 
 @dataclass(frozen=True)
@@ -33,35 +27,24 @@ class Exchange:
     """The transfers of one rank that run at the same time.
 
     A pattern yields the same number of exchanges on all ranks, so that they can start each one together.
-
-    Attributes:
-        run: sends and receives.
-        sends: for each message that this rank sends, the receiving rank and the data.
-        receipts: the messages that this rank receives; they are compared after `run`.
     """
 
-    run: Callable[[Exchange], object]
+    run: Callable[[Exchange], object]  # sends and receives
+    # for each message that this rank sends, the receiving rank and the data
     sends: list[tuple[int, Tensor]] = field(default_factory=list)
+    # the messages that this rank receives; they are compared after `run`
     receipts: list[Receipt] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a pattern on this rank. The data of a message depends on sender, receiver and run.
+    """One run of a pattern on this rank. The data of a message depends on sender, receiver and run."""
 
-    Attributes:
-        rank: this rank.
-        world_size: number of ranks.
-        count: elements of a message.
-        values: makes the data.
-        iteration: index of the run.
-    """
-
-    rank: int
-    world_size: int
-    count: int
-    values: bench.Values
-    iteration: int
+    rank: int  # this rank
+    world_size: int  # number of ranks
+    count: int  # elements of a message
+    values: bench.Values  # makes the data
+    iteration: int  # index of the run
 
     def message(self, source: int, destination: int) -> Tensor:
         """Returns the data that rank `source` sends to rank `destination`, [count]."""

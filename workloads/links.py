@@ -56,17 +56,11 @@ def _in_turns(pairs: Sequence[Sequence[Pair]]) -> Iterator[list[Pair]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements between ranks.
+    """Measurements between ranks."""
 
-    Attributes:
-        nodes: node rank of each rank; the matrices have one row and one column for each rank.
-        latency: matrix of latencies in seconds.
-        bandwidth: matrix of bandwidths in bytes/s.
-    """
-
-    nodes: Sequence[int]
-    latency: Matrix
-    bandwidth: Matrix
+    nodes: Sequence[int]  # node rank of each rank; the matrices have one row and one column for each rank
+    latency: Matrix  # matrix of latencies in seconds
+    bandwidth: Matrix  # matrix of bandwidths in bytes/s
 
     def pairs(self) -> dict[Pair, tuple[float, float]]:
         """Returns latency and bandwidth of each measured pair, each from the worse of the pair's two directions."""
@@ -85,49 +79,30 @@ class Measured:
 
 @dataclass(frozen=True)
 class Usual:
-    """The expected values of a pair.
+    """The expected values of a pair."""
 
-    Attributes:
-        latency: seconds.
-        bandwidth: bytes/s.
-    """
-
-    latency: float
-    bandwidth: float
+    latency: float  # seconds
+    bandwidth: float  # bytes/s
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A slow pair.
+    """A slow pair."""
 
-    Attributes:
-        pair: indices of the two ranks' rows in the matrix.
-        latency: measured latency in seconds.
-        bandwidth: measured bandwidth in bytes/s.
-        measure: the worse of the two, `latency` or `bandwidth`.
-        ratio: speed by this measure divided by the expected speed, below 1.
-        against: source of the expected value: median or baseline.
-    """
-
-    pair: Pair
-    latency: float
-    bandwidth: float
-    measure: str
-    ratio: float
-    against: str
+    pair: Pair  # indices of the two ranks' rows in the matrix
+    latency: float  # measured latency in seconds
+    bandwidth: float  # measured bandwidth in bytes/s
+    measure: str  # the worse of the two, `latency` or `bandwidth`
+    ratio: float  # speed by this measure divided by the expected speed, below 1
+    against: str  # source of the expected value: median or baseline
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits beyond which a pair is slow.
+    """The limits beyond which a pair is slow."""
 
-    Attributes:
-        bandwidth: the pair is slow below this share of the expected bandwidth.
-        latency: the pair is slow above this multiple of the expected latency.
-    """
-
-    bandwidth: float
-    latency: float
+    bandwidth: float  # the pair is slow below this share of the expected bandwidth
+    latency: float  # the pair is slow above this multiple of the expected latency
 
     def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
         """Returns a slow pair's lower ratio of speed to the usual speed, and its measure (`latency` or `bandwidth`).

@@ -38,18 +38,12 @@ WRITTEN_SLOW = 10_000  # most slow pairs there
 
 @dataclass
 class Measurements:
-    """The measurements of one rank, or of all ranks merged.
+    """The measurements of one rank, or of all ranks merged."""
 
-    Attributes:
-        latency: seconds, by source and destination rank.
-        bandwidth: bytes/s, by source and destination rank.
-        checked: number of received elements that were compared.
-        wrong: number of wrong elements, by receiving and sending rank.
-    """
-
-    latency: dict[links.Pair, float] = field(default_factory=dict)
-    bandwidth: dict[links.Pair, float] = field(default_factory=dict)
-    checked: int = 0
+    latency: dict[links.Pair, float] = field(default_factory=dict)  # seconds, by source and destination rank
+    bandwidth: dict[links.Pair, float] = field(default_factory=dict)  # bytes/s, by source and destination rank
+    checked: int = 0  # number of received elements that were compared
+    # number of wrong elements, by receiving and sending rank
     wrong: Counter[links.Pair] = field(default_factory=Counter)
 
     def add(self, other: Measurements) -> None:
@@ -64,48 +58,28 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of messages.
+    """The sizes of messages."""
 
-    Attributes:
-        small: elements of a message for latency.
-        large: elements of a message for bandwidth.
-        window: number of large messages that are sent at once.
-    """
-
-    small: int
-    large: int
-    window: int
+    small: int  # elements of a message for latency
+    large: int  # elements of a message for bandwidth
+    window: int  # number of large messages that are sent at once
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix, and the conclusions from it.
+    """A matrix, and the conclusions from it."""
 
-    Attributes:
-        ranks: the measured ranks; each has one row.
-        labels: a unique name for each row: its host, or host and rank.
-        hosts: host name of each row.
-        seen: the measurements, by rows.
-        sizes: bytes of a message for latency, and for bandwidth.
-        slow: the slow pairs of rows.
-        suspects: node ranks of the nodes that are probably the cause.
-        rounds: number of rounds in which all pairs were measured once.
-        checked: number of received elements that were compared.
-        wrong: number of wrong elements, by receiving and sending rank.
-        note: why nothing was compared with the baseline; empty: it was, or there is none.
-    """
-
-    ranks: Sequence[int]
-    labels: Sequence[str]
-    hosts: Sequence[str]
-    seen: links.Measured
-    sizes: tuple[int, int]
-    slow: Sequence[links.Slow]
-    suspects: Sequence[int]
-    rounds: int
-    checked: int
-    wrong: Mapping[links.Pair, int]
-    note: str = ""
+    ranks: Sequence[int]  # the measured ranks; each has one row
+    labels: Sequence[str]  # a unique name for each row: its host, or host and rank
+    hosts: Sequence[str]  # host name of each row
+    seen: links.Measured  # the measurements, by rows
+    sizes: tuple[int, int]  # bytes of a message for latency, and for bandwidth
+    slow: Sequence[links.Slow]  # the slow pairs of rows
+    suspects: Sequence[int]  # node ranks of the nodes that are probably the cause
+    rounds: int  # number of rounds in which all pairs were measured once
+    checked: int  # number of received elements that were compared
+    wrong: Mapping[links.Pair, int]  # number of wrong elements, by receiving and sending rank
+    note: str = ""  # why nothing was compared with the baseline; empty: it was, or there is none
 
     @property
     def suspected(self) -> list[str]:

@@ -43,27 +43,16 @@ Work = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One operation of one size on this rank.
+    """One operation of one size on this rank."""
 
-    Attributes:
-        group: process group.
-        ranks: global ranks of the group.
-        me: group rank of this rank.
-        root: group rank of the root.
-        count: number of elements of the operation (see the module's table).
-        values: makes the data.
-        redop: reduction: sum, prod, min, max or avg.
-        key: makes the data different from those of other cases.
-    """
-
-    group: dist.ProcessGroup
-    ranks: tuple[int, ...]
-    me: int
-    root: int
-    count: int
-    values: Values
-    redop: str
-    key: tuple[object, ...]
+    group: dist.ProcessGroup  # process group
+    ranks: tuple[int, ...]  # global ranks of the group
+    me: int  # group rank of this rank
+    root: int  # group rank of the root
+    count: int  # number of elements of the operation (see the module's table)
+    values: Values  # makes the data
+    redop: str  # reduction: sum, prod, min, max or avg
+    key: tuple[object, ...]  # makes the data different from those of other cases
 
     @property
     def n(self) -> int:
@@ -95,53 +84,35 @@ class Case:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive elements of an expected output.
+    """Consecutive elements of an expected output."""
 
-    Attributes:
-        source: group rank of the input that has the elements; None: the reduction of all inputs has them.
-        offset: index of the first element in this input or reduction.
-        length: number of elements.
-    """
-
-    source: int | None
-    offset: int
-    length: int
+    source: int | None  # group rank of the input that has the elements; None: the reduction of all inputs has them
+    offset: int  # index of the first element in this input or reduction
+    length: int  # number of elements
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """The input and output of one operation on a rank. For an in-place operation they share memory.
+    """The input and output of one operation on a rank. For an in-place operation they share memory."""
 
-    Attributes:
-        data: the input.
-        out: the output.
-    """
-
-    data: Tensor
-    out: Tensor
+    data: Tensor  # the input
+    out: Tensor  # the output
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective operation.
+    """A collective operation."""
 
-    Attributes:
-        name: name of the operation.
-        takes: returns the number of input elements of this rank.
-        gives: returns the expected output of this rank.
-        bind: returns a function that runs the operation once on these buffers. If the third argument is True, the
-            function starts the operation asynchronously and waits for it.
-        shared: returns both buffers as parts of the given tensor, for an in-place operation; None: the buffers cannot
-            be parts of one tensor.
-        one_buffer: whether torch.distributed takes one tensor for input and output.
-    """
-
-    name: str
-    takes: Callable[[Case], int]
-    gives: Callable[[Case], list[Piece]]
+    name: str  # name of the operation
+    takes: Callable[[Case], int]  # returns the number of input elements of this rank
+    gives: Callable[[Case], list[Piece]]  # returns the expected output of this rank
+    # returns a function that runs the operation once on these buffers. If the third argument is True, the function
+    # starts the operation asynchronously and waits for it
     bind: Callable[[Case, Buffers, bool], Call]
+    # returns both buffers as parts of the given tensor, for an in-place operation; None: the buffers cannot be parts of
+    # one tensor
     shared: Callable[[Case, Tensor], Buffers] | None = None
-    one_buffer: bool = False
+    one_buffer: bool = False  # whether torch.distributed takes one tensor for input and output
 
     @property
     def reduces(self) -> bool:

@@ -25,25 +25,15 @@ MORE = 10
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ranks, and the messages that they exchange.
+    """Two ranks, and the messages that they exchange."""
 
-    Attributes:
-        rank: this rank: a or b.
-        a: the first rank, which measures the time.
-        b: the second rank.
-        count: elements of a message.
-        values: makes the messages.
-        key: makes the messages different from those of other transfers.
-        room: bytes of the message buffers of each rank.
-    """
-
-    rank: int
-    a: int
-    b: int
-    count: int
-    values: bench.Values
-    key: str
-    room: int = ROOM
+    rank: int  # this rank: a or b
+    a: int  # the first rank, which measures the time
+    b: int  # the second rank
+    count: int  # elements of a message
+    values: bench.Values  # makes the messages
+    key: str  # makes the messages different from those of other transfers
+    room: int = ROOM  # bytes of the message buffers of each rank
 
     @property
     def peer(self) -> int:
@@ -65,36 +55,22 @@ class Pair:
 
 @dataclass(frozen=True)
 class Runs:
-    """The number of iterations.
+    """The number of iterations."""
 
-    Attributes:
-        iterations: number of timed iterations.
-        warmup: number of iterations before these.
-        budget: seconds for the timed iterations, in place of their number; None: their number counts.
-        window: messages of a window.
-        more: whether small messages get MORE times as many iterations.
-    """
-
-    iterations: int
-    warmup: int
-    budget: float | None = None
-    window: int = 1
-    more: bool = True
+    iterations: int  # number of timed iterations
+    warmup: int  # number of iterations before these
+    budget: float | None = None  # seconds for the timed iterations, in place of their number; None: their number counts
+    window: int = 1  # messages of a window
+    more: bool = True  # whether small messages get MORE times as many iterations
 
 
 @dataclass
 class Timed:
-    """The measurements of one rank.
+    """The measurements of one rank."""
 
-    Attributes:
-        seconds: time of each iteration on rank a; empty on rank b.
-        checked: number of elements compared on this rank.
-        wrong: number of wrong elements among these.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    checked: int = 0
-    wrong: int = 0
+    seconds: list[float] = field(default_factory=list)  # time of each iteration on rank a; empty on rank b
+    checked: int = 0  # number of elements compared on this rank
+    wrong: int = 0  # number of wrong elements among these
 
     def clock(self, pair: Pair, run: Callable[[], None]) -> None:
         """Calls `run`; on rank a also records its time."""

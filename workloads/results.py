@@ -43,43 +43,24 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions that the numbers of a run depend on.
+    """The conditions that the numbers of a run depend on."""
 
-    Attributes:
-        hosts: host name of each node.
-        world_size: number of ranks.
-        nodes: number of nodes.
-        ranks_per_node: number of ranks on each node.
-        backend: gloo, nccl, xccl or mpi.
-        backend_version: version of NCCL; None with another backend.
-        interface: network interface that the backend was configured to use; None: not configured.
-        device: cpu, cuda or xpu.
-        device_name: model of the device of rank 0.
-        torch: version of torch.
-        python: version of Python.
-        iterations: timed iterations of each size, from the config.
-        warmup: iterations before these, from the config.
-        time: start of the benchmark in Unix seconds.
-        run: id of the run; None: the process belongs to no run.
-        environment: variables that configure the backend (NCCL_*, GLOO_*).
-    """
-
-    hosts: tuple[str, ...]
-    world_size: int
-    nodes: int
-    ranks_per_node: tuple[int, ...]
-    backend: str
-    backend_version: str | None
-    interface: str | None
-    device: str
-    device_name: str
-    torch: str
-    python: str
-    iterations: int
-    warmup: int
-    time: float
-    run: str | None
-    environment: Mapping[str, str]
+    hosts: tuple[str, ...]  # host name of each node
+    world_size: int  # number of ranks
+    nodes: int  # number of nodes
+    ranks_per_node: tuple[int, ...]  # number of ranks on each node
+    backend: str  # gloo, nccl, xccl or mpi
+    backend_version: str | None  # version of NCCL; None with another backend
+    interface: str | None  # network interface that the backend was configured to use; None: not configured
+    device: str  # cpu, cuda or xpu
+    device_name: str  # model of the device of rank 0
+    torch: str  # version of torch
+    python: str  # version of Python
+    iterations: int  # timed iterations of each size, from the config
+    warmup: int  # iterations before these, from the config
+    time: float  # start of the benchmark in Unix seconds
+    run: str | None  # id of the run; None: the process belongs to no run
+    environment: Mapping[str, str]  # variables that configure the backend (NCCL_*, GLOO_*)
 
 
 def conditions(config: Collective | P2P, env: Env) -> Conditions:
@@ -132,27 +113,16 @@ def _cpu_name() -> str:
 
 @dataclass
 class Results:
-    """The results of one run, which rank 0 collects and writes.
+    """The results of one run, which rank 0 collects and writes."""
 
-    Attributes:
-        workload: collective or p2p.
-        conditions: the conditions of the run.
-        roof: `socket` and `memory` in bytes/s (None: not measured), and `how` they were measured.
-        folder: directory of the files; None: they are not written (other ranks, or no run).
-        rows: the measured rows.
-        matrix: `Matrix.as_dict()` of p2p; None: not measured.
-        complete: whether everything that was requested was measured.
-        reason: why not everything was measured; empty: everything was, or the run was interrupted.
-    """
-
-    workload: str
-    conditions: Conditions | Mapping[str, Any]
-    roof: Mapping[str, Any]
-    folder: Path | None
-    rows: list[Row] = field(default_factory=list)
-    matrix: Mapping[str, Any] | None = None
-    complete: bool = False
-    reason: str = ""
+    workload: str  # collective or p2p
+    conditions: Conditions | Mapping[str, Any]  # the conditions of the run
+    roof: Mapping[str, Any]  # `socket` and `memory` in bytes/s (None: not measured), and `how` they were measured
+    folder: Path | None  # directory of the files; None: they are not written (other ranks, or no run)
+    rows: list[Row] = field(default_factory=list)  # the measured rows
+    matrix: Mapping[str, Any] | None = None  # `Matrix.as_dict()` of p2p; None: not measured
+    complete: bool = False  # whether everything that was requested was measured
+    reason: str = ""  # why not everything was measured; empty: everything was, or the run was interrupted
 
     def add(self, *rows: Row) -> None:
         """Adds the rows of one size, and rewrites the files."""
@@ -241,21 +211,13 @@ def read(path: Path) -> Results:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that is slower than in the baseline by more than the tolerance.
+    """A row that is slower than in the baseline by more than the tolerance."""
 
-    Attributes:
-        what: text about the row (`all_reduce world 4 1048576 float32 sum out`).
-        measure: what is compared: busbw, bandwidth (both in bytes/s) or time (in seconds).
-        now: value in this run.
-        then: value in the baseline.
-        ratio: speed in this run divided by the speed in the baseline, below 1.
-    """
-
-    what: str
-    measure: str
-    now: float
-    then: float
-    ratio: float
+    what: str  # text about the row (`all_reduce world 4 1048576 float32 sum out`)
+    measure: str  # what is compared: busbw, bandwidth (both in bytes/s) or time (in seconds)
+    now: float  # value in this run
+    then: float  # value in the baseline
+    ratio: float  # speed in this run divided by the speed in the baseline, below 1
 
     @property
     def shown(self) -> str:

@@ -41,19 +41,14 @@ _LENGTH = struct.Struct("!Q")
 
 @dataclass(frozen=True)
 class Roof:
-    """The hardware's speed without a communication library.
+    """The hardware's speed without a communication library."""
 
-    Attributes:
-        socket: bytes/s of one TCP stream, one way, between two nodes, or between two ranks of a single node; None: not
-            measured.
-        memory: bytes/s of a copy within the memory of a rank's device, on the slowest rank; None: not measured. Each
-            byte counts once, although it is read and written.
-        how: text about how each speed was measured, or why it was not.
-    """
-
+    # bytes/s of one TCP stream, one way, between two nodes, or between two ranks of a single node; None: not measured
     socket: float | None
+    # bytes/s of a copy within the memory of a rank's device, on the slowest rank; None: not measured. Each byte counts
+    # once, although it is read and written
     memory: float | None
-    how: str
+    how: str  # text about how each speed was measured, or why it was not
 
     def lines(self) -> list[str]:
         """Returns lines for a terminal: both speeds in 10^9 bytes/s, and how they were measured."""

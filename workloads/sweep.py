@@ -79,19 +79,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Groups:
-    """All groups of one kind.
+    """All groups of one kind."""
 
-    Attributes:
-        kind: the kind (see `workloads.groups`).
-        members: the ranks of each group.
-        mine: process group of this rank; None: this rank is in no group.
-        ranks: ranks of this rank's group.
-    """
-
-    kind: str
-    members: Members
-    mine: dist.ProcessGroup | None
-    ranks: tuple[int, ...]
+    kind: str  # the kind (see `workloads.groups`)
+    members: Members  # the ranks of each group
+    mine: dist.ProcessGroup | None  # process group of this rank; None: this rank is in no group
+    ranks: tuple[int, ...]  # ranks of this rank's group
 
     @property
     def n(self) -> int:
@@ -104,17 +97,11 @@ class Groups:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one size.
+    """The result of one size."""
 
-    Attributes:
-        rows: a row for each place, out of place and in place.
-        faults: texts about wrong results.
-        no_room: why the size does not fit into memory; empty: it fits.
-    """
-
-    rows: tuple[Row, ...] = ()
-    faults: tuple[str, ...] = ()
-    no_room: str = ""
+    rows: tuple[Row, ...] = ()  # a row for each place, out of place and in place
+    faults: tuple[str, ...] = ()  # texts about wrong results
+    no_room: str = ""  # why the size does not fit into memory; empty: it fits
 
 
 def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:

@@ -17,14 +17,10 @@ class Part:
 
     Window i has the tokens from i * context to (i + 1) * context, both included. Its inputs are all but the last one,
     its targets all but the first one, so two windows share no target.
-
-    Attributes:
-        tokens: the text, uint8 [length], on one device.
-        context: number of inputs of a window.
     """
 
-    tokens: Tensor
-    context: int
+    tokens: Tensor  # the text, uint8 [length], on one device
+    context: int  # number of inputs of a window
 
     def __len__(self) -> int:
         """Returns the number of windows."""
@@ -43,17 +39,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text, divided into its training and validation parts.
+    """A text, divided into its training and validation parts."""
 
-    Attributes:
-        train: the training part.
-        validation: the validation part.
-        sha256: SHA-256 of the whole text.
-    """
-
-    train: Part
-    validation: Part
-    sha256: str
+    train: Part  # the training part
+    validation: Part  # the validation part
+    sha256: str  # SHA-256 of the whole text
 
 
 def load(text: texts.Text, context: int, device: torch.device | str = "cpu") -> Corpus:

@@ -34,17 +34,11 @@ class TextError(ConfigError):
 
 @dataclass(frozen=True)
 class Text:
-    """A text that was found.
+    """A text that was found."""
 
-    Attributes:
-        name: `shakespeare`, or the path of the file or directory.
-        files: its files, in reading order.
-        length: bytes of all files, unpacked.
-    """
-
-    name: str
-    files: tuple[Path, ...]
-    length: int
+    name: str  # `shakespeare`, or the path of the file or directory
+    files: tuple[Path, ...]  # its files, in reading order
+    length: int  # bytes of all files, unpacked
 
 
 def find(text: str) -> Text:

@@ -119,17 +119,11 @@ def weights_sha256(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """The result of an evaluation.
+    """The result of an evaluation."""
 
-    Attributes:
-        loss: mean loss.
-        accuracy: share of right answers, 0 to 1.
-        samples: number of evaluated samples.
-    """
-
-    loss: float
-    accuracy: float
-    samples: int
+    loss: float  # mean loss
+    accuracy: float  # share of right answers, 0 to 1
+    samples: int  # number of evaluated samples
 
 
 @torch.no_grad()
@@ -270,15 +264,10 @@ class LossLog:
 
 @dataclass
 class _Mean:
-    """A mean whose terms are added one by one, so that a resumed training gets bitwise the same mean.
+    """A mean whose terms are added one by one, so that a resumed training gets bitwise the same mean."""
 
-    Attributes:
-        sum: sum of the terms.
-        steps: number of the terms.
-    """
-
-    sum: float = 0.0
-    steps: int = 0
+    sum: float = 0.0  # sum of the terms
+    steps: int = 0  # number of the terms
 
     def add(self, value: float) -> None:
         self.sum += value

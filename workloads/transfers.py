@@ -26,15 +26,10 @@ TABLE = bench.Table(
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one pattern at one size.
+    """The result of one pattern at one size."""
 
-    Attributes:
-        row: the row of results.json.
-        faults: texts about wrong results.
-    """
-
-    row: results.Row
-    faults: tuple[str, ...]
+    row: results.Row  # the row of results.json
+    faults: tuple[str, ...]  # texts about wrong results
 
     def line(self, top: float | None) -> str:
         """Returns the line of the printed table.

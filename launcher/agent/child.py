@@ -28,15 +28,10 @@ Run = Callable[[Placement], "Mapping[str, Any] | None"]
 
 @dataclass(frozen=True)
 class Fresh:
-    """How to start a rank in a new interpreter; see `launcher.worker.main.fresh_command`.
+    """How to start a rank in a new interpreter; see `launcher.worker.main.fresh_command`."""
 
-    Attributes:
-        command: argv of the interpreter.
-        descriptors: file descriptors that the interpreter inherits.
-    """
-
-    command: Sequence[str]
-    descriptors: Sequence[int]
+    command: Sequence[str]  # argv of the interpreter
+    descriptors: Sequence[int]  # file descriptors that the interpreter inherits
 
 
 def run_child(

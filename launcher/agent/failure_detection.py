@@ -24,78 +24,46 @@ Blame = Callable[[Iterable[Mapping[str, Any]]], Blamed]
 
 @dataclass(frozen=True)
 class Limits:
-    """The settings of a run that the leader needs. Times are in seconds; None: no limit.
+    """The settings of a run that the leader needs. Times are in seconds; None: no limit."""
 
-    Attributes:
-        least: minimum number of agents with which the run can continue.
-        rendezvous_timeout: from the start of the ranks until all must have joined; None for MPI, programs, debuggers.
-        start_timeout: from the last rank's joining to the first step.
-        idle_timeout: longest time without CPU use, output or steps of any rank.
-        hang_timeout: longest time of a rank without a step, after its first step.
-        heartbeat: time without a message after which an agent counts as lost.
-        max_restarts: maximum number of restarts in a row without progress.
-        stacks_in: directory in which agents save the stacks of ranks that hang.
-        independent: whether ranks continue when another node is lost.
-    """
-
-    least: int
+    least: int  # minimum number of agents with which the run can continue
+    # from the start of the ranks until all must have joined; None for MPI, programs, debuggers
     rendezvous_timeout: float | None
-    start_timeout: float | None
-    idle_timeout: float | None
-    hang_timeout: float | None
-    heartbeat: float
-    max_restarts: int
-    stacks_in: str = ""
-    independent: bool = False
+    start_timeout: float | None  # from the last rank's joining to the first step
+    idle_timeout: float | None  # longest time without CPU use, output or steps of any rank
+    hang_timeout: float | None  # longest time of a rank without a step, after its first step
+    heartbeat: float  # time without a message after which an agent counts as lost
+    max_restarts: int  # maximum number of restarts in a row without progress
+    stacks_in: str = ""  # directory in which agents save the stacks of ranks that hang
+    independent: bool = False  # whether ranks continue when another node is lost
 
 
 @dataclass
 class AgentState:
-    """What the leader knows of one agent of the round.
+    """What the leader knows of one agent of the round."""
 
-    Attributes:
-        member: the agent.
-        last_message: monotonic time at which its last message arrived.
-        step: highest step of the run that it has reported; -1: none.
-        resumable: whether it has reported that its ranks can resume: they save and exit on a stop request.
-        joined: whether it has reported that all its ranks have joined the process group.
-        missing: its global ranks that have not arrived at the process group, by its last heartbeat.
-        idle: seconds without CPU use, output or steps of any of its ranks, by its last heartbeat.
-        ended: whether all its ranks have ended.
-        leaving: whether it is ending its ranks because of a stop request.
-        gone: whether it is lost.
-    """
-
-    member: Member
-    last_message: float
-    step: int = -1
-    resumable: bool = False
-    joined: bool = False
-    missing: tuple[int, ...] = ()
-    idle: float = 0.0
-    ended: bool = False
-    leaving: bool = False
-    gone: bool = False
+    member: Member  # the agent
+    last_message: float  # monotonic time at which its last message arrived
+    step: int = -1  # highest step of the run that it has reported; -1: none
+    resumable: bool = False  # whether it has reported that its ranks can resume: they save and exit on a stop request
+    joined: bool = False  # whether it has reported that all its ranks have joined the process group
+    missing: tuple[int, ...] = ()  # its global ranks that have not arrived at the process group, by its last heartbeat
+    idle: float = 0.0  # seconds without CPU use, output or steps of any of its ranks, by its last heartbeat
+    ended: bool = False  # whether all its ranks have ended
+    leaving: bool = False  # whether it is ending its ranks because of a stop request
+    gone: bool = False  # whether it is lost
 
 
 @dataclass
 class _Hang:
-    """A suspected hang. The leader waits for the stacks of all ranks.
+    """A suspected hang. The leader waits for the stacks of all ranks."""
 
-    Attributes:
-        limit: config key of the timeout that expired, such as launch.hang_timeout.
-        seconds: value of that timeout.
-        silent: the ranks that were reported as silent; empty: all ranks.
-        step: highest step of the run when the timeout expired.
-        deadline: monotonic time at which to decide without the stacks that are missing.
-        reports: the reports (`hangs.Report`) of each agent's ranks, by member index.
-    """
-
-    limit: str
-    seconds: float
-    silent: tuple[Accused, ...]
-    step: int
-    deadline: float
+    limit: str  # config key of the timeout that expired, such as launch.hang_timeout
+    seconds: float  # value of that timeout
+    silent: tuple[Accused, ...]  # the ranks that were reported as silent; empty: all ranks
+    step: int  # highest step of the run when the timeout expired
+    deadline: float  # monotonic time at which to decide without the stacks that are missing
+    # the reports (`hangs.Report`) of each agent's ranks, by member index
     reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
 

@@ -34,17 +34,11 @@ _REPORTED = {"usage": FaultCode.USAGE, "printed": FaultCode.EXITED}  # by the co
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed.
+    """How one rank failed."""
 
-    Attributes:
-        fault: the fault with its code.
-        final: whether a retry would fail as well.
-        time: when the agent noticed it, in seconds since the epoch.
-    """
-
-    fault: Fault
-    final: bool = False
-    time: float = 0.0
+    fault: Fault  # the fault with its code
+    final: bool = False  # whether a retry would fail as well
+    time: float = 0.0  # when the agent noticed it, in seconds since the epoch
 
     @property
     def code(self) -> FaultCode:

@@ -15,17 +15,12 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class MemoryCgroup:
-    """Memory of the cgroup that limits this process.
+    """Memory of the cgroup that limits this process."""
 
-    Attributes:
-        limit: memory limit in bytes; None: no limit.
-        peak: highest memory use in bytes; None: the kernel does not report it.
-        kills: number of processes of this process's own cgroup that the kernel killed for lack of memory, since the
-            cgroup was created.
-    """
-
-    limit: int | None
-    peak: int | None
+    limit: int | None  # memory limit in bytes; None: no limit
+    peak: int | None  # highest memory use in bytes; None: the kernel does not report it
+    # number of processes of this process's own cgroup that the kernel killed for lack of memory, since the cgroup was
+    # created
     kills: int
 
 

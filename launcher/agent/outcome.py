@@ -37,23 +37,14 @@ class AttemptFailed(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """All ranks have done their work.
+    """All ranks have done their work."""
 
-    Attributes:
-        metrics: metrics that the first rank of this agent has returned.
-    """
-
-    metrics: dict[str, Any]
+    metrics: dict[str, Any]  # metrics that the first rank of this agent has returned
 
 
 @dataclass(frozen=True)
 class NextRound:
-    """The ranks restart in a new round.
+    """The ranks restart in a new round."""
 
-    Attributes:
-        history: the rounds so far; `history.round` is the index of the new round.
-        lost: member indices of the agents that are gone.
-    """
-
-    history: History
-    lost: tuple[int, ...] = ()
+    history: History  # the rounds so far; `history.round` is the index of the new round
+    lost: tuple[int, ...] = ()  # member indices of the agents that are gone

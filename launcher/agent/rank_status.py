@@ -37,30 +37,19 @@ GPU_LOOKS = 0.02  # seconds between two looks as a share of the time that the ra
 
 @dataclass
 class AgentContext:
-    """The plan, and the objects by which an agent reads its ranks and writes events; the same in all rounds.
+    """The plan, and the objects by which an agent reads its ranks and writes events; the same in all rounds."""
 
-    Attributes:
-        plan: the run's plan.
-        attempt: the attempt.
-        events: writes the agent's events.
-        signals: the signals of the agent's process.
-        pulse: shared memory in which ranks write heartbeats, steps and stop requests.
-        stacks: files in memory to which ranks write their stacks.
-        request_handler: serves requests of `attach` commands.
-        environments: environment variables of each rank of this agent, for `attach` commands.
-        recorders: NCCL's flight recorders of the agent's ranks; None: the ranks use no GPUs.
-        gpus: watches whether ranks of the user's own code use the GPUs that they have; None: they asked for none.
-    """
-
-    plan: JobPlan
-    attempt: directory.Attempt
-    events: Events
-    signals: Signals
-    pulse: Pulse
-    stacks: hangs.Stacks
-    request_handler: RequestHandler
+    plan: JobPlan  # the run's plan
+    attempt: directory.Attempt  # the attempt
+    events: Events  # writes the agent's events
+    signals: Signals  # the signals of the agent's process
+    pulse: Pulse  # shared memory in which ranks write heartbeats, steps and stop requests
+    stacks: hangs.Stacks  # files in memory to which ranks write their stacks
+    request_handler: RequestHandler  # serves requests of `attach` commands
+    # environment variables of each rank of this agent, for `attach` commands
     environments: Sequence[Mapping[str, str]] = ()
-    recorders: Recorders | None = None
+    recorders: Recorders | None = None  # NCCL's flight recorders of the agent's ranks; None: the ranks use no GPUs
+    # watches whether ranks of the user's own code use the GPUs that they have; None: they asked for none
     gpus: GpuWatch | None = None
 
     def report_resized(self, resized: Resized) -> None:

@@ -36,21 +36,13 @@ class Then(str, Enum):
 
 @dataclass(frozen=True)
 class History:
-    """The rounds of an attempt so far. A round lasts from the fork of the ranks to their end.
+    """The rounds of an attempt so far. A round lasts from the fork of the ranks to their end."""
 
-    Attributes:
-        round: index of the current round, from 0.
-        best: highest step of the run at the end of any earlier round; -1: none.
-        tried: number of restarts in a row without progress.
-        listened: whether ranks of an earlier round could resume: they listened for stop requests.
-        hung: where the last round hung (`RoundFailure.place`); empty: it did not.
-    """
-
-    round: int = 0
-    best: int = -1
-    tried: int = 0
-    listened: bool = False
-    hung: str = ""
+    round: int = 0  # index of the current round, from 0
+    best: int = -1  # highest step of the run at the end of any earlier round; -1: none
+    tried: int = 0  # number of restarts in a row without progress
+    listened: bool = False  # whether ranks of an earlier round could resume: they listened for stop requests
+    hung: str = ""  # where the last round hung (`RoundFailure.place`); empty: it did not
 
     def after(self, step: int, *, counts: bool = True, hung: str = "") -> History:
         """Returns the history at the start of the next round.

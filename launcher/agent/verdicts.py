@@ -15,27 +15,17 @@ from launcher.runs.events import Accused, Fault, Restart, Stop
 
 @dataclass(frozen=True)
 class RoundFailure:
-    """A failure that ends a round.
+    """A failure that ends a round."""
 
-    Attributes:
-        kind: the kind, for the restart policy.
-        fault: the fault with its code.
-        member: member index of the agent that reports the failure to the user.
-        listens: whether the failed rank can resume; of a lost node: whether any rank can.
-        lost: member indices of the agents that are gone.
-        stop: why ranks have exited with code 75, to resume later; None: they have not.
-        exit_code: exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict.
-        place: where the ranks hang, to be compared with other rounds; empty: they do not.
-    """
-
-    kind: Kind
-    fault: Fault
-    member: int
-    listens: bool
-    lost: tuple[int, ...] = ()
-    stop: Stop | None = None
+    kind: Kind  # the kind, for the restart policy
+    fault: Fault  # the fault with its code
+    member: int  # member index of the agent that reports the failure to the user
+    listens: bool  # whether the failed rank can resume; of a lost node: whether any rank can
+    lost: tuple[int, ...] = ()  # member indices of the agents that are gone
+    stop: Stop | None = None  # why ranks have exited with code 75, to resume later; None: they have not
+    # exit code of the attempt, if this failure ends it; None: `Then.exit_code` of the verdict
     exit_code: int | None = None
-    place: str = ""
+    place: str = ""  # where the ranks hang, to be compared with other rounds; empty: they do not
 
     @property
     def step(self) -> int:
@@ -64,19 +54,12 @@ class RoundFailure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The leader's decision about the first failure of a round, which all agents carry out.
+    """The leader's decision about the first failure of a round, which all agents carry out."""
 
-    Attributes:
-        failure: the failure.
-        then: what follows.
-        exit_code: exit code of the attempt, if the attempt ends.
-        history: the rounds so far; if the ranks restart, as at the start of the next round.
-    """
-
-    failure: RoundFailure
-    then: Then
-    exit_code: int
-    history: History
+    failure: RoundFailure  # the failure
+    then: Then  # what follows
+    exit_code: int  # exit code of the attempt, if the attempt ends
+    history: History  # the rounds so far; if the ranks restart, as at the start of the next round
 
     @property
     def restarts(self) -> bool:

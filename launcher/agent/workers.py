@@ -50,40 +50,24 @@ _SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # errors 
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How one rank ended.
+    """How one rank ended."""
 
-    Attributes:
-        place: index of the rank among the ranks of its agent, from 0.
-        rank: global rank.
-        pid: process id of the rank.
-        code: exit code; negative: the signal that killed it.
-        returned: metrics that it reported; None: it did not report that its work is done.
-        error: error that it reported or printed; None: it did neither.
-        time: when the agent noticed the exit, in seconds since the epoch.
-    """
-
-    place: int
-    rank: int
-    pid: int
-    code: int
-    returned: dict[str, Any] | None
-    error: WorkerError | None
-    time: float
+    place: int  # index of the rank among the ranks of its agent, from 0
+    rank: int  # global rank
+    pid: int  # process id of the rank
+    code: int  # exit code; negative: the signal that killed it
+    returned: dict[str, Any] | None  # metrics that it reported; None: it did not report that its work is done
+    error: WorkerError | None  # error that it reported or printed; None: it did neither
+    time: float  # when the agent noticed the exit, in seconds since the epoch
 
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A rank with a process that still exists after SIGKILL, or after the end of its round.
+    """A rank with a process that still exists after SIGKILL, or after the end of its round."""
 
-    Attributes:
-        rank: global rank.
-        pid: process id of the rank.
-        state: state letter of the process (man 5 proc); D: uninterruptible sleep, on a device or a file server.
-    """
-
-    rank: int
-    pid: int
-    state: str
+    rank: int  # global rank
+    pid: int  # process id of the rank
+    state: str  # state letter of the process (man 5 proc); D: uninterruptible sleep, on a device or a file server
 
     @classmethod
     def of(cls, rank: int, pid: int) -> LeftOver:
@@ -125,23 +109,14 @@ class WorkersStillThere(Exception):
 
 @dataclass
 class _Worker:
-    """A rank that was started.
+    """A rank that was started."""
 
-    Attributes:
-        placement: the rank.
-        pid: the rank's process id.
-        report: descriptor of the memory file to which the rank writes its metrics or its error.
-        errors: file of its standard error.
-        error_file: file to which torch's `@record` writes the rank's error (TORCHELASTIC_ERROR_FILE).
-        code: exit code; negative: the signal that killed the rank; None: the rank still runs.
-    """
-
-    placement: Placement
-    pid: int
-    report: int
-    errors: Path
-    error_file: Path
-    code: int | None = None
+    placement: Placement  # the rank
+    pid: int  # the rank's process id
+    report: int  # descriptor of the memory file to which the rank writes its metrics or its error
+    errors: Path  # file of its standard error
+    error_file: Path  # file to which torch's `@record` writes the rank's error (TORCHELASTIC_ERROR_FILE)
+    code: int | None = None  # exit code; negative: the signal that killed the rank; None: the rank still runs
 
 
 class WorkerGroup:

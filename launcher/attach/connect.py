@@ -42,19 +42,12 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class JobStep:
-    """Access to a rank's node by a step of the run's job.
+    """Access to a rank's node by a step of the run's job."""
 
-    Attributes:
-        scheduler: the scheduler of the run's job.
-        plan: the run's plan.
-        host: name of the rank's node.
-        job: id of the run's job.
-    """
-
-    scheduler: StartsJobSteps
-    plan: JobPlan
-    host: str
-    job: str
+    scheduler: StartsJobSteps  # the scheduler of the run's job
+    plan: JobPlan  # the run's plan
+    host: str  # name of the rank's node
+    job: str  # id of the run's job
 
     def command(self, *arguments: str, terminal: bool) -> list[str]:
         """Returns the command that runs `node_session` on the node with these arguments of its `main`. Pure.

@@ -23,32 +23,20 @@ GONE = 0  # pid of a rank that has ended, since the system may reuse its real pi
 
 @dataclass(frozen=True)
 class Process:
-    """A rank that this agent has started.
+    """A rank that this agent has started."""
 
-    Attributes:
-        rank: the global rank.
-        pid: the rank's process id; GONE: it has ended.
-        step: the last training step that the rank has completed; -1: none.
-        environment: the rank's environment variables.
-    """
-
-    rank: int
-    pid: int
-    step: int
-    environment: Mapping[str, str]
+    rank: int  # the global rank
+    pid: int  # the rank's process id; GONE: it has ended
+    step: int  # the last training step that the rank has completed; -1: none
+    environment: Mapping[str, str]  # the rank's environment variables
 
 
 @dataclass
 class RequestHandler:
-    """Answers the requests that commands send to one agent. One object serves all rounds of the agent.
+    """Answers the requests that commands send to one agent. One object serves all rounds of the agent."""
 
-    Attributes:
-        attempt: the attempt to which the agent belongs.
-        stacks: reads the stacks of processes.
-    """
-
-    attempt: directory.Attempt
-    stacks: Stacks
+    attempt: directory.Attempt  # the attempt to which the agent belongs
+    stacks: Stacks  # reads the stacks of processes
     _reader: requests.RequestReader | None = None
     _last: str = ""
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)

@@ -34,49 +34,31 @@ class BindingRefused(LauncherError):
 
 @dataclass(frozen=True)
 class RankDevices:
-    """The devices that a rank uses.
+    """The devices that a rank uses."""
 
-    Attributes:
-        gpu: the rank's accelerator; None: it uses none, or it is not known which one.
-        nic: its network device, from cluster.nics or else the nearest to its accelerator; None: unknown.
-        paired: name of the network device in cluster.nics; empty: `nic` is not from cluster.nics.
-    """
-
-    gpu: Gpu | None = None
+    gpu: Gpu | None = None  # the rank's accelerator; None: it uses none, or it is not known which one
+    # its network device, from cluster.nics or else the nearest to its accelerator; None: unknown
     nic: Nic | None = None
-    paired: str = ""
+    paired: str = ""  # name of the network device in cluster.nics; empty: `nic` is not from cluster.nics
 
 
 @dataclass(frozen=True)
 class RankBinding:
-    """The binding of one rank.
+    """The binding of one rank."""
 
-    Attributes:
-        cpus: the CPUs that the rank may use, sorted.
-        cores: number of cores of these CPUs.
-        own: number of these cores that are the rank's share; it uses the others together with other ranks.
-        numa: the NUMA nodes of these cores, sorted.
-        devices: the rank's devices.
-    """
-
-    cpus: tuple[int, ...]
-    cores: int
-    own: int
-    numa: tuple[int, ...]
-    devices: RankDevices
+    cpus: tuple[int, ...]  # the CPUs that the rank may use, sorted
+    cores: int  # number of cores of these CPUs
+    own: int  # number of these cores that are the rank's share; it uses the others together with other ranks
+    numa: tuple[int, ...]  # the NUMA nodes of these cores, sorted
+    devices: RankDevices  # the rank's devices
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The binding of all ranks of a node.
+    """The binding of all ranks of a node."""
 
-    Attributes:
-        ranks: the binding of each rank, by local rank.
-        unbound: why the ranks are not bound to cores; None: they are bound.
-    """
-
-    ranks: tuple[RankBinding, ...]
-    unbound: Unbound | None = None
+    ranks: tuple[RankBinding, ...]  # the binding of each rank, by local rank
+    unbound: Unbound | None = None  # why the ranks are not bound to cores; None: they are bound
 
     @property
     def bound(self) -> bool:

@@ -14,40 +14,24 @@ CPUS = "/sys/devices/system/cpu"
 
 @dataclass(frozen=True)
 class Core:
-    """A core.
+    """A core."""
 
-    Attributes:
-        cpus: its hardware threads, which Linux calls CPUs, sorted.
-        numa: its NUMA node.
-        socket: its socket, which Linux calls package.
-        cache: its last-level cache, identified by the lowest CPU that shares it.
-    """
-
-    cpus: tuple[int, ...]
-    numa: int = 0
-    socket: int = 0
-    cache: int = 0
+    cpus: tuple[int, ...]  # its hardware threads, which Linux calls CPUs, sorted
+    numa: int = 0  # its NUMA node
+    socket: int = 0  # its socket, which Linux calls package
+    cache: int = 0  # its last-level cache, identified by the lowest CPU that shares it
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """An accelerator, or a part of one that counts as a device.
+    """An accelerator, or a part of one that counts as a device."""
 
-    Attributes:
-        address: PCI address (`0000:c1:00.0`).
-        numa: the nearest NUMA node; None: unknown.
-        vendor: nvidia, amd or intel.
-        model: name of the model; empty: unknown.
-        uuid: UUID that the driver reports; empty: unknown.
-        tile: index of the tile that counts as a device; None: this is a whole accelerator.
-    """
-
-    address: str
-    numa: int | None = None
-    vendor: str = "nvidia"
-    model: str = ""
-    uuid: str = ""
-    tile: int | None = None
+    address: str  # PCI address (`0000:c1:00.0`)
+    numa: int | None = None  # the nearest NUMA node; None: unknown
+    vendor: str = "nvidia"  # nvidia, amd or intel
+    model: str = ""  # name of the model; empty: unknown
+    uuid: str = ""  # UUID that the driver reports; empty: unknown
+    tile: int | None = None  # index of the tile that counts as a device; None: this is a whole accelerator
 
     @property
     def name(self) -> str:
@@ -57,72 +41,43 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Nic:
-    """A network device.
+    """A network device."""
 
-    Attributes:
-        name: name of the device (`mlx5_0`), or of its interface if the device has no name.
-        interface: the network interface on the same PCI device; empty: none.
-        address: PCI address.
-        numa: the nearest NUMA node; None: unknown.
-        speed: speed in Gb/s; 0: unknown.
-    """
-
-    name: str
-    interface: str = ""
-    address: str = ""
-    numa: int | None = None
-    speed: int = 0
+    name: str  # name of the device (`mlx5_0`), or of its interface if the device has no name
+    interface: str = ""  # the network interface on the same PCI device; empty: none
+    address: str = ""  # PCI address
+    numa: int | None = None  # the nearest NUMA node; None: unknown
+    speed: int = 0  # speed in Gb/s; 0: unknown
 
 
 @dataclass(frozen=True)
 class Unbound:
-    """Why the ranks of a node are not bound to cores. `launcher.failures.text.of_unbound` makes the text from it.
-
-    Attributes:
-        reason: code of the reason.
-        path: for NO_TOPOLOGY, the directory in which the kernel shows too little.
-        models: for MIXED_GPUS, the models of the node's GPUs.
-        ranks: for FEW_CORES, number of ranks on the node.
-        cores: for FEW_CORES, number of cores that the job may use on the node.
-        gpu: for GPU_NUMA, the PCI address of the GPU, followed by `.TILE` for a tile.
-        nics: for NO_NIC, the network devices of the node.
-        variable: for the reasons about a variable that limits the visible GPUs, its name.
-        value: for ENTRY_TWICE and SAME_GPU, the value of the variable.
-        names: the entries of the variable, or for NO_NIC of cluster.nics, that are wrong.
-        gpus: for GPU_NUMBER, the number of visible GPUs.
-    """
+    """Why the ranks of a node are not bound to cores. `launcher.failures.text.of_unbound` makes the text from it."""
 
     OPEN: ClassVar[bool] = True
-    reason: UnboundReason
-    path: str = ""
-    models: tuple[str, ...] = ()
-    ranks: int = 0
-    cores: int = 0
-    gpu: str = ""
-    nics: tuple[str, ...] = ()
-    variable: str = ""
-    value: str = ""
-    names: tuple[str, ...] = ()
-    gpus: int = 0
+    reason: UnboundReason  # code of the reason
+    path: str = ""  # for NO_TOPOLOGY, the directory in which the kernel shows too little
+    models: tuple[str, ...] = ()  # for MIXED_GPUS, the models of the node's GPUs
+    ranks: int = 0  # for FEW_CORES, number of ranks on the node
+    cores: int = 0  # for FEW_CORES, number of cores that the job may use on the node
+    gpu: str = ""  # for GPU_NUMA, the PCI address of the GPU, followed by `.TILE` for a tile
+    nics: tuple[str, ...] = ()  # for NO_NIC, the network devices of the node
+    variable: str = ""  # for the reasons about a variable that limits the visible GPUs, its name
+    value: str = ""  # for ENTRY_TWICE and SAME_GPU, the value of the variable
+    names: tuple[str, ...] = ()  # the entries of the variable, or for NO_NIC of cluster.nics, that are wrong
+    gpus: int = 0  # for GPU_NUMBER, the number of visible GPUs
 
 
 @dataclass(frozen=True)
 class Node:
-    """The hardware of a node, as far as it is known.
+    """The hardware of a node, as far as it is known."""
 
-    Attributes:
-        cores: the cores that are online, with all their CPUs, sorted by their first CPU.
-        gpus: the accelerators that this process may open, by device index.
-        nics: the network devices with a link, sorted by name.
-        distances: distance of each pair of NUMA nodes, as the firmware reports it (10: the same NUMA node).
-        unbound: why no rank can be bound here; None: ranks can be bound.
-    """
-
-    cores: tuple[Core, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    nics: tuple[Nic, ...] = ()
+    cores: tuple[Core, ...] = ()  # the cores that are online, with all their CPUs, sorted by their first CPU
+    gpus: tuple[Gpu, ...] = ()  # the accelerators that this process may open, by device index
+    nics: tuple[Nic, ...] = ()  # the network devices with a link, sorted by name
+    # distance of each pair of NUMA nodes, as the firmware reports it (10: the same NUMA node)
     distances: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    unbound: Unbound | None = None
+    unbound: Unbound | None = None  # why no rank can be bound here; None: ranks can be bound
 
     @property
     def kind(self) -> str:

@@ -29,19 +29,12 @@ FOLDER = Path(__file__).parent / "nodes"
 
 @dataclass(frozen=True)
 class NodeType:
-    """A type of node.
+    """A type of node."""
 
-    Attributes:
-        name: name of its file, without `.json`.
-        source: where its layout is published, and which parts of it are not.
-        node: its hardware.
-        allowed: the CPUs that a job with the whole node may use.
-    """
-
-    name: str
-    source: str
-    node: Node
-    allowed: tuple[int, ...]
+    name: str  # name of its file, without `.json`
+    source: str  # where its layout is published, and which parts of it are not
+    node: Node  # its hardware
+    allowed: tuple[int, ...]  # the CPUs that a job with the whole node may use
 
 
 def names() -> list[str]:

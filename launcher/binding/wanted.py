@@ -12,15 +12,10 @@ AUTO, NONE, SOCKET, NUMA, CORE, MAP = KINDS = ("auto", "none", "socket", "numa",
 
 @dataclass(frozen=True)
 class Wanted:
-    """A parsed value of `launch.bind`.
+    """A parsed value of `launch.bind`."""
 
-    Attributes:
-        kind: one of KINDS.
-        lists: for map, the CPUs of each local rank; else empty.
-    """
-
-    kind: str
-    lists: tuple[tuple[int, ...], ...] = ()
+    kind: str  # one of KINDS
+    lists: tuple[tuple[int, ...], ...] = ()  # for map, the CPUs of each local rank; else empty
 
 
 def parse(text: str) -> Wanted:

@@ -36,15 +36,10 @@ class SavesFail(CheckpointError):
 
 @dataclass(frozen=True)
 class SaveResult:
-    """How a save ended on all ranks.
+    """How a save ended on all ranks."""
 
-    Attributes:
-        published: whether the checkpoint was published.
-        broken: number of ranks on which the process group failed.
-    """
-
-    published: bool
-    broken: int
+    published: bool  # whether the checkpoint was published
+    broken: int  # number of ranks on which the process group failed
 
 
 class Peers:

@@ -20,17 +20,12 @@ from launcher.runs.directory import RunError, require_private
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of a lineage to keep; see retention.py.
+    """Which checkpoints of a lineage to keep; see retention.py."""
 
-    Attributes:
-        keep: number of the newest checkpoints to keep.
-        best: name of a metric; the checkpoint with its best value is kept as well. None: no metric counts.
-        best_is: which value of the metric is the best: `max` or `min`.
-    """
-
-    keep: int = 2
+    keep: int = 2  # number of the newest checkpoints to keep
+    # name of a metric; the checkpoint with its best value is kept as well. None: no metric counts
     best: str | None = None
-    best_is: str = "max"
+    best_is: str = "max"  # which value of the metric is the best: `max` or `min`
 
 
 class Folder:

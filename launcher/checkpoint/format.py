@@ -68,40 +68,27 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a complete checkpoint.
+    """The description of a complete checkpoint."""
 
-    Attributes:
-        step: steps of the run that were done.
-        kind: `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
-            (everything in such files).
-        world_size, attempt: number of ranks that saved the checkpoint, and index of their attempt.
-        identity: facts that must be equal for the checkpoint to fit.
-        extra: facts that the workload added (JSON types).
-        metrics: metrics at this step, by name.
-        files: size and checksums of all files except the manifest, by file name.
-        time: when it was written, in seconds since the epoch.
-        torch, launcher: versions of torch and launcher that wrote it.
-        lineage: id of the training that saved it, the same in all of its attempts; see retention.py.
-        sequence: higher by one than the highest in the folder before; the newer checkpoint has the higher one.
-        parent: step of the checkpoint before this one in its lineage; None: this is the first.
-        format: version of the format.
-    """
-
-    step: int
+    step: int  # steps of the run that were done
+    # `single` (small state in one file), `sharded` (tensors in files of torch.distributed.checkpoint) or `dcp`
+    # (everything in such files). world_size, attempt: number of ranks that saved the checkpoint, and index of their
+    # attempt
     kind: str
     world_size: int
     attempt: int
-    identity: dict[str, Any]
-    extra: dict[str, Any]
-    metrics: dict[str, float]
-    files: dict[str, File]
+    identity: dict[str, Any]  # facts that must be equal for the checkpoint to fit
+    extra: dict[str, Any]  # facts that the workload added (JSON types)
+    metrics: dict[str, float]  # metrics at this step, by name
+    files: dict[str, File]  # size and checksums of all files except the manifest, by file name
+    # when it was written, in seconds since the epoch. torch, launcher: versions of torch and launcher that wrote it
     time: float = field(default_factory=time.time)
     torch: str = ""
     launcher: str = ""
-    lineage: str = ""
-    sequence: int = 0
-    parent: int | None = None
-    format: int = FORMAT
+    lineage: str = ""  # id of the training that saved it, the same in all of its attempts; see retention.py
+    sequence: int = 0  # higher by one than the highest in the folder before; the newer checkpoint has the higher one
+    parent: int | None = None  # step of the checkpoint before this one in its lineage; None: this is the first
+    format: int = FORMAT  # version of the format
 
     @property
     def size(self) -> int:

@@ -20,25 +20,17 @@ from launcher.checkpoint.stateful import Wanted
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `Checkpointer.load` returns: everything in a checkpoint besides tensors, which `load` has filled in place.
+    """What `Checkpointer.load` returns: all of a checkpoint but its tensors, which `load` has filled in place."""
 
-    Attributes:
-        step: steps of the run that were done when the checkpoint was saved.
-        path: folder of the checkpoint.
-        extra, metrics: as given to `save`.
-        rank_state: this rank's `rank_state`, as given to `save`; None: another number of ranks saved the checkpoint.
-        world_size: number of ranks that saved the checkpoint.
-        values: the state without its tensors; `merge(state, values)` puts both together.
-        passed_over: a line for each newer checkpoint that could not be used: its name, and what is wrong with it.
-    """
-
-    step: int
-    path: Path
+    step: int  # steps of the run that were done when the checkpoint was saved
+    path: Path  # folder of the checkpoint. extra, metrics: as given to `save`
     extra: dict[str, Any]
     metrics: dict[str, float]
+    # this rank's `rank_state`, as given to `save`; None: another number of ranks saved the checkpoint
     rank_state: dict[str, Any] | None
-    world_size: int
-    values: dict[Any, Any]
+    world_size: int  # number of ranks that saved the checkpoint
+    values: dict[Any, Any]  # the state without its tensors; `merge(state, values)` puts both together
+    # a line for each newer checkpoint that could not be used: its name, and what is wrong with it
     passed_over: tuple[str, ...] = ()
 
 

@@ -35,17 +35,13 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A rank's tensors, described so that ranks can compare them.
+    """A rank's tensors, described so that ranks can compare them."""
 
-    Attributes:
-        kinds: type and shape of each tensor, by name.
-        parts: for each name a hash of this rank's part of the tensor, by the part's offset in the whole tensor. Parts
-            that no other rank can have are left out.
-        places: for each DTensor in `parts` this rank's index among those with the same part, and their number.
-    """
-
-    kinds: dict[str, str]
+    kinds: dict[str, str]  # type and shape of each tensor, by name
+    # for each name a hash of this rank's part of the tensor, by the part's offset in the whole tensor. Parts that no
+    # other rank can have are left out
     parts: dict[str, dict[Offset, int]]
+    # for each DTensor in `parts` this rank's index among those with the same part, and their number
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod

@@ -64,105 +64,64 @@ class Final(CheckpointError):
 
 @dataclass
 class Save:
-    """One save on this rank, from the call to its end.
+    """One save on this rank, from the call to its end."""
 
-    Attributes:
-        step: steps of the run that are done.
-        extra, metrics, rank_state: as given to `Checkpointer.save`.
-        content, copying: the state, and its copies; None if this rank has a `fault`.
-        fault: what is wrong with this rank's state; None if it can be saved.
-        final: whether the fault will also be there at the next save.
-        compare: whether ranks compare the tensors that they have under equal names.
-        check_values: whether values that are not tensors must be the same under equal names.
-        started: when the save was called, by time.perf_counter().
-        blocked: seconds for which training was blocked so far.
-        staged: set as soon as the state may change.
-        thread: the thread that the save runs in; None: the training's own.
-        published: whether the checkpoint was published; known on rank 0 only.
-        failure: the error, if the save has failed.
-    """
-
+    # steps of the run that are done. extra, metrics, rank_state: as given to `Checkpointer.save`. content, copying: the
+    # state, and its copies; None if this rank has a `fault`
     step: int
     extra: dict[str, Any]
     metrics: dict[str, float]
     content: Content | None = None
     copying: Copying | None = None
     rank_state: dict[str, Any] | None = None
-    fault: str | None = None
-    final: bool = False
-    compare: bool = False
-    check_values: bool = True
-    started: float = field(default_factory=time.perf_counter)
-    blocked: float = 0.0
-    staged: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
-    published: bool = False
-    failure: SaveFailed | None = None
+    fault: str | None = None  # what is wrong with this rank's state; None if it can be saved
+    final: bool = False  # whether the fault will also be there at the next save
+    compare: bool = False  # whether ranks compare the tensors that they have under equal names
+    check_values: bool = True  # whether values that are not tensors must be the same under equal names
+    started: float = field(default_factory=time.perf_counter)  # when the save was called, by time.perf_counter()
+    blocked: float = 0.0  # seconds for which training was blocked so far
+    staged: threading.Event = field(default_factory=threading.Event)  # set as soon as the state may change
+    thread: threading.Thread | None = None  # the thread that the save runs in; None: the training's own
+    published: bool = False  # whether the checkpoint was published; known on rank 0 only
+    failure: SaveFailed | None = None  # the error, if the save has failed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a save; the same on all ranks.
+    """The result of a save; the same on all ranks."""
 
-    Attributes:
-        seconds: from the call of the save until the checkpoint was published.
-        size: size of the checkpoint in bytes.
-        failure: why the save failed, as text; None if it succeeded.
-        exception: name of the error's class, if the save failed.
-        final: whether all later saves would fail, too.
-    """
-
-    seconds: float = 0.0
-    size: int = 0
-    failure: str | None = None
-    exception: str = ""
-    final: bool = False
+    seconds: float = 0.0  # from the call of the save until the checkpoint was published
+    size: int = 0  # size of the checkpoint in bytes
+    failure: str | None = None  # why the save failed, as text; None if it succeeded
+    exception: str = ""  # name of the error's class, if the save failed
+    final: bool = False  # whether all later saves would fail, too
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """What one rank would save. Digests are equal on ranks that would save the same.
+    """What one rank would save. Digests are equal on ranks that would save the same."""
 
-    Attributes:
-        step: steps of the run that are done.
-        size: bytes of all tensors.
-        sharded: whether a tensor is sharded over ranks.
-        names: digest of names, types and shapes of all tensors.
-        values: digest of the values that are not tensors.
-        difference: the sum over all ranks is 0 if none has other bytes than others under one name; see
-            `replicas.Table.differences`.
-        rank_state: this rank's own state, if the rest is small.
-        fault, final: as in `Save`.
-    """
-
-    step: int
-    size: int = 0
-    sharded: bool = False
-    names: str = ""
-    values: str = ""
+    step: int  # steps of the run that are done
+    size: int = 0  # bytes of all tensors
+    sharded: bool = False  # whether a tensor is sharded over ranks
+    names: str = ""  # digest of names, types and shapes of all tensors
+    values: str = ""  # digest of the values that are not tensors
+    # the sum over all ranks is 0 if none has other bytes than others under one name; see `replicas.Table.differences`
     difference: int = 0
-    rank_state: dict[str, Any] | None = None
+    rank_state: dict[str, Any] | None = None  # this rank's own state, if the rest is small. fault, final: as in `Save`
     fault: str | None = None
     final: bool = False
 
 
 @dataclass(frozen=True)
 class _Agreement:
-    """What rank 0 has decided that all ranks do in a save.
+    """What rank 0 has decided that all ranks do in a save."""
 
-    Attributes:
-        kind: kind of checkpoint: SINGLE or SHARDED.
-        temporary: name of the temporary folder.
-        same: whether the tensors of all ranks have the same names, types and shapes.
-        compare: whether ranks find out which of their tensors differ, since some do.
-        groups: the group of each rank, if there is more than one: names or values differ.
-    """
-
-    kind: str
-    temporary: str
-    same: bool
-    compare: bool
-    groups: tuple[int, ...] = ()
+    kind: str  # kind of checkpoint: SINGLE or SHARDED
+    temporary: str  # name of the temporary folder
+    same: bool  # whether the tensors of all ranks have the same names, types and shapes
+    compare: bool  # whether ranks find out which of their tensors differ, since some do
+    groups: tuple[int, ...] = ()  # the group of each rank, if there is more than one: names or values differ
 
 
 class Writer:

@@ -74,19 +74,12 @@ class Staging:
 
 @dataclass
 class Copying:
-    """The copies of one save, partly still to be made.
+    """The copies of one save, partly still to be made."""
 
-    Attributes:
-        staging: owner of the buffers.
-        tensors: the tensors to copy, by name.
-        copied: copies that are complete, by name.
-        ready: for each device the event after which its tensors have the values to save.
-    """
-
-    staging: Staging
-    tensors: dict[str, Tensor]
-    copied: dict[str, Tensor]
-    ready: dict[torch.device, Any]
+    staging: Staging  # owner of the buffers
+    tensors: dict[str, Tensor]  # the tensors to copy, by name
+    copied: dict[str, Tensor]  # copies that are complete, by name
+    ready: dict[torch.device, Any]  # for each device the event after which its tensors have the values to save
 
     def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Completes the copies of the tensors with these names, and returns them. May run in any thread.

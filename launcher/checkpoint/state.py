@@ -36,18 +36,13 @@ def has_tensors(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Content:
-    """A state, split into tensors and other values.
+    """A state, split into tensors and other values."""
 
-    Attributes:
-        tensors: the tensors by dotted name (`model.layer.weight`), which torch.distributed.checkpoint also uses.
-        paths: for each of these names the keys from the root to the tensor.
-        values: the state without its tensors, and without dicts and lists that contained only tensors.
-        lists: `list` or `tuple` for the path of each list with tensors, which is a dict by index in the others.
-    """
-
+    # the tensors by dotted name (`model.layer.weight`), which torch.distributed.checkpoint also uses
     tensors: dict[str, Tensor]
-    paths: dict[str, Path]
-    values: dict[Any, Any]
+    paths: dict[str, Path]  # for each of these names the keys from the root to the tensor
+    values: dict[Any, Any]  # the state without its tensors, and without dicts and lists that contained only tensors
+    # `list` or `tuple` for the path of each list with tensors, which is a dict by index in the others
     lists: dict[Path, str]
 
     @classmethod

@@ -57,25 +57,16 @@ def run(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """The checkpoints that the command line names, and the run's retention settings.
+    """The checkpoints that the command line names, and the run's retention settings."""
 
-    Attributes:
-        name: id of the run, or name of the folder.
-        folder: the folder that contains the checkpoints.
-        step: the step that the user has named; None: no step was named.
-        keep: how many of the newest checkpoints the run keeps (checkpoint.keep).
-        best: metric whose best checkpoint is kept, too (checkpoint.best); None: only the newest ones are kept.
-        best_is: whether the `max` or the `min` of that metric is best.
-        program: plan of the run, if it is of the user's own code, which may save files of its own.
-    """
-
-    name: str
-    folder: Path
-    step: int | None
-    keep: int = 1
+    name: str  # id of the run, or name of the folder
+    folder: Path  # the folder that contains the checkpoints
+    step: int | None  # the step that the user has named; None: no step was named
+    keep: int = 1  # how many of the newest checkpoints the run keeps (checkpoint.keep)
+    # metric whose best checkpoint is kept, too (checkpoint.best); None: only the newest ones are kept
     best: str | None = None
-    best_is: str = "max"
-    program: JobPlan | None = None
+    best_is: str = "max"  # whether the `max` or the `min` of that metric is best
+    program: JobPlan | None = None  # plan of the run, if it is of the user's own code, which may save files of its own
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:

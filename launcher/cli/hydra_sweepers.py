@@ -41,17 +41,12 @@ class PointReturn(JobReturn):
 
 @dataclass(frozen=True)
 class Search:
-    """The settings of a Hydra sweeper that concern the sweep.
+    """The settings of a Hydra sweeper that concern the sweep."""
 
-    Attributes:
-        directions: `maximize` or `minimize` for each objective; empty: the sweeper has no such setting.
-        trials: total number of trials; None: the sweeper has no such setting.
-        workers: number of trials that run at once; None: the sweeper has no such setting.
-    """
-
+    # `maximize` or `minimize` for each objective; empty: the sweeper has no such setting
     directions: tuple[str, ...] = ()
-    trials: int | None = None
-    workers: int | None = None
+    trials: int | None = None  # total number of trials; None: the sweeper has no such setting
+    workers: int | None = None  # number of trials that run at once; None: the sweeper has no such setting
 
     @classmethod
     def of(cls, sweeper: DictConfig) -> Search:

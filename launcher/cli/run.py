@@ -41,19 +41,12 @@ def run(arguments: Namespace) -> int:
 
 
 class Given(NamedTuple):
-    """An option of a scheduler's submit command on the command line of `run`.
+    """An option of a scheduler's submit command on the command line of `run`."""
 
-    Attributes:
-        words: the words that it takes up.
-        option: its name with dashes.
-        value: its value; None: it has none.
-        reader: the scheduler that has it; None: the option is unknown.
-    """
-
-    words: tuple[str, ...]
-    option: str
-    value: str | None
-    reader: ReadsOptions | None
+    words: tuple[str, ...]  # the words that it takes up
+    option: str  # its name with dashes
+    value: str | None  # its value; None: it has none
+    reader: ReadsOptions | None  # the scheduler that has it; None: the option is unknown
 
 
 def as_keys(words: Sequence[str], own: Mapping[str, Action]) -> list[str]:

@@ -49,17 +49,11 @@ INTERNAL = ("over", "settled", "unread")  # keys of a row that --json leaves out
 
 @dataclass(frozen=True)
 class View:
-    """The runs and sweeps that `status` shows, as they are now.
+    """The runs and sweeps that `status` shows, as they are now."""
 
-    Attributes:
-        rows: the row of each run, sweep and orphaned job.
-        seen: the statuses of the runs that could be read, in the order of their rows.
-        older: number of older runs that are not shown.
-    """
-
-    rows: list[dict[str, Any]]
-    seen: list[RunStatus]
-    older: int
+    rows: list[dict[str, Any]]  # the row of each run, sweep and orphaned job
+    seen: list[RunStatus]  # the statuses of the runs that could be read, in the order of their rows
+    older: int  # number of older runs that are not shown
 
     @property
     def over(self) -> bool:
@@ -74,15 +68,11 @@ class View:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A filter for runs and sweeps.
+    """A filter for runs and sweeps."""
 
-    Attributes:
-        failed: whether to show only runs that failed, are lost or cannot be read, and sweeps with such a point.
-        since: show only runs that were active after this time, in seconds since the epoch; None: all.
-    """
-
+    # whether to show only runs that failed, are lost or cannot be read, and sweeps with such a point
     failed: bool = False
-    since: float | None = None
+    since: float | None = None  # show only runs that were active after this time, in seconds since the epoch; None: all
 
     @property
     def filters(self) -> bool:

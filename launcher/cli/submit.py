@@ -45,16 +45,11 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 @dataclass
 class CommandLine:
-    """The command line, and the exit codes of its submissions.
+    """The command line, and the exit codes of its submissions."""
 
-    Attributes:
-        words: the arguments, without --yes.
-        yes: whether to submit without confirmation (--yes).
-        codes: the exit codes so far. The command exits with the highest one.
-    """
-
-    words: tuple[str, ...]
-    yes: bool
+    words: tuple[str, ...]  # the arguments, without --yes
+    yes: bool  # whether to submit without confirmation (--yes)
+    # the exit codes so far. The command exits with the highest one
     codes: list[int] = field(default_factory=lambda: [0])
 
 

@@ -28,15 +28,10 @@ LONGEST = 24  # characters of a value in the table
 
 @dataclass(frozen=True)
 class Order:
-    """An order of points.
+    """An order of points."""
 
-    Attributes:
-        metric: the metric by which points are sorted; None: they are sorted by number.
-        largest_first: whether the point with the largest value comes first.
-    """
-
-    metric: str | None
-    largest_first: bool = False
+    metric: str | None  # the metric by which points are sorted; None: they are sorted by number
+    largest_first: bool = False  # whether the point with the largest value comes first
 
 
 def show(

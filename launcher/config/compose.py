@@ -34,14 +34,10 @@ DONE_BY_HYDRA = ("mode", "callbacks", "verbose", "output_subdir", "job.chdir", "
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed config. The configs of a sweep's points share objects, so none may be modified.
+    """A composed config. The configs of a sweep's points share objects, so none may be modified."""
 
-    Attributes:
-        config: the config as the schema's dataclasses.
-        resolved: the same config as plain values (dicts, lists, strings, numbers), with all references resolved.
-    """
-
-    config: Config
+    config: Config  # the config as the schema's dataclasses
+    # the same config as plain values (dicts, lists, strings, numbers), with all references resolved
     resolved: dict[str, Any]
 
 

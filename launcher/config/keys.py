@@ -42,21 +42,13 @@ _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key that a user can set.
+    """A key that a user can set."""
 
-    Attributes:
-        name: full name with sections (`checkpoint.keep`).
-        doc: meaning and unit: the comment after the field in the schema.
-        default: default value as override text; None: the key has no default, or its default is in conf/.
-        choices: possible values; empty: any value of the key's type.
-        section: whether the key is a section, which has keys of its own.
-    """
-
-    name: str
-    doc: str
-    default: str | None
-    choices: tuple[str, ...] = ()
-    section: bool = False
+    name: str  # full name with sections (`checkpoint.keep`)
+    doc: str  # meaning and unit: the comment after the field in the schema
+    default: str | None  # default value as override text; None: the key has no default, or its default is in conf/
+    choices: tuple[str, ...] = ()  # possible values; empty: any value of the key's type
+    section: bool = False  # whether the key is a section, which has keys of its own
 
     @property
     def meaning(self) -> str:
@@ -115,17 +107,11 @@ def _docs(module: str) -> dict[str, dict[str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A group of keys in the help.
+    """A group of keys in the help."""
 
-    Attributes:
-        prefix: prefix of the keys' names (`launch.`).
-        title: heading of the group.
-        kind: dataclass with the keys.
-    """
-
-    prefix: str
-    title: str
-    kind: type
+    prefix: str  # prefix of the keys' names (`launch.`)
+    title: str  # heading of the group
+    kind: type  # dataclass with the keys
 
 
 @cache

@@ -37,19 +37,12 @@ _NAMES = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 @dataclass
 class _Shape:
-    """A config that Hydra has composed, from which the configs of other points are derived.
+    """A config that Hydra has composed, from which the configs of other points are derived."""
 
-    Attributes:
-        config: config object of Hydra, which is modified in place for each derived point.
-        overrides: overrides of the last derived point.
-        composed: converted config of the last derived point.
-        references: text of each value that refers to other keys, by key; for a list, all such texts in it.
-    """
-
-    config: DictConfig
-    overrides: list[Override]
-    composed: Composed
-    references: dict[str, str]
+    config: DictConfig  # config object of Hydra, which is modified in place for each derived point
+    overrides: list[Override]  # overrides of the last derived point
+    composed: Composed  # converted config of the last derived point
+    references: dict[str, str]  # text of each value that refers to other keys, by key; for a list, all such texts in it
 
     def fits(self, overrides: Sequence[Override]) -> bool:
         """Returns whether the config with these overrides can be derived from this one.

@@ -15,19 +15,12 @@ SCHEMA = "/hydra/schema/cluster"  # base profiles (slurm, pbs, ...) start from i
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile of a cluster.
+    """A profile of a cluster."""
 
-    Attributes:
-        name: name of the profile, as in cluster=NAME.
-        path: file of the profile.
-        own: whether the file is the user's; otherwise it is in our conf/.
-        scheduler: name of the scheduler; empty: not known.
-    """
-
-    name: str
-    path: Path
-    own: bool
-    scheduler: str
+    name: str  # name of the profile, as in cluster=NAME
+    path: Path  # file of the profile
+    own: bool  # whether the file is the user's; otherwise it is in our conf/
+    scheduler: str  # name of the scheduler; empty: not known
 
 
 def own_folder() -> Path:

@@ -159,15 +159,13 @@ class SchedulerSettings:
     """Keys of `cluster` that only one scheduler has: the base class of settings.py in each scheduler's folder.
 
     A plan has these keys in `cluster.settings`, with the values of the config.
-
-    Attributes:
-        POOLS: names of the keys that name a job's partition, queue or QOS. `cluster.pools` has settings for each.
-        INSTEAD: what to use instead of a key that only other schedulers have, as text, by the name of the key.
-        IGNORES_OTHERS: whether keys of other schedulers are ignored rather than refused, as nothing is submitted.
     """
 
+    # names of the keys that name a job's partition, queue or QOS. `cluster.pools` has settings for each
     POOLS: ClassVar[tuple[str, ...]] = ()
+    # what to use instead of a key that only other schedulers have, as text, by the name of the key
     INSTEAD: ClassVar[Mapping[str, str]] = {}
+    # whether keys of other schedulers are ignored rather than refused, as nothing is submitted
     IGNORES_OTHERS: ClassVar[bool] = False
 
 

@@ -26,22 +26,17 @@ class Goal(Enum):
 
 @dataclass(frozen=True)
 class Dimension:
-    """The values that a search may give to one key: choices, or the numbers from `low` to `high`.
+    """The values that a search may give to one key: choices, or the numbers from `low` to `high`."""
 
-    Attributes:
-        choices: values as text, as after `KEY=` in an override (`0.1`); empty: the values are numbers.
-        low, high: smallest and largest number.
-        whole: whether all numbers are whole.
-        step: distance between two numbers; None: any number (or any whole number) from `low` to `high`.
-        log: whether numbers are spread evenly on a logarithmic scale.
-    """
-
+    # values as text, as after `KEY=` in an override (`0.1`); empty: the values are numbers. low, high: smallest and
+    # largest number
     choices: tuple[str, ...] = ()
     low: float = 0.0
     high: float = 0.0
-    whole: bool = False
+    whole: bool = False  # whether all numbers are whole
+    # distance between two numbers; None: any number (or any whole number) from `low` to `high`
     step: float | None = None
-    log: bool = False
+    log: bool = False  # whether numbers are spread evenly on a logarithmic scale
 
     def count(self) -> int | None:
         """Returns how many values there are; None: infinitely many."""

@@ -27,17 +27,11 @@ ELF = b"\x7fELF"
 
 @dataclass(frozen=True)
 class Place:
-    """Where Python will look for modules in the job.
+    """Where Python will look for modules in the job."""
 
-    Attributes:
-        workdir: folder in which the job starts.
-        path: folders of Python's module path, in order.
-        complete: whether `path` is the whole module path. Set-up lines may add folders to it in the job.
-    """
-
-    workdir: Path
-    path: tuple[str, ...]
-    complete: bool = True
+    workdir: Path  # folder in which the job starts
+    path: tuple[str, ...]  # folders of Python's module path, in order
+    complete: bool = True  # whether `path` is the whole module path. Set-up lines may add folders to it in the job
 
 
 def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:

@@ -10,19 +10,12 @@ from launcher.failures.codes import SetupPart
 
 @dataclass(frozen=True)
 class SetupLine:
-    """One shell line (or several that belong together) of the job script's set-up.
+    """One shell line (or several that belong together) of the job script's set-up."""
 
-    Attributes:
-        line: shell text.
-        of: purpose of the line, by the config key that it comes from.
-        number: number of the line in cluster.setup or env.setup, from 1; 0: it comes from another key.
-        name: module, environment or folder that the line loads, activates or creates; empty: none.
-    """
-
-    line: str
-    of: SetupPart
-    number: int = 0
-    name: str = ""
+    line: str  # shell text
+    of: SetupPart  # purpose of the line, by the config key that it comes from
+    number: int = 0  # number of the line in cluster.setup or env.setup, from 1; 0: it comes from another key
+    name: str = ""  # module, environment or folder that the line loads, activates or creates; empty: none
 
     @property
     def words(self) -> str:

@@ -37,15 +37,10 @@ TIMEOUT = 60.0  # seconds for one git command
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a snapshot.
+    """The files of a snapshot."""
 
-    Attributes:
-        root: folder of the repository.
-        files: size of each file in bytes, by its path relative to `root`.
-    """
-
-    root: Path
-    files: dict[str, int]
+    root: Path  # folder of the repository
+    files: dict[str, int]  # size of each file in bytes, by its path relative to `root`
 
     @property
     def size(self) -> int:

@@ -35,19 +35,12 @@ _IN_USE: set[str] = set()  # tokens with which this process holds locks or waits
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a lock or waits for it.
+    """A process that holds a lock or waits for it."""
 
-    Attributes:
-        token: random text, new for each time that a process takes a lock.
-        machine: boot id and PID namespace of the process; processes with the same one see each other's PIDs.
-        pid: process id.
-        started: when the process started, in clock ticks since the boot.
-    """
-
-    token: str
-    machine: str
-    pid: int
-    started: int
+    token: str  # random text, new for each time that a process takes a lock
+    machine: str  # boot id and PID namespace of the process; processes with the same one see each other's PIDs
+    pid: int  # process id
+    started: int  # when the process started, in clock ticks since the boot
 
     @classmethod
     def here(cls) -> Holder:

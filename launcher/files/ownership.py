@@ -45,20 +45,13 @@ _ANYBODY = Path("/proc/sys/kernel/overflowuid")  # the uid shown for owners that
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder and its permissions.
+    """A folder and its permissions."""
 
-    Attributes:
-        path: path of the folder.
-        uid, gid: ids of the folder's owner and group.
-        mode: st_mode of the folder.
-        listed: whether the folder has an access control list.
-    """
-
-    path: str
+    path: str  # path of the folder. uid, gid: ids of the folder's owner and group
     uid: int
     gid: int
-    mode: int
-    listed: bool = False
+    mode: int  # st_mode of the folder
+    listed: bool = False  # whether the folder has an access control list
 
 
 @dataclass(frozen=True)

@@ -64,15 +64,10 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Outcome of a read that failed, so that nothing is known about the file.
+    """Outcome of a read that failed, so that nothing is known about the file."""
 
-    Attributes:
-        reason: error message.
-        errno: error number of the last try.
-    """
-
-    reason: str
-    errno: int
+    reason: str  # error message
+    errno: int  # error number of the last try
 
     @property
     def is_transient(self) -> bool:

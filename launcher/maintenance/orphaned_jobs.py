@@ -26,19 +26,12 @@ _JOB = re.compile(r"(\d+)(?:_\d+|\[\d*\])?(?:\.\S*)?")  # 17, 17_3, 17.server, 1
 
 @dataclass(frozen=True)
 class Orphan:
-    """A job, or an array, whose run directory is gone.
+    """A job, or an array, whose run directory is gone."""
 
-    Attributes:
-        scheduler: the scheduler's name.
-        job: the job's id.
-        raw_state: the job's state, as the scheduler prints it; empty: not known.
-        folder: path that the run or sweep directory had.
-    """
-
-    scheduler: str
-    job: str
-    raw_state: str
-    folder: Path
+    scheduler: str  # the scheduler's name
+    job: str  # the job's id
+    raw_state: str  # the job's state, as the scheduler prints it; empty: not known
+    folder: Path  # path that the run or sweep directory had
 
 
 def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:

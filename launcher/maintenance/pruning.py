@@ -41,21 +41,13 @@ REMOVED = ".removed-"  # prefix that a directory gets before its files are delet
 
 @dataclass(frozen=True)
 class Old:
-    """A run or a sweep that may be removed.
+    """A run or a sweep that may be removed."""
 
-    Attributes:
-        path: directory of the run or sweep.
-        states: the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible.
-        last_active: time of the newest event, in seconds since the epoch; None: not known.
-        needed_by: ids of unfinished runs that wait for this run or sweep, or use its files.
-        error: why the run or sweep cannot be read; empty: it can be read.
-    """
-
-    path: Path
-    states: frozenset[str]
-    last_active: float | None
-    needed_by: tuple[str, ...] = ()
-    error: str = ""
+    path: Path  # directory of the run or sweep
+    states: frozenset[str]  # the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible
+    last_active: float | None  # time of the newest event, in seconds since the epoch; None: not known
+    needed_by: tuple[str, ...] = ()  # ids of unfinished runs that wait for this run or sweep, or use its files
+    error: str = ""  # why the run or sweep cannot be read; empty: it can be read
 
     @property
     def id(self) -> str:

@@ -29,15 +29,10 @@ RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, 
 
 @dataclass(frozen=True)
 class Board:
-    """The present state of a packed sweep.
+    """The present state of a packed sweep."""
 
-    Attributes:
-        logs: log of each point that has one, by the point's number.
-        alive: slot managers that are alive.
-    """
-
-    logs: Mapping[int, PointLog]
-    alive: frozenset[Manager]
+    logs: Mapping[int, PointLog]  # log of each point that has one, by the point's number
+    alive: frozenset[Manager]  # slot managers that are alive
 
     def log(self, point: int) -> PointLog:
         return self.logs.get(point, PointLog())
@@ -50,19 +45,12 @@ class Board:
 
 @dataclass(frozen=True)
 class _Listing:
-    """The logs of a sweep's points, as of one listing of the folder of claims.
+    """The logs of a sweep's points, as of one listing of the folder of claims."""
 
-    Attributes:
-        logs: log of each point, by the point's number.
-        changed: mtime of the folder.
-        seen: when this mtime was first seen, in seconds of the monotonic clock.
-        listed: when the folder was listed, in seconds of the monotonic clock.
-    """
-
-    logs: Mapping[int, PointLog]
-    changed: object
-    seen: float
-    listed: float
+    logs: Mapping[int, PointLog]  # log of each point, by the point's number
+    changed: object  # mtime of the folder
+    seen: float  # when this mtime was first seen, in seconds of the monotonic clock
+    listed: float  # when the folder was listed, in seconds of the monotonic clock
 
 
 class Boards:
@@ -159,21 +147,14 @@ def cancel_point(run: Run) -> None:
 
 @dataclass(frozen=True)
 class Activity:
-    """Throughput of a packed sweep's pilots.
+    """Throughput of a packed sweep's pilots."""
 
-    Attributes:
-        slots: number of slots of the slot managers that are alive.
-        busy: number of these slots that run a point now.
-        share: fraction of the slots' time in which they ran a point, since their start or, in long sweeps, recently.
-        rate: number of points that ended per second.
-        left: seconds until all points are over, at this rate; None: unknown.
-    """
-
-    slots: int = 0
-    busy: int = 0
+    slots: int = 0  # number of slots of the slot managers that are alive
+    busy: int = 0  # number of these slots that run a point now
+    # fraction of the slots' time in which they ran a point, since their start or, in long sweeps, recently
     share: float = 0.0
-    rate: float = 0.0
-    left: float | None = None
+    rate: float = 0.0  # number of points that ended per second
+    left: float | None = None  # seconds until all points are over, at this rate; None: unknown
 
 
 def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: int, now: float) -> Activity:

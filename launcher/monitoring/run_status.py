@@ -58,31 +58,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run's current state.
+    """A run's current state."""
 
-    Attributes:
-        run: the run.
-        plan: the run's plan.
-        history: the run's current job and last attempt, according to the run's own files.
-        state: the run's state.
-        progress: the last event `progress` of the run's last attempt; None: there is none.
-        job: state of the run's job; empty if it is not needed, because the run is done.
-        left: seconds of wall time left, according to the scheduler; None: unknown.
-        unanswered: name of the scheduler, if it did not respond; else empty.
-        before: if `unanswered`, state and reason of the job in the scheduler's last reply; else empty.
-        age: seconds since the query whose reply was used; None: no reply was used.
-    """
-
-    run: Run
-    plan: JobPlan
-    history: RunHistory
-    state: RunState
-    progress: Progress | None
+    run: Run  # the run
+    plan: JobPlan  # the run's plan
+    history: RunHistory  # the run's current job and last attempt, according to the run's own files
+    state: RunState  # the run's state
+    progress: Progress | None  # the last event `progress` of the run's last attempt; None: there is none
+    # state of the run's job; empty if it is not needed, because the run is done
     job: JobStatus = field(default_factory=JobStatus)
-    left: int | None = None
-    unanswered: str = ""
-    before: str = ""
-    age: float | None = None
+    left: int | None = None  # seconds of wall time left, according to the scheduler; None: unknown
+    unanswered: str = ""  # name of the scheduler, if it did not respond; else empty
+    before: str = ""  # if `unanswered`, state and reason of the job in the scheduler's last reply; else empty
+    age: float | None = None  # seconds since the query whose reply was used; None: no reply was used
 
     @property
     def exit_code(self) -> int:
@@ -94,16 +82,11 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A run whose files cannot be read.
+    """A run whose files cannot be read."""
 
-    Attributes:
-        run: the run.
-        message: what is wrong and what to do, as text for the user.
-        is_transient: whether a file cannot be read now, so that nothing is known about the run; False: it is damaged.
-    """
-
-    run: Run
-    message: str
+    run: Run  # the run
+    message: str  # what is wrong and what to do, as text for the user
+    # whether a file cannot be read now, so that nothing is known about the run; False: it is damaged
     is_transient: bool = False
 
 

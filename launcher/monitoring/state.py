@@ -70,19 +70,15 @@ class RunState(Enum):
 
 @dataclass(frozen=True)
 class JobStatus:
-    """State of a run's job.
+    """State of a run's job."""
 
-    Attributes:
-        state: state of the job; None: there is no job, or its state is not known.
-        raw_state, reason: state and reason as the scheduler prints them (`PENDING`, `Resources`); empty: not known.
-        problem: why the state is not known; empty: it is known, or there is no job.
-        signal: number of the signal that ended the job; None: none did, or the scheduler does not report it.
-    """
-
+    # state of the job; None: there is no job, or its state is not known. raw_state, reason: state and reason as the
+    # scheduler prints them (`PENDING`, `Resources`); empty: not known
     state: JobState | None = None
     raw_state: str = ""
     reason: str = ""
-    problem: str = ""
+    problem: str = ""  # why the state is not known; empty: it is known, or there is no job
+    # number of the signal that ended the job; None: none did, or the scheduler does not report it
     signal: int | None = None
 
     @property

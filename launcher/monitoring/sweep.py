@@ -61,16 +61,11 @@ LIVE = tuple(state.value for state in RunState if not state.over)
 
 @dataclass(frozen=True)
 class PointStatus:
-    """A point's current state.
+    """A point's current state."""
 
-    Attributes:
-        point: the point.
-        state: one of STATES.
-        found: status of the point's run, or a function that reads the status; None: `state` says all.
-    """
-
-    point: Point
-    state: str
+    point: Point  # the point
+    state: str  # one of STATES
+    # status of the point's run, or a function that reads the status; None: `state` says all
     found: RunStatus | Callable[[], RunStatus | None] | None = None
 
     @cached_property

@@ -18,21 +18,14 @@ SOONEST, LATEST = 0.2, 5.0  # seconds between two polls of the claims of others
 
 @dataclass(frozen=True)
 class Other:
-    """Another slot manager.
+    """Another slot manager."""
 
-    Attributes:
-        host: name of the slot manager's node.
-        process: the manager's process; None: it runs on another machine, or in another process-id namespace.
-        ended: whether the manager's journal says that the manager has ended.
-        leads: whether the manager claims points; False: it follows the first node of its group.
-        leaving: whether the manager's journal says that it claims no more points.
-    """
-
-    host: str
+    host: str  # name of the slot manager's node
+    # the manager's process; None: it runs on another machine, or in another process-id namespace
     process: Process | None = None
-    ended: bool = False
-    leads: bool = True
-    leaving: bool = False
+    ended: bool = False  # whether the manager's journal says that the manager has ended
+    leads: bool = True  # whether the manager claims points; False: it follows the first node of its group
+    leaving: bool = False  # whether the manager's journal says that it claims no more points
 
 
 class Board:

@@ -36,15 +36,10 @@ ENDS = 15.0  # seconds after the end of a point after which its part here is kil
 
 @dataclass
 class Part:
-    """This node's part of an attempt of a point: a running process.
+    """This node's part of an attempt of a point: a running process."""
 
-    Attributes:
-        began: the event in the first node's journal that asked for this part.
-        kill_at: monotonic time at which to kill the process; None: the point has not ended.
-    """
-
-    began: PointBegan
-    kill_at: float | None = None
+    began: PointBegan  # the event in the first node's journal that asked for this part
+    kill_at: float | None = None  # monotonic time at which to kill the process; None: the point has not ended
 
 
 class Follower:

@@ -13,17 +13,11 @@ from launcher.runs.directory import Attempt
 
 @dataclass(frozen=True)
 class Group:
-    """As many nodes as a point needs. The slot manager of the first one claims points, and the others follow it.
+    """As many nodes as a point needs. The slot manager of the first one claims points, and the others follow it."""
 
-    Attributes:
-        leader: the slot manager of the first node.
-        hosts: host names of the group's nodes, by node rank.
-        place: index of this node in `hosts`; the first node leads.
-    """
-
-    leader: Manager
-    hosts: tuple[str, ...]
-    place: int
+    leader: Manager  # the slot manager of the first node
+    hosts: tuple[str, ...]  # host names of the group's nodes, by node rank
+    place: int  # index of this node in `hosts`; the first node leads
 
     @property
     def host(self) -> str:

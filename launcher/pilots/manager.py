@@ -64,33 +64,24 @@ CLOSES = 5.0  # seconds to wait for the other nodes' parts of a point that was d
 
 @dataclass
 class Running:
-    """A point that this slot manager has claimed and started: a process on each node of the group.
+    """A point that this slot manager has claimed and started: a process on each node of the group."""
 
-    Attributes:
-        point: index of the point in the sweep.
-        entry: index in the point's log of the entry that will record the point's end.
-        slot: the slot that the point occupies.
-        before: the point's log before the claim.
-        attempt: the running attempt of the point.
-        cancelled, stopping, pruned: why the point was asked to stop: the user cancelled it, all points stop, the search
-            pruned it.
-        kill_at: monotonic time at which to kill the point's processes; None: the point was not asked to stop.
-        code: exit code of the process on this node; None: the process still runs.
-        close_by: after the process here has ended, the monotonic time until which to wait for the other nodes'.
-        alone_since: monotonic time at which a process on another node failed while the one here ran; None: none has.
-    """
-
-    point: int
-    entry: int
-    slot: Slot
-    before: PointLog
+    point: int  # index of the point in the sweep
+    entry: int  # index in the point's log of the entry that will record the point's end
+    slot: Slot  # the slot that the point occupies
+    before: PointLog  # the point's log before the claim
+    # the running attempt of the point. cancelled, stopping, pruned: why the point was asked to stop: the user cancelled
+    # it, all points stop, the search pruned it
     attempt: Attempt
     cancelled: bool = False
     stopping: bool = False
     pruned: bool = False
+    # monotonic time at which to kill the point's processes; None: the point was not asked to stop
     kill_at: float | None = None
-    code: int | None = None
+    code: int | None = None  # exit code of the process on this node; None: the process still runs
+    # after the process here has ended, the monotonic time until which to wait for the other nodes'
     close_by: float = 0.0
+    # monotonic time at which a process on another node failed while the one here ran; None: none has
     alone_since: float | None = None
 
 

@@ -22,16 +22,11 @@ class TooFewGpus(LauncherError):
 
 @dataclass(frozen=True)
 class Slot:
-    """A share of a node in which one point runs at a time.
+    """A share of a node in which one point runs at a time."""
 
-    Attributes:
-        number: index of the slot on its node, from 0.
-        cpus: ids of the CPUs that the point may use; empty: all CPUs of the pilot on this node.
-        variables: environment variables that limit the visible GPUs, such as CUDA_VISIBLE_DEVICES.
-    """
-
-    number: int
-    cpus: tuple[int, ...] = ()
+    number: int  # index of the slot on its node, from 0
+    cpus: tuple[int, ...] = ()  # ids of the CPUs that the point may use; empty: all CPUs of the pilot on this node
+    # environment variables that limit the visible GPUs, such as CUDA_VISIBLE_DEVICES
     variables: Mapping[str, str] = field(default_factory=dict)
 
 

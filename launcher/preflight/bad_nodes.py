@@ -15,40 +15,24 @@ from launcher.schedulers import registry
 
 @dataclass(frozen=True)
 class Node:
-    """A node that takes part in a preflight.
+    """A node that takes part in a preflight."""
 
-    Attributes:
-        name: name of the node in messages.
-        host: host name.
-        members: indices of the node's agents.
-        ranks: global ranks on the node.
-    """
-
-    name: str
-    host: str
-    members: tuple[int, ...]
-    ranks: tuple[int, ...]
+    name: str  # name of the node in messages
+    host: str  # host name
+    members: tuple[int, ...]  # indices of the node's agents
+    ranks: tuple[int, ...]  # global ranks on the node
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The leader's decision, which all agents follow.
+    """The leader's decision, which all agents follow."""
 
-    Attributes:
-        then: whether the run starts, starts without the bad nodes, or fails.
-        bad: each bad node, with what is wrong there.
-        lost: indices of the bad nodes' agents.
-        warnings: nodes with something that may become a problem.
-        failure: why the attempt fails; None: it does not fail.
-        exit_code: exit code of the attempt if it fails.
-    """
-
-    then: PreflightThen
-    bad: tuple[Finding, ...] = ()
-    lost: tuple[int, ...] = ()
-    warnings: tuple[Finding, ...] = ()
-    failure: PreflightFailure | None = None
-    exit_code: int = errors.FAILED
+    then: PreflightThen  # whether the run starts, starts without the bad nodes, or fails
+    bad: tuple[Finding, ...] = ()  # each bad node, with what is wrong there
+    lost: tuple[int, ...] = ()  # indices of the bad nodes' agents
+    warnings: tuple[Finding, ...] = ()  # nodes with something that may become a problem
+    failure: PreflightFailure | None = None  # why the attempt fails; None: it does not fail
+    exit_code: int = errors.FAILED  # exit code of the attempt if it fails
 
 
 SILENT, LEADER = "silent", "leader"  # in place of a check's name: no report in time; connection to the leader lost

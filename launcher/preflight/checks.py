@@ -51,26 +51,16 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check on one node.
+    """The result of a check on one node."""
 
-    Attributes:
-        name: device, space, run_dir, clock, all_reduce, fabric or reach.
-        level: how it ended.
-        found: what is wrong or, for a check that is fine, what was measured: a code with fields.
-        ms: duration in milliseconds.
-        accused: the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the
-            cause.
-        looked: for run_dir and reach, number of agents that the check tried to see or reach.
-        symptom: whether the error may only be the effect of a missing or late rank elsewhere.
-    """
-
-    name: str
-    level: Level = Level.FINE
-    found: Observation = NOTHING
-    ms: float = 0.0
+    name: str  # device, space, run_dir, clock, all_reduce, fabric or reach
+    level: Level = Level.FINE  # how it ended
+    found: Observation = NOTHING  # what is wrong or, for a check that is fine, what was measured: a code with fields
+    ms: float = 0.0  # duration in milliseconds
+    # the ranks (for all_reduce) or the indices of the agents (for run_dir and reach) that seem to be the cause
     accused: tuple[int, ...] = ()
-    looked: int = 0
-    symptom: bool = False
+    looked: int = 0  # for run_dir and reach, number of agents that the check tried to see or reach
+    symptom: bool = False  # whether the error may only be the effect of a missing or late rank elsewhere
 
 
 class Problem(Exception):

@@ -11,17 +11,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """The leader of a process group.
+    """The leader of a process group."""
 
-    Attributes:
-        pid: the process id, which is also the id of its group.
-        start: the start time in clock ticks since boot: distinguishes it from a later process with the same id.
-        host: name of the host where it runs.
-    """
-
-    pid: int
-    start: int
-    host: str
+    pid: int  # the process id, which is also the id of its group
+    start: int  # the start time in clock ticks since boot: distinguishes it from a later process with the same id
+    host: str  # name of the host where it runs
 
     @classmethod
     def of(cls, pid: int) -> Process:

@@ -45,25 +45,15 @@ def accuse(place: Place) -> Accused:
 
 @dataclass(frozen=True)
 class Member:
-    """An agent that takes part in a round. There is one agent per node, or with launch=tasks one per rank.
+    """An agent that takes part in a round. There is one agent per node, or with launch=tasks one per rank."""
 
-    Attributes:
-        index: index of the agent among all that the scheduler started for the job, from 0; the same in all rounds.
-        node_rank: index of the agent's node in the job, from 0.
-        host: name of the agent's host.
-        ranks: number of ranks that the agent starts.
-        first_local_rank: local rank of the first of these ranks.
-        local_address: the agent's end of its connection to the leader, as an IP address.
-        master_address: the leader's end of that connection, as an IP address.
-    """
-
-    index: int
-    node_rank: int
-    host: str
-    ranks: int
-    first_local_rank: int = 0
-    local_address: str = ""
-    master_address: str = ""
+    index: int  # index of the agent among all that the scheduler started for the job, from 0; the same in all rounds
+    node_rank: int  # index of the agent's node in the job, from 0
+    host: str  # name of the agent's host
+    ranks: int  # number of ranks that the agent starts
+    first_local_rank: int = 0  # local rank of the first of these ranks
+    local_address: str = ""  # the agent's end of its connection to the leader, as an IP address
+    master_address: str = ""  # the leader's end of that connection, as an IP address
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Member:

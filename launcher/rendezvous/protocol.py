@@ -29,23 +29,14 @@ from launcher.runs.events import AgentCount, Fault, Place
 
 @dataclass
 class Arrivals:
-    """The leader's list of agents that have arrived for a round that is about to start.
+    """The leader's list of agents that have arrived for a round that is about to start."""
 
-    Attributes:
-        places: host and node of each agent of the job, by member index.
-        leader: member index of the leader.
-        least: minimum number of members of the round.
-        wanted: member indices of the agents to wait for. Others take part if they arrive before these.
-        deadline: monotonic time at which to stop waiting.
-        arrived: the members that have arrived, by index.
-    """
-
-    places: Sequence[Place]
-    leader: int
-    least: int
-    wanted: set[int]
-    deadline: float
-    arrived: dict[int, Member] = field(default_factory=dict)
+    places: Sequence[Place]  # host and node of each agent of the job, by member index
+    leader: int  # member index of the leader
+    least: int  # minimum number of members of the round
+    wanted: set[int]  # member indices of the agents to wait for. Others take part if they arrive before these
+    deadline: float  # monotonic time at which to stop waiting
+    arrived: dict[int, Member] = field(default_factory=dict)  # the members that have arrived, by index
 
     def members(self) -> tuple[Member, ...]:
         """Returns the members that have arrived, in rank order: the leader first, since it hosts the ranks' store."""

@@ -36,19 +36,12 @@ class AgentLike(Protocol):
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank to start.
+    """One rank to start."""
 
-    Attributes:
-        place: index of the rank among the ranks of its agent, from 0.
-        rank: global rank.
-        environment: variables that are added to the agent's environment.
-        cpus: ids of the CPUs that the rank may run on; empty: all CPUs of its agent.
-    """
-
-    place: int
-    rank: int
-    environment: Mapping[str, str]
-    cpus: tuple[int, ...] = ()
+    place: int  # index of the rank among the ranks of its agent, from 0
+    rank: int  # global rank
+    environment: Mapping[str, str]  # variables that are added to the agent's environment
+    cpus: tuple[int, ...] = ()  # ids of the CPUs that the rank may run on; empty: all CPUs of its agent
 
 
 def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:

@@ -24,20 +24,13 @@ from launcher.rendezvous.members import Member
 
 @dataclass(frozen=True)
 class Round:
-    """One round that has started.
+    """One round that has started."""
 
-    Attributes:
-        number: index of the round, from 0.
-        host, port: the address that the leader listens on.
-        leader: `Member.index` of the agent that leads the round.
-        members: `Member.index` of each agent that takes part.
-    """
-
-    number: int
+    number: int  # index of the round, from 0. host, port: the address that the leader listens on
     host: str
     port: int
-    leader: int
-    members: tuple[int, ...]
+    leader: int  # `Member.index` of the agent that leads the round
+    members: tuple[int, ...]  # `Member.index` of each agent that takes part
 
 
 class Rounds:

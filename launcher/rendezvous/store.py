@@ -257,17 +257,11 @@ def _made() -> _InnerStore:
 
 @dataclass(frozen=True)
 class _InnerStore:
-    """A TCPStore on the loopback interface.
+    """A TCPStore on the loopback interface."""
 
-    Attributes:
-        store: the store.
-        listener: its listening socket.
-        key: the key of TCP MD5 signatures that connections need; None: the kernel has no such signatures.
-    """
-
-    store: Store
-    listener: socket.socket
-    key: bytes | None
+    store: Store  # the store
+    listener: socket.socket  # its listening socket
+    key: bytes | None  # the key of TCP MD5 signatures that connections need; None: the kernel has no such signatures
 
 
 def _inner_store() -> _InnerStore:

@@ -34,45 +34,29 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunData:
-    """The data that a page shows about a run.
+    """The data that a page shows about a run."""
 
-    Attributes:
-        id: the run's id.
-        path: the run directory.
-        state: the run's state, as in `status`.
-        cause: why the run ended, as one line; None: the run is done, or the cause is not known.
-        record: the run's record, as JSON types: plan, config, versions, overrides.
-        attempts: (number, events) of each attempt.
-        timeline: the spans and moments of all attempts, from the journal and the events.
-        curves: the training's metrics over steps, from the events.
-        paces: `pace` events of each attempt, evenly apart: the step times of its ranks.
-        health: lines about preflight checks, unused GPUs, and ranks that were slower than the others.
-        result: the metrics that rank 0 returned; None: it returned none.
-        fabric: the results, if the run is a benchmark of the interconnect; None: it is none, or they cannot be read.
-        checkpoints: manifests of the existing checkpoints, sorted by step.
-        offline: paths of folders that W&B has written without a server, oldest first.
-        log: the last lines of the run's output.
-        notes: what could not be read, and why.
-        seen: when all this was read, in seconds since the epoch.
-    """
-
-    id: str
-    path: str
-    state: str
-    cause: str | None
-    record: Mapping[str, Any]
-    attempts: tuple[tuple[int, tuple[Event, ...]], ...] = ()
+    id: str  # the run's id
+    path: str  # the run directory
+    state: str  # the run's state, as in `status`
+    cause: str | None  # why the run ended, as one line; None: the run is done, or the cause is not known
+    record: Mapping[str, Any]  # the run's record, as JSON types: plan, config, versions, overrides
+    attempts: tuple[tuple[int, tuple[Event, ...]], ...] = ()  # (number, events) of each attempt
+    # the spans and moments of all attempts, from the journal and the events
     timeline: Timeline = field(default_factory=lambda: Timeline((), ()))
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[Curve, ...] = ()  # the training's metrics over steps, from the events
+    # `pace` events of each attempt, evenly apart: the step times of its ranks
     paces: tuple[tuple[Event, ...], ...] = ()
+    # lines about preflight checks, unused GPUs, and ranks that were slower than the others
     health: tuple[str, ...] = ()
-    result: Mapping[str, Any] | None = None
+    result: Mapping[str, Any] | None = None  # the metrics that rank 0 returned; None: it returned none
+    # the results, if the run is a benchmark of the interconnect; None: it is none, or they cannot be read
     fabric: Fabric | None = None
-    checkpoints: tuple[checkpoints.Manifest, ...] = ()
-    offline: tuple[str, ...] = ()
-    log: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    seen: float = 0.0
+    checkpoints: tuple[checkpoints.Manifest, ...] = ()  # manifests of the existing checkpoints, sorted by step
+    offline: tuple[str, ...] = ()  # paths of folders that W&B has written without a server, oldest first
+    log: tuple[str, ...] = ()  # the last lines of the run's output
+    notes: tuple[str, ...] = ()  # what could not be read, and why
+    seen: float = 0.0  # when all this was read, in seconds since the epoch
 
     @property
     def plan(self) -> Mapping[str, Any]:

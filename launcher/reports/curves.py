@@ -14,18 +14,12 @@ NO_CURVES = {"epoch"}
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over steps.
+    """A metric over steps."""
 
-    Attributes:
-        name: the metric's key in the events (`loss`).
-        steps: the steps, increasing.
-        values: the metric at each step.
-        repeated: (steps, values) of each discarded part, which a later attempt computed again from a checkpoint.
-    """
-
-    name: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
+    name: str  # the metric's key in the events (`loss`)
+    steps: tuple[int, ...]  # the steps, increasing
+    values: tuple[float, ...]  # the metric at each step
+    # (steps, values) of each discarded part, which a later attempt computed again from a checkpoint
     repeated: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
 
 

@@ -35,25 +35,15 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Fabric:
-    """The results of a benchmark.
+    """The results of a benchmark."""
 
-    Attributes:
-        workload: `p2p` or `collective`.
-        conditions: what the numbers depend on: hosts, backend, device, iterations.
-        roof: measured upper limits of the speed, in bytes/s, and how they were measured.
-        rows: the measurements, a mapping from column to value each.
-        matrix: bandwidth and latency of all pairs of hosts; None: not measured.
-        complete: whether the benchmark measured everything.
-        reason: why the benchmark did not measure everything.
-    """
-
-    workload: str
-    conditions: Mapping[str, Any]
-    roof: Mapping[str, Any]
-    rows: tuple[Row, ...]
-    matrix: Mapping[str, Any] | None
-    complete: bool
-    reason: str = ""
+    workload: str  # `p2p` or `collective`
+    conditions: Mapping[str, Any]  # what the numbers depend on: hosts, backend, device, iterations
+    roof: Mapping[str, Any]  # measured upper limits of the speed, in bytes/s, and how they were measured
+    rows: tuple[Row, ...]  # the measurements, a mapping from column to value each
+    matrix: Mapping[str, Any] | None  # bandwidth and latency of all pairs of hosts; None: not measured
+    complete: bool  # whether the benchmark measured everything
+    reason: str = ""  # why the benchmark did not measure everything
 
     def roofs(self) -> dict[str, float]:
         """Returns the measured upper limits in bytes/s, by their name (`socket`, `memory`)."""
@@ -62,38 +52,23 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a measured quantity over message size.
+    """A curve of a measured quantity over message size."""
 
-    Attributes:
-        op: the operation or pattern (`all_reduce`).
-        kind: what distinguishes the curve from others of the same operation (`float16 in place`); may be empty.
-        sizes: message sizes in bytes, increasing.
-        values: the measured value at each size.
-    """
-
-    op: str
-    kind: str
-    sizes: tuple[int, ...]
-    values: tuple[float, ...]
+    op: str  # the operation or pattern (`all_reduce`)
+    kind: str  # what distinguishes the curve from others of the same operation (`float16 in place`); may be empty
+    sizes: tuple[int, ...]  # message sizes in bytes, increasing
+    values: tuple[float, ...]  # the measured value at each size
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The same measurement in a run and in its baseline.
+    """The same measurement in a run and in its baseline."""
 
-    Attributes:
-        what: the operation, or the pair of hosts (`node1 → node2`).
-        size: the message size in bytes; None: not known.
-        measure: the measured quantity: `busbw` or `bandwidth` in bytes/s, `time` or `latency` in seconds.
-        now: the value in the run.
-        then: the value in the baseline.
-    """
-
-    what: str
-    size: int | None
-    measure: str
-    now: float
-    then: float
+    what: str  # the operation, or the pair of hosts (`node1 → node2`)
+    size: int | None  # the message size in bytes; None: not known
+    measure: str  # the measured quantity: `busbw` or `bandwidth` in bytes/s, `time` or `latency` in seconds
+    now: float  # the value in the run
+    then: float  # the value in the baseline
 
     @property
     def speed(self) -> float:

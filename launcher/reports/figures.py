@@ -35,23 +35,14 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart that plotly draws in the page.
+    """A chart that plotly draws in the page."""
 
-    Attributes:
-        title: the heading; may be empty.
-        traces: plotly's `data`: a dict for each set of points.
-        layout: plotly's `layout`, without the height.
-        caption: the text below the chart; may be empty.
-        height: the height in CSS pixels.
-        wide: whether the chart takes the full width of the page.
-    """
-
-    title: str
-    traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any]
-    caption: str = ""
-    height: int = 320
-    wide: bool = False
+    title: str  # the heading; may be empty
+    traces: Sequence[Mapping[str, Any]]  # plotly's `data`: a dict for each set of points
+    layout: Mapping[str, Any]  # plotly's `layout`, without the height
+    caption: str = ""  # the text below the chart; may be empty
+    height: int = 320  # the height in CSS pixels
+    wide: bool = False  # whether the chart takes the full width of the page
 
 
 def colour(place: int) -> str:

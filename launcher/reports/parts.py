@@ -10,21 +10,15 @@ from launcher.reports.figures import Figure
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text."""
 
-    Attributes:
-        heads: the headings of the columns.
-        rows: the rows, with the text of each cell.
-        left: the numbers (from 0) of the columns that are aligned left, since they contain text.
-        marks: the style of highlighted rows (`good`, `bad` or `chosen`), by the row's number from 0.
-        summary: the text on which to click to open the table; empty: the table is always open.
-    """
-
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
+    heads: tuple[str, ...]  # the headings of the columns
+    rows: Sequence[tuple[str, ...]]  # the rows, with the text of each cell
+    # the numbers (from 0) of the columns that are aligned left, since they contain text
     left: frozenset[int] = frozenset({0})
+    # the style of highlighted rows (`good`, `bad` or `chosen`), by the row's number from 0
     marks: dict[int, str] | None = None
-    summary: str = ""
+    summary: str = ""  # the text on which to click to open the table; empty: the table is always open
 
 
 @dataclass(frozen=True)
@@ -37,27 +31,16 @@ class Code:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page. Its contents are shown in this order: note, codes, legend, figures, tables, log.
+    """A section of a page. Its contents are shown in this order: note, codes, legend, figures, tables, log."""
 
-    Attributes:
-        title: the heading.
-        note: text below the heading.
-        codes: texts to copy.
-        figures: charts.
-        tables: tables.
-        log: lines of output or of a traceback.
-        folded: whether the section is closed at first.
-        legend: (colour, name) of each run, for all figures of the section.
-    """
-
-    title: str
-    note: str = ""
-    codes: Sequence[Code] = ()
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    log: Sequence[str] = ()
-    folded: bool = False
-    legend: Sequence[tuple[str, str]] = ()
+    title: str  # the heading
+    note: str = ""  # text below the heading
+    codes: Sequence[Code] = ()  # texts to copy
+    figures: Sequence[Figure] = ()  # charts
+    tables: Sequence[Table] = ()  # tables
+    log: Sequence[str] = ()  # lines of output or of a traceback
+    folded: bool = False  # whether the section is closed at first
+    legend: Sequence[tuple[str, str]] = ()  # (colour, name) of each run, for all figures of the section
 
     @property
     def id(self) -> str:
@@ -67,24 +50,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report page.
+    """A report page."""
 
-    Attributes:
-        title: the document's title and first heading.
-        kind: what the page is about (`Sweep`), shown above that heading.
-        state: the run's state; empty for a sweep or several runs.
-        cause: a line below the heading: why the run ended, the baseline, or the states of a sweep's points.
-        facts: (name, value) of the main facts.
-        codes: commands to copy, such as the one that submitted the run.
-        sections: the sections, in order.
-        made: a line that says when, by which version of the launcher, and from which directory the page was made.
-    """
-
-    title: str
-    kind: str
-    state: str
-    cause: str
-    facts: Sequence[tuple[str, str]]
-    codes: Sequence[Code]
-    sections: Sequence[Section]
-    made: str
+    title: str  # the document's title and first heading
+    kind: str  # what the page is about (`Sweep`), shown above that heading
+    state: str  # the run's state; empty for a sweep or several runs
+    cause: str  # a line below the heading: why the run ended, the baseline, or the states of a sweep's points
+    facts: Sequence[tuple[str, str]]  # (name, value) of the main facts
+    codes: Sequence[Code]  # commands to copy, such as the one that submitted the run
+    sections: Sequence[Section]  # the sections, in order
+    made: str  # a line that says when, by which version of the launcher, and from which directory the page was made

@@ -32,20 +32,13 @@ SHADES = ((0.1, "--series-1", 0.9), (0.35, "--series-1", 0.45), (1.0, "--muted",
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A point of a sweep, as the page shows it.
+    """A point of a sweep, as the page shows it."""
 
-    Attributes:
-        name: the point's number, as text.
-        overrides: the point's overrides.
-        state: the point's state, as in `status`.
-        run: the data of the point's run; None: the point has not started.
-        reported: for a point that the search pruned, the last value of the objective that it reported; None: none.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    state: str
-    run: RunData | None = None
+    name: str  # the point's number, as text
+    overrides: tuple[str, ...]  # the point's overrides
+    state: str  # the point's state, as in `status`
+    run: RunData | None = None  # the data of the point's run; None: the point has not started
+    # for a point that the search pruned, the last value of the objective that it reported; None: none
     reported: float | None = None
 
     def metric(self, name: str) -> float | None:
@@ -168,17 +161,11 @@ def _short(key: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A vertical axis of the parallel coordinates.
+    """A vertical axis of the parallel coordinates."""
 
-    Attributes:
-        name: the config key or metric that the axis shows.
-        places: the position of each value on the axis, from 0 to 1, by the value as text.
-        ticks: (position, text) of each tick.
-    """
-
-    name: str
-    places: Mapping[str, float]
-    ticks: Sequence[tuple[float, str]]
+    name: str  # the config key or metric that the axis shows
+    places: Mapping[str, float]  # the position of each value on the axis, from 0 to 1, by the value as text
+    ticks: Sequence[tuple[float, str]]  # (position, text) of each tick
 
 
 def axis_of(name: str, values: Sequence[str]) -> Axis:

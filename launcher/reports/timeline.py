@@ -37,50 +37,33 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """A period of an attempt, shown as a bar.
+    """A period of an attempt, shown as a bar."""
 
-    Attributes:
-        attempt: the attempt's number.
-        what: what the attempt did: queued, starting, running or restarting.
-        begin, end: the period's start and end, in seconds since the epoch.
-        text: details, such as the number of ranks or the cause of a restart; may be empty.
-    """
-
-    attempt: int
+    attempt: int  # the attempt's number
+    # what the attempt did: queued, starting, running or restarting. begin, end: the period's start and end, in seconds
+    # since the epoch
     what: str
     begin: float
     end: float
-    text: str = ""
+    text: str = ""  # details, such as the number of ranks or the cause of a restart; may be empty
 
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of an attempt, shown as a mark.
+    """An event of an attempt, shown as a mark."""
 
-    Attributes:
-        attempt: the attempt's number.
-        kind: checkpoint, stop, fault, restart, resized, warning or end.
-        time: when the event happened, in seconds since the epoch.
-        text: what happened, as one line.
-    """
-
-    attempt: int
-    kind: str
-    time: float
-    text: str
+    attempt: int  # the attempt's number
+    kind: str  # checkpoint, stop, fault, restart, resized, warning or end
+    time: float  # when the event happened, in seconds since the epoch
+    text: str  # what happened, as one line
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The history of a run.
+    """The history of a run."""
 
-    Attributes:
-        spans: the periods of all attempts, in order of time.
-        moments: the events of all attempts, in order of time.
-    """
-
-    spans: tuple[Span, ...]
-    moments: tuple[Moment, ...]
+    spans: tuple[Span, ...]  # the periods of all attempts, in order of time
+    moments: tuple[Moment, ...]  # the events of all attempts, in order of time
 
     @property
     def begin(self) -> float | None:

@@ -65,19 +65,12 @@ _MARK = re.compile(rf"({_MANAGER}|user)\.({'|'.join(each.value for each in Kind)
 
 @dataclass(frozen=True, order=True)
 class Manager:
-    """A slot manager: the process that runs points on one node of a pilot.
+    """A slot manager: the process that runs points on one node of a pilot."""
 
-    Attributes:
-        pilot: number of the pilot.
-        attempt: number of the pilot's attempt.
-        round: number of the rendezvous round in this attempt.
-        node: node rank in this round.
-    """
-
-    pilot: int
-    attempt: int
-    round: int
-    node: int
+    pilot: int  # number of the pilot
+    attempt: int  # number of the pilot's attempt
+    round: int  # number of the rendezvous round in this attempt
+    node: int  # node rank in this round
 
     def __str__(self) -> str:
         return f"{self.pilot}-{self.attempt}-{self.round}-{self.node}"
@@ -114,25 +107,15 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class PointLog:
-    """Summary of a point's log.
+    """Summary of a point's log."""
 
-    Attributes:
-        state: state of the point.
-        owner: slot manager that runs the point; None: the point is not HELD.
-        next: number of the entry to add next.
-        failed_on: slot managers on which the point has failed since the user last started it.
-        begun: whether the log has any entry.
-        releases: number of RELEASED entries since the user last started the point.
-        last: slot manager that made the last entry; None: the user, or there is no entry.
-    """
-
-    state: State = State.FREE
-    owner: Manager | None = None
-    next: int = 0
-    failed_on: tuple[Manager, ...] = ()
-    begun: bool = False
-    releases: int = 0
-    last: Manager | None = None
+    state: State = State.FREE  # state of the point
+    owner: Manager | None = None  # slot manager that runs the point; None: the point is not HELD
+    next: int = 0  # number of the entry to add next
+    failed_on: tuple[Manager, ...] = ()  # slot managers on which the point has failed since the user last started it
+    begun: bool = False  # whether the log has any entry
+    releases: int = 0  # number of RELEASED entries since the user last started the point
+    last: Manager | None = None  # slot manager that made the last entry; None: the user, or there is no entry
 
 
 _ENDS = {

@@ -31,29 +31,19 @@ from launcher.runs.journal import journal_events
 
 @dataclass(frozen=True)
 class RunHistory:
-    """What a run's own files say about it.
+    """What a run's own files say about it."""
 
-    Attributes:
-        job_id: id of the job that runs the run, or will run it next; None: no job is known.
-        cancelled: whether the user has cancelled the run since its last submission.
-        attempt: number of the last attempt; None: there was no attempt.
-        events: events of the last attempt as dicts, sorted by time.
-        waiting: ids of the jobs of a chain that follow `job_id`.
-        submitted: time of the last submission, in seconds since the epoch.
-        exit_code: exit code written by the last attempt's agents, if its script wrote no event `ended`; else None.
-        may_have_job: whether a job was submitted, or its submission was interrupted.
-        pruned: event with which the search of the run's sweep ended it; None: it did not, or the run was started again.
-    """
-
-    job_id: str | None
-    cancelled: bool
-    attempt: int | None
-    events: tuple[Mapping[str, Any], ...]
-    waiting: tuple[str, ...] = ()
-    submitted: float = 0.0
+    job_id: str | None  # id of the job that runs the run, or will run it next; None: no job is known
+    cancelled: bool  # whether the user has cancelled the run since its last submission
+    attempt: int | None  # number of the last attempt; None: there was no attempt
+    events: tuple[Mapping[str, Any], ...]  # events of the last attempt as dicts, sorted by time
+    waiting: tuple[str, ...] = ()  # ids of the jobs of a chain that follow `job_id`
+    submitted: float = 0.0  # time of the last submission, in seconds since the epoch
+    # exit code written by the last attempt's agents, if its script wrote no event `ended`; else None
     exit_code: int | None = None
+    # event with which the search of the run's sweep ended it; None: it did not, or the run was started again
     pruned: Pruned | None = None
-    may_have_job: bool = True
+    may_have_job: bool = True  # whether a job was submitted, or its submission was interrupted
 
     def last(self, kind: type[E_]) -> E_ | None:
         """Returns the last attempt's latest event of a kind; None: it has no such event."""

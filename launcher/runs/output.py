@@ -34,21 +34,14 @@ EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 
 @dataclass(frozen=True)
 class Part:
-    """The output of one attempt, or of a job that started no attempt: a range of bytes in a file.
+    """The output of one attempt, or of a job that started no attempt: a range of bytes in a file."""
 
-    Attributes:
-        path: the file, which may still grow.
-        begin, end: offsets in bytes; an end of None is the end of the file.
-        attempt: number of the attempt; None: the job started no attempt.
-        job: id of the job; None: unknown.
-        began: when the attempt started, in seconds since the epoch; without an attempt, the mtime of the file.
-    """
-
-    path: Path
+    path: Path  # the file, which may still grow. begin, end: offsets in bytes; an end of None is the end of the file
     begin: int = 0
     end: int | None = None
-    attempt: int | None = None
-    job: str | None = None
+    attempt: int | None = None  # number of the attempt; None: the job started no attempt
+    job: str | None = None  # id of the job; None: unknown
+    # when the attempt started, in seconds since the epoch; without an attempt, the mtime of the file
     began: float = 0.0
 
     @property
@@ -63,19 +56,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Start:
-    """Where and when the output of an attempt begins.
+    """Where and when the output of an attempt begins."""
 
-    Attributes:
-        number: number of the attempt.
-        job: id of the attempt's job.
-        time: when the attempt started, in seconds since the epoch.
-        offset: offset in the job's output file, in bytes; None: unknown.
-    """
-
-    number: int
-    job: str | None
-    time: float
-    offset: int | None = None
+    number: int  # number of the attempt
+    job: str | None  # id of the attempt's job
+    time: float  # when the attempt started, in seconds since the epoch
+    offset: int | None = None  # offset in the job's output file, in bytes; None: unknown
 
 
 def start_of(attempt: Attempt) -> Start | None:

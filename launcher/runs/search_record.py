@@ -53,36 +53,22 @@ class TrialState(Enum):
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of a search: what is searched, and how.
+    """Settings of a search: what is searched, and how."""
 
-    Attributes:
-        method: how points are chosen and pruned.
-        objective: name of the metric by which points are compared.
-        goal: whether the objective is minimized or maximized.
-        space: the keys that are searched, each with its possible values.
-        fixed: overrides that all points have in common.
-        points: maximum number of points; None: no limit.
-        gpu_hours: budget of all points in GPU-hours (without GPUs: node-hours); None: no limit.
-        seed: random seed for the choice of points.
-        devices: number of GPUs of one point; without GPUs, number of its nodes.
-        devices_are_gpus: whether `devices` and `gpu_hours` count GPUs; False: nodes.
-        min_steps: number of steps before which no point is pruned; None: derived from the steps that points report, see
-            `launcher.search.budget.min_steps_of`.
-        reduction_factor: at each rung, the best 1/reduction_factor of the points continues.
-    """
-
-    method: Method
-    objective: str
-    goal: Goal
-    space: Mapping[str, Dimension]
-    fixed: tuple[str, ...] = ()
-    points: int | None = None
-    gpu_hours: float | None = None
-    seed: int = 0
-    devices: int = 1
-    devices_are_gpus: bool = False
+    method: Method  # how points are chosen and pruned
+    objective: str  # name of the metric by which points are compared
+    goal: Goal  # whether the objective is minimized or maximized
+    space: Mapping[str, Dimension]  # the keys that are searched, each with its possible values
+    fixed: tuple[str, ...] = ()  # overrides that all points have in common
+    points: int | None = None  # maximum number of points; None: no limit
+    gpu_hours: float | None = None  # budget of all points in GPU-hours (without GPUs: node-hours); None: no limit
+    seed: int = 0  # random seed for the choice of points
+    devices: int = 1  # number of GPUs of one point; without GPUs, number of its nodes
+    devices_are_gpus: bool = False  # whether `devices` and `gpu_hours` count GPUs; False: nodes
+    # number of steps before which no point is pruned; None: derived from the steps that points report, see
+    # `launcher.search.budget.min_steps_of`
     min_steps: int | None = None
-    reduction_factor: int = 3
+    reduction_factor: int = 3  # at each rung, the best 1/reduction_factor of the points continues
 
     def full(self, chosen: int) -> bool:
         """Returns whether no point is chosen after so many: `points`, or as many as can be read again."""
@@ -94,31 +80,21 @@ class SearchSettings:
 
 @dataclass
 class Trial:
-    """One trial in Optuna's journal: a point that the search has chosen.
+    """One trial in Optuna's journal: a point that the search has chosen."""
 
-    Attributes:
-        number: number of the trial and of its point.
-        overrides: overrides of the point.
-        state: state of the trial.
-        value: final value of the objective; None: none yet, or the trial failed.
-        reports: reported values of the objective, by the number of steps done.
-        rungs: value of the objective at each rung that the point has reached, by the rung's number from 0.
-        seconds: how long the point has run, in seconds; None: unknown.
-        steps: number of steps that the point has done; None: unknown.
-        pruned_at: number of steps done when the search decided to prune the point; None: it did not.
-        cause: why the point failed, for the user; None: it did not, or unknown.
-        began, ended: start and end of the trial, in seconds since the epoch; 0: unknown, or not yet.
-    """
-
-    number: int
-    overrides: tuple[str, ...] = ()
-    state: TrialState = TrialState.RUNNING
-    value: float | None = None
+    number: int  # number of the trial and of its point
+    overrides: tuple[str, ...] = ()  # overrides of the point
+    state: TrialState = TrialState.RUNNING  # state of the trial
+    value: float | None = None  # final value of the objective; None: none yet, or the trial failed
+    # reported values of the objective, by the number of steps done
     reports: dict[int, float] = field(default_factory=dict)
+    # value of the objective at each rung that the point has reached, by the rung's number from 0
     rungs: dict[int, float] = field(default_factory=dict)
-    seconds: float | None = None
-    steps: int | None = None
-    pruned_at: int | None = None
+    seconds: float | None = None  # how long the point has run, in seconds; None: unknown
+    steps: int | None = None  # number of steps that the point has done; None: unknown
+    pruned_at: int | None = None  # number of steps done when the search decided to prune the point; None: it did not
+    # why the point failed, for the user; None: it did not, or unknown. began, ended: start and end of the trial, in
+    # seconds since the epoch; 0: unknown, or not yet
     cause: str | None = None
     began: float = 0.0
     ended: float = 0.0
@@ -126,17 +102,11 @@ class Trial:
 
 @dataclass
 class Journal:
-    """Content of a search's journal.
+    """Content of a search's journal."""
 
-    Attributes:
-        trials: all trials; trial N has index N.
-        min_steps: number of steps at the first rung; None: not known yet, or the search does not prune.
-        stopped: why the search ended before its budget was spent, for the user; None: it did not.
-    """
-
-    trials: list[Trial] = field(default_factory=list)
-    min_steps: int | None = None
-    stopped: str | None = None
+    trials: list[Trial] = field(default_factory=list)  # all trials; trial N has index N
+    min_steps: int | None = None  # number of steps at the first rung; None: not known yet, or the search does not prune
+    stopped: str | None = None  # why the search ended before its budget was spent, for the user; None: it did not
 
 
 class SearchRecord:

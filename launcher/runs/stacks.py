@@ -18,17 +18,11 @@ STATES = {"D": "waits for a device or a file server (state D)", "T": "is stopped
 
 @dataclass(frozen=True)
 class Frame:
-    """One call in a stack.
+    """One call in a stack."""
 
-    Attributes:
-        path: source file.
-        line: line in the file; 0: unknown.
-        name: name of the function.
-    """
-
-    path: str
-    line: int
-    name: str
+    path: str  # source file
+    line: int  # line in the file; 0: unknown
+    name: str  # name of the function
 
 
 DEBUGGER = Frame("", 0, "the debugger, which waits for `attach --debug`")
@@ -36,17 +30,12 @@ DEBUGGER = Frame("", 0, "the debugger, which waits for `attach --debug`")
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks whose main threads have the same stack.
+    """Ranks whose main threads have the same stack."""
 
-    Attributes:
-        ranks: stack report of each of these ranks; see `RequestHandler._stacks` in attach/request_handler.py.
-        frames: frames of the main thread, innermost call last; empty: the ranks wrote no stack.
-        threads: for each of these ranks, the number of its threads besides the main thread.
-    """
-
+    # stack report of each of these ranks; see `RequestHandler._stacks` in attach/request_handler.py
     ranks: tuple[Mapping[str, Any], ...]
-    frames: tuple[Frame, ...]
-    threads: tuple[int, ...]
+    frames: tuple[Frame, ...]  # frames of the main thread, innermost call last; empty: the ranks wrote no stack
+    threads: tuple[int, ...]  # for each of these ranks, the number of its threads besides the main thread
 
 
 def parse(text: str) -> tuple[tuple[Frame, ...], int]:

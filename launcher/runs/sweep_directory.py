@@ -50,28 +50,20 @@ COMMAND_KEYS = (
 
 @dataclass(frozen=True)
 class Packing:
-    """How the points of a packed sweep share pilots. A pilot is a job in which slot managers run points.
+    """How the points of a packed sweep share pilots. A pilot is a job in which slot managers run points."""
 
-    Attributes:
-        pilots: number of pilots; each is one job.
-        nodes: number of nodes of each pilot.
-        slots: number of points that run at once on each node or, if a point needs several nodes, on each group of them.
-        gpus: number of GPUs of each node, which its slots share.
-        gpus_per_point, cpus_per_point: GPUs and CPUs of a point on each of its nodes.
-        retries: how often a failed point is retried.
-        lease: seconds without a heartbeat after which a slot manager's points are taken over.
-        nodes_per_point: nodes that a point needs; a pilot's nodes are divided into groups of this size.
-    """
-
-    pilots: int
-    nodes: int
+    pilots: int  # number of pilots; each is one job
+    nodes: int  # number of nodes of each pilot
+    # number of points that run at once on each node or, if a point needs several nodes, on each group of them
     slots: int
+    # number of GPUs of each node, which its slots share. gpus_per_point, cpus_per_point: GPUs and CPUs of a point on
+    # each of its nodes
     gpus: int
     gpus_per_point: int
     cpus_per_point: int
-    retries: int
-    lease: float
-    nodes_per_point: int = 1
+    retries: int  # how often a failed point is retried
+    lease: float  # seconds without a heartbeat after which a slot manager's points are taken over
+    nodes_per_point: int = 1  # nodes that a point needs; a pilot's nodes are divided into groups of this size
 
     @property
     def at_once(self) -> int:
@@ -84,27 +76,19 @@ class Packing:
 class Manifest:
     """The content of sweep.json.
 
-    Attributes:
-        name: name of the runs (config key `name`).
-        command: arguments of the command line that made the sweep, without the values of secrets.
-        points: overrides of each point; point N has index N. In a search, the points that were chosen so far.
-        objective: names of the metrics by which points are compared.
-        best_is: which value of the first metric is best: max or min.
-        parallelism: number of points that may run at once; None: no limit but the site's.
-        packing: how points share pilots; None: each point has a job of its own.
-        search: whether points are chosen while the sweep runs; they are then in the search's journal, not in this file.
-
     In the file, `common` has the overrides that all points have at the same place, and null where they differ; the
     `points` have the others.
     """
 
-    name: str
-    command: tuple[str, ...]
+    name: str  # name of the runs (config key `name`)
+    command: tuple[str, ...]  # arguments of the command line that made the sweep, without the values of secrets
+    # overrides of each point; point N has index N. In a search, the points that were chosen so far
     points: tuple[tuple[str, ...], ...]
-    objective: tuple[str, ...] = ()
-    best_is: str = "max"
-    parallelism: int | None = None
-    packing: Packing | None = None
+    objective: tuple[str, ...] = ()  # names of the metrics by which points are compared
+    best_is: str = "max"  # which value of the first metric is best: max or min
+    parallelism: int | None = None  # number of points that may run at once; None: no limit but the site's
+    packing: Packing | None = None  # how points share pilots; None: each point has a job of its own
+    # whether points are chosen while the sweep runs; they are then in the search's journal, not in this file
     search: bool = False
 
 
@@ -115,19 +99,12 @@ def element_id(array_id: str, index: int) -> str:
 
 @dataclass(frozen=True)
 class Submission:
-    """The submission of points as one job array.
+    """The submission of points as one job array."""
 
-    Attributes:
-        token: token by which the scheduler finds the array.
-        points: numbers of the points; element N of the array is `points[N]`.
-        time: time of the submission, in seconds since the epoch.
-        job: id of the array's job; None: not known yet.
-    """
-
-    token: str
-    points: tuple[int, ...]
-    time: float
-    job: str | None = None
+    token: str  # token by which the scheduler finds the array
+    points: tuple[int, ...]  # numbers of the points; element N of the array is `points[N]`
+    time: float  # time of the submission, in seconds since the epoch
+    job: str | None = None  # id of the array's job; None: not known yet
 
     def job_of(self, point: int) -> str | None:
         """Returns the job id of a point, by the point's number; None: the array's job id is not known yet."""

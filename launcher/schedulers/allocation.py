@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The nodes of an interactive job.
+    """The nodes of an interactive job."""
 
-    Attributes:
-        nodes: number of nodes.
-        starter: command that starts tasks on the nodes: `srun`, or a key of registry.STARTERS.
-        cpus: number of allocated CPUs on each node; empty if unknown.
-        job: id of the interactive job.
-    """
-
-    nodes: int
-    starter: str
-    cpus: tuple[int, ...] = ()
-    job: str = ""
+    nodes: int  # number of nodes
+    starter: str  # command that starts tasks on the nodes: `srun`, or a key of registry.STARTERS
+    cpus: tuple[int, ...] = ()  # number of allocated CPUs on each node; empty if unknown
+    job: str = ""  # id of the interactive job
 
 
 def known() -> list[HoldsAllocations]:

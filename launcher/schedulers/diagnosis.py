@@ -37,20 +37,13 @@ class ExplainsPending(ABC):
 
 @dataclass(frozen=True)
 class JobExecution:
-    """One execution of a job; a requeued job has several.
+    """One execution of a job; a requeued job has several."""
 
-    Attributes:
-        raw_state: state as the scheduler prints it; empty if not reported.
-        by: name or id of the user who cancelled the job; empty if it was not cancelled.
-        begin: start in local time (`2026-11-21T20:00:00`); any other text means unknown.
-        end: end, in the same form.
-        used: peak memory in bytes, per task, node or job as in `RemembersJobs.memory`; None if not measured.
-    """
-
-    raw_state: str
-    by: str = ""
-    begin: str = ""
-    end: str = ""
+    raw_state: str  # state as the scheduler prints it; empty if not reported
+    by: str = ""  # name or id of the user who cancelled the job; empty if it was not cancelled
+    begin: str = ""  # start in local time (`2026-11-21T20:00:00`); any other text means unknown
+    end: str = ""  # end, in the same form
+    # peak memory in bytes, per task, node or job as in `RemembersJobs.memory`; None if not measured
     used: int | None = None
 
 
@@ -75,13 +68,9 @@ class RemembersJobs(ABC):
 
 
 class OpensOutput(ABC):
-    """A scheduler that opens a job's output file before it starts the job script.
+    """A scheduler that opens a job's output file before it starts the job script."""
 
-    Attributes:
-        output_signal: number of the signal with which the scheduler ends a job when it cannot open the output file.
-    """
-
-    output_signal: int
+    output_signal: int  # number of the signal with which the scheduler ends a job when it cannot open the output file
 
 
 class WritesNotices(ABC):
@@ -93,13 +82,9 @@ class WritesNotices(ABC):
 
 
 class ChecksItself(Scheduler):
-    """A scheduler that `doctor` can check.
+    """A scheduler that `doctor` can check."""
 
-    Attributes:
-        command: name of the command that submits jobs.
-    """
-
-    command: str
+    command: str  # name of the command that submits jobs
 
     @abstractmethod
     def found(self) -> str:

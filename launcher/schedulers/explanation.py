@@ -15,36 +15,22 @@ PART = 0.1  # minimum fraction of the wait that a change must save to be shown
 
 @dataclass(frozen=True)
 class Waiting:
-    """A pending run.
+    """A pending run."""
 
-    Attributes:
-        run: id of the run.
-        job: id of the pending job.
-        plan: the run's plan.
-        program: how the launcher was called (`python -m launcher`), for commands that users can copy.
-        fixed_nodes: whether the user has set min_nodes.
-    """
-
-    run: str
-    job: str
-    plan: JobPlan
-    program: str
-    fixed_nodes: bool = False
+    run: str  # id of the run
+    job: str  # id of the pending job
+    plan: JobPlan  # the run's plan
+    program: str  # how the launcher was called (`python -m launcher`), for commands that users can copy
+    fixed_nodes: bool = False  # whether the user has set min_nodes
 
 
 @dataclass(frozen=True)
 class Option:
-    """One change of a pending run's request, and the estimated start with this change.
+    """One change of a pending run's request, and the estimated start with this change."""
 
-    Attributes:
-        overrides: config overrides for `resume` (`nodes=2`); empty for the unchanged run.
-        starts: estimated start in seconds since the epoch; None if unknown.
-        note: disadvantage of the change, or why the run would not start at all.
-    """
-
-    overrides: tuple[str, ...]
-    starts: float | None
-    note: str = ""
+    overrides: tuple[str, ...]  # config overrides for `resume` (`nodes=2`); empty for the unchanged run
+    starts: float | None  # estimated start in seconds since the epoch; None if unknown
+    note: str = ""  # disadvantage of the change, or why the run would not start at all
 
 
 class Why(Code):
@@ -83,68 +69,40 @@ class Why(Code):
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts behind a `Why`, from which `launcher.diagnose.why.text` makes its text. Each code has some of them.
+    """The facts behind a `Why`, from which `launcher.diagnose.why.text` makes its text. Each code has some of them."""
 
-    Attributes:
-        meaning: what the scheduler's reason means. The text is from the table in the scheduler's own folder.
-        scheduler: name of the scheduler; empty for a run without a job in a queue.
-        job_state: state of the job, as the scheduler prints it.
-        reason: reason of that state, as the scheduler prints it.
-        error: why the scheduler does not answer.
-        seconds: seconds since the run's first event; None if it has not reported yet.
-        step: last step that the run reported; None if it reported none.
-        total: number of steps of the whole run; None if not known.
-        cause: cause of the run's end as one line, as `post-mortem` shows it.
-    """
-
-    meaning: str = ""
-    scheduler: str = ""
-    job_state: str = ""
-    reason: str = ""
-    error: str = ""
-    seconds: int | None = None
-    step: float | None = None
-    total: float | None = None
-    cause: str = ""
+    meaning: str = ""  # what the scheduler's reason means. The text is from the table in the scheduler's own folder
+    scheduler: str = ""  # name of the scheduler; empty for a run without a job in a queue
+    job_state: str = ""  # state of the job, as the scheduler prints it
+    reason: str = ""  # reason of that state, as the scheduler prints it
+    error: str = ""  # why the scheduler does not answer
+    seconds: int | None = None  # seconds since the run's first event; None if it has not reported yet
+    step: float | None = None  # last step that the run reported; None if it reported none
+    total: float | None = None  # number of steps of the whole run; None if not known
+    cause: str = ""  # cause of the run's end as one line, as `post-mortem` shows it
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run is in its current state, usually why it is pending.
+    """Why a run is in its current state, usually why it is pending."""
 
-    Attributes:
-        run: id of the run.
-        state: state of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for a sweep's points.
-        why: code of the reason.
-        job: id of the run's job; None if it has none.
-        facts: the facts behind `why`.
-        code: the pending reason as the scheduler prints it.
-        do: what the user can do about the state.
-        starts: the scheduler's estimate of the start, in seconds since the epoch; None if it has none.
-        limits: one line per limit that blocks the run, with its value and where it is set.
-        nodes: lines with the number of suitable nodes, and with the problems of unavailable nodes.
-        options: changes with which the run would start sooner, the smallest change first.
-        tried: all options that were evaluated; the first is the unchanged run.
-        commands: shell commands that apply the first option.
-        awaited: the runs and sweeps that it waits for (config key `after`), with their present states.
-        notes: further remarks, such as failed queries.
-    """
-
-    run: str
-    state: str
-    why: Why
-    job: str | None = None
-    facts: Facts = Facts()
-    code: str = ""
-    do: str = ""
+    run: str  # id of the run
+    state: str  # state of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for a sweep's points
+    why: Why  # code of the reason
+    job: str | None = None  # id of the run's job; None if it has none
+    facts: Facts = Facts()  # the facts behind `why`
+    code: str = ""  # the pending reason as the scheduler prints it
+    do: str = ""  # what the user can do about the state
+    # the scheduler's estimate of the start, in seconds since the epoch; None if it has none
     starts: float | None = None
-    limits: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    options: tuple[Option, ...] = ()
-    tried: tuple[Option, ...] = ()
-    commands: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()  # one line per limit that blocks the run, with its value and where it is set
+    nodes: tuple[str, ...] = ()  # lines with the number of suitable nodes, and with the problems of unavailable nodes
+    options: tuple[Option, ...] = ()  # changes with which the run would start sooner, the smallest change first
+    tried: tuple[Option, ...] = ()  # all options that were evaluated; the first is the unchanged run
+    commands: tuple[str, ...] = ()  # shell commands that apply the first option
+    # the runs and sweeps that it waits for (config key `after`), with their present states
     awaited: tuple[Awaited, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # further remarks, such as failed queries
 
 
 def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:

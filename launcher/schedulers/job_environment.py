@@ -28,14 +28,10 @@ KEPT = {
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """An environment without the variables of other jobs.
+    """An environment without the variables of other jobs."""
 
-    Attributes:
-        environment: the remaining variables.
-        dropped: sorted names of the removed variables; removed bash functions are not listed, as most users have some.
-    """
-
-    environment: dict[str, str]
+    environment: dict[str, str]  # the remaining variables
+    # sorted names of the removed variables; removed bash functions are not listed, as most users have some
     dropped: tuple[str, ...]
 
 

@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """The texts of a job script and of the files beside it.
+    """The texts of a job script and of the files beside it."""
 
-    Attributes:
-        script: the job script.
-        job: the driver's file (`launcher.runs.job_file`), as JSON.
-        after: the script of a custom template's `after` block; None: there is none.
-    """
-
-    script: str
-    job: str
-    after: str | None
+    script: str  # the job script
+    job: str  # the driver's file (`launcher.runs.job_file`), as JSON
+    after: str | None  # the script of a custom template's `after` block; None: there is none
 
 
 def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> str:

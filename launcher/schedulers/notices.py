@@ -20,21 +20,13 @@ _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+
 
 @dataclass(frozen=True)
 class Notice:
-    """One notice in a job's output.
+    """One notice in a job's output."""
 
-    Attributes:
-        state: job state that the notice indicates, one of Slurm's for all schedulers.
-        line: text of the notice.
-        used: used memory in bytes; None if not in the text.
-        limit: memory limit in bytes; None if not in the text.
-        time: time in the notice, in seconds since the epoch; None if not in the text.
-    """
-
-    state: str
-    line: str
-    used: int | None = None
-    limit: int | None = None
-    time: float | None = None
+    state: str  # job state that the notice indicates, one of Slurm's for all schedulers
+    line: str  # text of the notice
+    used: int | None = None  # used memory in bytes; None if not in the text
+    limit: int | None = None  # memory limit in bytes; None if not in the text
+    time: float | None = None  # time in the notice, in seconds since the epoch; None if not in the text
 
 
 def find(lines: Iterable[str], forms: Iterable[Form] = ()) -> tuple[Notice, ...]:

@@ -29,17 +29,11 @@ class QueryTimeout(AnswerLost):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a scheduler ends a job.
+    """Why a scheduler ends a job."""
 
-    Attributes:
-        reason: TIME_LIMIT (of an allocation), STOP_REQUESTED, SCHEDULER_ENDS or PREEMPTED.
-        scheduler: title of the scheduler; empty unless the reason is SCHEDULER_ENDS or PREEMPTED.
-        state: job state as the scheduler shows it; empty unless the scheduler is named.
-    """
-
-    reason: NextReason
-    scheduler: str = ""
-    state: str = ""
+    reason: NextReason  # TIME_LIMIT (of an allocation), STOP_REQUESTED, SCHEDULER_ENDS or PREEMPTED
+    scheduler: str = ""  # title of the scheduler; empty unless the reason is SCHEDULER_ENDS or PREEMPTED
+    state: str = ""  # job state as the scheduler shows it; empty unless the scheduler is named
 
 
 class JobState(Enum):
@@ -66,24 +60,16 @@ class JobState(Enum):
 
 @dataclass(frozen=True)
 class SchedulerJob:
-    """One job in the output of a scheduler command.
+    """One job in the output of a scheduler command."""
 
-    Attributes:
-        id: job id as the scheduler prints it.
-        state: job state, the same for all schedulers.
-        raw_state: job state as the scheduler prints it.
-        reason: pending reason as the scheduler prints it.
-        comment: comment of the job, which is the token in jobs of the launcher; None if the query does not return it.
-        time_left: seconds of wall time left at the time of the query; None if unlimited or unknown.
-        signal: number of the signal that ended the job; None if no signal did, or the scheduler does not print it.
-    """
-
-    id: str
-    state: JobState
-    raw_state: str
-    reason: str = ""
+    id: str  # job id as the scheduler prints it
+    state: JobState  # job state, the same for all schedulers
+    raw_state: str  # job state as the scheduler prints it
+    reason: str = ""  # pending reason as the scheduler prints it
+    # comment of the job, which is the token in jobs of the launcher; None if the query does not return it
     comment: str | None = None
-    time_left: int | None = None
+    time_left: int | None = None  # seconds of wall time left at the time of the query; None if unlimited or unknown
+    # number of the signal that ended the job; None if no signal did, or the scheduler does not print it
     signal: int | None = None
 
 
@@ -94,17 +80,11 @@ def state_text(raw_state: str, reason: str) -> str:
 
 @dataclass(frozen=True)
 class JobOrigin:
-    """Where a job or array came from: its script and token.
+    """Where a job or array came from: its script and token."""
 
-    Attributes:
-        id: job id as the scheduler's commands take it.
-        token: unique text that the launcher stored with the job; empty if the job has none.
-        file: path of the job script, or of another file in the same folder.
-    """
-
-    id: str
-    token: str
-    file: str
+    id: str  # job id as the scheduler's commands take it
+    token: str  # unique text that the launcher stored with the job; empty if the job has none
+    file: str  # path of the job script, or of another file in the same folder
 
 
 class Queries(Protocol):

@@ -33,23 +33,16 @@ SHARE = 10  # a result is fresh for at least 10 durations of its query, so queri
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """The result of one query for all jobs of the user.
+    """The result of one query for all jobs of the user."""
 
-    Attributes:
-        jobs: jobs by `Queries.key`; if the query failed, those of the last successful query.
-        began: start of the query that returned `jobs`, in seconds since the epoch; None if no query has succeeded.
-        completed: end of the latest query, in seconds since the epoch.
-        took: duration of the latest query in seconds.
-        problem: why the latest query failed; empty if it succeeded.
-        own: whether this process made the query; False if the result was read from the cache.
-    """
-
+    # jobs by `Queries.key`; if the query failed, those of the last successful query
     jobs: dict[str, SchedulerJob] = field(default_factory=dict)
+    # start of the query that returned `jobs`, in seconds since the epoch; None if no query has succeeded
     began: float | None = None
-    completed: float = 0.0
-    took: float = 0.0
-    problem: str = ""
-    own: bool = True
+    completed: float = 0.0  # end of the latest query, in seconds since the epoch
+    took: float = 0.0  # duration of the latest query in seconds
+    problem: str = ""  # why the latest query failed; empty if it succeeded
+    own: bool = True  # whether this process made the query; False if the result was read from the cache
 
     def is_fresh(self, seconds: float, now: float) -> bool:
         """Returns whether the query ended at most this many seconds before `now`."""

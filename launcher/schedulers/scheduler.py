@@ -27,25 +27,15 @@ JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about t
 
 
 class Scheduler(ABC):
-    """Base class of all schedulers.
+    """Base class of all schedulers."""
 
-    Attributes:
-        name: value of cluster.scheduler.
-        title: name of the scheduler in messages.
-        template: job script template: name of a file in templates/, or an absolute path.
-        shell: shell expressions with which a job script reads its job id and array index.
-        queued: whether submitted jobs wait in a queue.
-        on_this_machine: whether jobs are processes of the submitting machine.
-        secrets_in_files: whether jobs read their environment and secrets from files that the executor writes.
-    """
-
-    name: str
-    title: str
-    template: str
-    shell = JobVariables()
-    queued = False
-    on_this_machine = False
-    secrets_in_files = False
+    name: str  # value of cluster.scheduler
+    title: str  # name of the scheduler in messages
+    template: str  # job script template: name of a file in templates/, or an absolute path
+    shell = JobVariables()  # shell expressions with which a job script reads its job id and array index
+    queued = False  # whether submitted jobs wait in a queue
+    on_this_machine = False  # whether jobs are processes of the submitting machine
+    secrets_in_files = False  # whether jobs read their environment and secrets from files that the executor writes
 
     @abstractmethod
     def executor(self) -> type[RunExecutor]:
@@ -114,16 +104,11 @@ class Scheduler(ABC):
 
 
 class Queue(Scheduler):
-    """A scheduler with a queue of pending jobs.
-
-    Attributes:
-        no_requeue: why users cannot requeue a running job, and what happens instead; empty if they can.
-        frees_dependents: whether jobs that depend on a pending job may start when that job is deleted.
-    """
+    """A scheduler with a queue of pending jobs."""
 
     queued = True
-    no_requeue = ""
-    frees_dependents = True
+    no_requeue = ""  # why users cannot requeue a running job, and what happens instead; empty if they can
+    frees_dependents = True  # whether jobs that depend on a pending job may start when that job is deleted
 
     @abstractmethod
     def queries(self, timeout: float) -> Queries:
@@ -163,17 +148,11 @@ class Queue(Scheduler):
 
 
 class ReadsOptions(ABC):
-    """A scheduler whose submit command has options that `run SCRIPT` takes in place of keys (`sbatch --nodes`).
+    """A scheduler whose submit command has options that `run SCRIPT` takes in place of keys (`sbatch --nodes`)."""
 
-    Attributes:
-        name: see `Scheduler`.
-        submit_command: name of that command.
-        joins_values: whether the value of a short option may follow without a blank (`-N2`).
-    """
-
-    name: str
-    submit_command: str
-    joins_values = True
+    name: str  # see `Scheduler`
+    submit_command: str  # name of that command
+    joins_values = True  # whether the value of a short option may follow without a blank (`-N2`)
 
     @abstractmethod
     def command_options(self) -> Mapping[str, bool | None]:
@@ -189,15 +168,10 @@ class ReadsOptions(ABC):
 
 
 class HoldsAllocations(ABC):
-    """A scheduler with interactive jobs, in whose allocations runs can start (cluster=allocation).
+    """A scheduler with interactive jobs, in whose allocations runs can start (cluster=allocation)."""
 
-    Attributes:
-        interactive: example of a command that starts an interactive job, for messages.
-        allocation_variables: environment variables that are all set inside an allocation.
-    """
-
-    interactive: str
-    allocation_variables: Collection[str]
+    interactive: str  # example of a command that starts an interactive job, for messages
+    allocation_variables: Collection[str]  # environment variables that are all set inside an allocation
 
     @abstractmethod
     def allocation(self, environ: Mapping[str, str]) -> Allocation:
@@ -247,15 +221,10 @@ class CountsJobs(ABC):
 
 
 class StartsJobSteps(ABC):
-    """A scheduler with a command that starts a process on a node of a running job, as another step of the job.
+    """A scheduler with a command that starts a process on a node of a running job, as another step of the job."""
 
-    Attributes:
-        step_starter: name of that command, which also starts the tasks of such jobs (`JobPlan.starter`).
-        step_requirement: the command and the versions that support it, for messages after a failure.
-    """
-
-    step_starter: str
-    step_requirement: str
+    step_starter: str  # name of that command, which also starts the tasks of such jobs (`JobPlan.starter`)
+    step_requirement: str  # the command and the versions that support it, for messages after a failure
 
     @abstractmethod
     def start_tasks(self, plan: JobPlan) -> list[str]:

@@ -31,15 +31,10 @@ P = TypeVar("P", bound=Named)
 
 
 class Site(ABC):
-    """The facts of a site that an ordinary user can query. Facts of failed queries are missing.
+    """The facts of a site that an ordinary user can query. Facts of failed queries are missing."""
 
-    Attributes:
-        pool: the scheduler's word for a group of nodes: `partition` or `queue`, a profile key and `site init` option.
-        problems: one text per failed query, with the reason.
-    """
-
-    pool: str
-    problems: tuple[str, ...]
+    pool: str  # the scheduler's word for a group of nodes: `partition` or `queue`, a profile key and `site init` option
+    problems: tuple[str, ...]  # one text per failed query, with the reason
 
     @abstractmethod
     def default_name(self) -> str:

@@ -32,27 +32,17 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """Tasks for a task starter (registry.STARTERS) to start.
+    """Tasks for a task starter (registry.STARTERS) to start."""
 
-    Attributes:
-        folder: directory of the tasks' files on a file system that all nodes share; the starter creates it.
-        nodes: number of hosts.
-        tasks_per_node: number of tasks on each host.
-        grace: seconds between SIGTERM and SIGKILL.
-        command: argv of every task.
-        signals: received stop signals, from `collect_signals`; a starter adds its scheduler's own signals as SIGTERM.
-        keep_going: whether the other tasks continue when one fails.
-        mpiexec: argv of the site's mpiexec (`cluster.mpiexec`), for the starter that uses it.
-    """
-
-    folder: Path
-    nodes: int
-    tasks_per_node: int
-    grace: float
-    command: Sequence[str]
+    folder: Path  # directory of the tasks' files on a file system that all nodes share; the starter creates it
+    nodes: int  # number of hosts
+    tasks_per_node: int  # number of tasks on each host
+    grace: float  # seconds between SIGTERM and SIGKILL
+    command: Sequence[str]  # argv of every task
+    # received stop signals, from `collect_signals`; a starter adds its scheduler's own signals as SIGTERM
     signals: list[int]
-    keep_going: bool = False
-    mpiexec: Sequence[str] = ()
+    keep_going: bool = False  # whether the other tasks continue when one fails
+    mpiexec: Sequence[str] = ()  # argv of the site's mpiexec (`cluster.mpiexec`), for the starter that uses it
 
 
 def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:

@@ -22,39 +22,23 @@ class TopologyError(RuntimeError):
 
 @dataclass(frozen=True)
 class Topology:
-    """The rank of one process, and the size and hosts of its job.
+    """The rank of one process, and the size and hosts of its job."""
 
-    Attributes:
-        source: key of SOURCES (`srun`), or `plain` for a single process without a source.
-        rank: global rank.
-        local_rank: rank among the processes of this node.
-        node_rank: index of this node.
-        world_size: number of processes.
-        local_world_size: number of processes on this node.
-        nnodes: number of nodes.
-        hosts: host name of each node rank; empty if unknown.
-        master: host of rank 0; empty if unknown.
-        master_port: port that the environment prescribes; None: the launcher chooses one.
-        job: text that is unique for this launch among all launches of the user (job and step).
-        node_known: whether the source gives the node rank; else it is derived as if ranks fill nodes in order.
-        tasks_per_node: number of ranks on each node; empty: unknown.
-        fills_nodes: whether ranks fill nodes in order, as far as the source tells.
-    """
-
-    source: str
-    rank: int
-    local_rank: int
-    node_rank: int
-    world_size: int
-    local_world_size: int
-    nnodes: int
-    hosts: tuple[str, ...]
-    master: str
-    master_port: int | None
-    job: str
+    source: str  # key of SOURCES (`srun`), or `plain` for a single process without a source
+    rank: int  # global rank
+    local_rank: int  # rank among the processes of this node
+    node_rank: int  # index of this node
+    world_size: int  # number of processes
+    local_world_size: int  # number of processes on this node
+    nnodes: int  # number of nodes
+    hosts: tuple[str, ...]  # host name of each node rank; empty if unknown
+    master: str  # host of rank 0; empty if unknown
+    master_port: int | None  # port that the environment prescribes; None: the launcher chooses one
+    job: str  # text that is unique for this launch among all launches of the user (job and step)
+    # whether the source gives the node rank; else it is derived as if ranks fill nodes in order
     node_known: bool = True
-    tasks_per_node: tuple[int, ...] = ()
-    fills_nodes: bool = True
+    tasks_per_node: tuple[int, ...] = ()  # number of ranks on each node; empty: unknown
+    fills_nodes: bool = True  # whether ranks fill nodes in order, as far as the source tells
 
     def __post_init__(self) -> None:
         for value, bound, what in (
@@ -70,17 +54,11 @@ class Topology:
 
 @dataclass(frozen=True)
 class _Place:
-    """The input of a source.
+    """The input of a source."""
 
-    Attributes:
-        environ: environment of this process.
-        hostname: name of this host.
-        allocation: distinct hosts of the allocation in order; empty if unknown.
-    """
-
-    environ: Environ
-    hostname: str
-    allocation: tuple[str, ...]
+    environ: Environ  # environment of this process
+    hostname: str  # name of this host
+    allocation: tuple[str, ...]  # distinct hosts of the allocation in order; empty if unknown
 
     def number(self, name: str) -> int:
         try:
@@ -97,15 +75,10 @@ class _Place:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The assignment of ranks to nodes.
+    """The assignment of ranks to nodes."""
 
-    Attributes:
-        of_ranks: node rank of each rank.
-        hosts: host name of each node rank.
-    """
-
-    of_ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
+    of_ranks: tuple[int, ...]  # node rank of each rank
+    hosts: tuple[str, ...]  # host name of each node rank
 
 
 def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:

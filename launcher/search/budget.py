@@ -13,19 +13,12 @@ LARGEST_SHUFFLED = 1_000_000  # up to so many combinations are shuffled; more ar
 
 @dataclass(frozen=True)
 class Cost:
-    """The run time of a point.
+    """The run time of a point."""
 
-    Attributes:
-        seconds: how long the point has run, in all its attempts.
-        step: number of steps that the point has done; None: unknown.
-        pruned: whether the point was pruned.
-        done: whether the point has done all its steps.
-    """
-
-    seconds: float
-    step: int | None = None
-    pruned: bool = False
-    done: bool = False
+    seconds: float  # how long the point has run, in all its attempts
+    step: int | None = None  # number of steps that the point has done; None: unknown
+    pruned: bool = False  # whether the point was pruned
+    done: bool = False  # whether the point has done all its steps
 
 
 def spent(costs: Iterable[Cost], devices: int) -> float:

@@ -16,46 +16,30 @@ from launcher.search.reports import seconds_of
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung: a number of steps at which a search compares points, and prunes the worse ones.
+    """A rung: a number of steps at which a search compares points, and prunes the worse ones."""
 
-    Attributes:
-        steps: the number of steps.
-        reached: number of points that have reached the rung.
-        pruned: number of points that were pruned at the rung.
-        best: best value of the objective at the rung; None: no point has reached it.
-    """
-
-    steps: int
-    reached: int
-    pruned: int
-    best: float | None
+    steps: int  # the number of steps
+    reached: int  # number of points that have reached the rung
+    pruned: int  # number of points that were pruned at the rung
+    best: float | None  # best value of the objective at the rung; None: no point has reached it
 
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Progress of a search.
+    """Progress of a search."""
 
-    Attributes:
-        chosen: number of points that were chosen.
-        done, pruned, failed: how many of the chosen points are done, were pruned, or failed.
-        best: the best point that is done; None: no point is done.
-        hours: GPU-hours (without GPUs: node-hours) that were spent.
-        saved: GPU-hours (node-hours) that pruning has saved; None: not known yet.
-        rungs: rungs that points have reached; empty if the search does not prune.
-        stopped: why the search ended before its budget was spent, as text for the user; None: it did not.
-        over: whether no more points will be chosen.
-    """
-
+    # number of points that were chosen. done, pruned, failed: how many of the chosen points are done, were pruned, or
+    # failed
     chosen: int
     done: int
     pruned: int
     failed: int
-    best: Trial | None
-    hours: float
-    saved: float | None
-    rungs: tuple[Rung, ...]
-    stopped: str | None
-    over: bool
+    best: Trial | None  # the best point that is done; None: no point is done
+    hours: float  # GPU-hours (without GPUs: node-hours) that were spent
+    saved: float | None  # GPU-hours (node-hours) that pruning has saved; None: not known yet
+    rungs: tuple[Rung, ...]  # rungs that points have reached; empty if the search does not prune
+    stopped: str | None  # why the search ended before its budget was spent, as text for the user; None: it did not
+    over: bool  # whether no more points will be chosen
 
 
 def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:

@@ -18,17 +18,11 @@ from launcher.runs.events import Ended, Evaluated, Progress, Started, known
 
 @dataclass(frozen=True)
 class Report:
-    """One report of a point.
+    """One report of a point."""
 
-    Attributes:
-        step: number of steps that the point has done.
-        value: objective after these steps; None: the report does not contain it.
-        total: total number of steps of the point; 0: unknown.
-    """
-
-    step: int
-    value: float | None
-    total: int = 0
+    step: int  # number of steps that the point has done
+    value: float | None  # objective after these steps; None: the report does not contain it
+    total: int = 0  # total number of steps of the point; 0: unknown
 
 
 def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[Report]:

@@ -55,15 +55,10 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """A point that the search has chosen.
+    """A point that the search has chosen."""
 
-    Attributes:
-        number: number of the point in the sweep.
-        overrides: all overrides of the point.
-    """
-
-    number: int
-    overrides: tuple[str, ...]
+    number: int  # number of the point in the sweep
+    overrides: tuple[str, ...]  # all overrides of the point
 
 
 class Search:

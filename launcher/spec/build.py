@@ -62,33 +62,20 @@ class SchedulerRules(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """What a plan contains besides the config: facts about the run and the submitting machine.
+    """What a plan contains besides the config: facts about the run and the submitting machine."""
 
-    Attributes:
-        run_id: id of the run.
-        run_dir: run directory, an absolute path.
-        python: interpreter of the launcher in the job, an absolute path.
-        code_root: folder with the launcher's packages, to put on PYTHONPATH; None: the launcher is installed.
-        workdir: folder in which the job starts.
-        umask: umask for files that the user's own code writes.
-        starter: command that starts tasks in the held allocation (srun, pbsdsh); None: the run uses no allocation.
-        after: dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py.
-        code: snapshot of the code; see launcher/environment/snapshot.py.
-        archive: facts about env.archive; see launcher/environment/archives.py.
-        secrets_dir: folder with the files of secrets, for schedulers that need one (PBS); see
-            launcher/environment/secrets.py.
-    """
-
-    run_id: str
-    run_dir: str
-    python: str
-    code_root: str | None
-    workdir: str
-    umask: int = 0o022
+    run_id: str  # id of the run
+    run_dir: str  # run directory, an absolute path
+    python: str  # interpreter of the launcher in the job, an absolute path
+    code_root: str | None  # folder with the launcher's packages, to put on PYTHONPATH; None: the launcher is installed
+    workdir: str  # folder in which the job starts
+    umask: int = 0o022  # umask for files that the user's own code writes
+    # command that starts tasks in the held allocation (srun, pbsdsh); None: the run uses no allocation
     starter: str | None = None
-    after: tuple[str, ...] = ()
-    code: Code = field(default_factory=Code)
-    archive: Archive = field(default_factory=Archive)
+    after: tuple[str, ...] = ()  # dependencies of the run (`ok:/runs/prepare`); see launcher/submission/dependencies.py
+    code: Code = field(default_factory=Code)  # snapshot of the code; see launcher/environment/snapshot.py
+    archive: Archive = field(default_factory=Archive)  # facts about env.archive; see launcher/environment/archives.py
+    # folder with the files of secrets, for schedulers that need one (PBS); see launcher/environment/secrets.py
     secrets_dir: str | None = None
 
 

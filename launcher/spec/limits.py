@@ -19,20 +19,13 @@ from launcher.units import parse_memory, parse_time
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind.
+    """Nodes of one kind."""
 
-    Attributes:
-        nodes: number of nodes.
-        cpus, gpus: number of CPUs and GPUs of each node.
-        mem: memory of each node in bytes.
-        gpu_types: names of the models of the nodes' GPUs, as the site spells them.
-    """
-
-    nodes: int
+    nodes: int  # number of nodes. cpus, gpus: number of CPUs and GPUs of each node
     cpus: int
-    mem: int
+    mem: int  # memory of each node in bytes
     gpus: int
-    gpu_types: tuple[str, ...] = ()
+    gpu_types: tuple[str, ...] = ()  # names of the models of the nodes' GPUs, as the site spells them
 
 
 def check_limits(plan: JobPlan, cluster: Cluster) -> None:

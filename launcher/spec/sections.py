@@ -149,32 +149,21 @@ class Workload:
 
 @dataclass(frozen=True)
 class Code:
-    """The snapshot of the user's code. Without one, ranks use the code in place.
+    """The snapshot of the user's code. Without one, ranks use the code in place."""
 
-    Attributes:
-        snapshot: folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot.
-        repository: folder that was copied.
-        path: folders of the copy that are put on PYTHONPATH.
-    """
-
+    # folder of the copy, which contains the plan's workdir and `path`; None: there is no snapshot
     snapshot: str | None = None
-    repository: str | None = None
-    path: tuple[str, ...] = ()
+    repository: str | None = None  # folder that was copied
+    path: tuple[str, ...] = ()  # folders of the copy that are put on PYTHONPATH
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Facts about the file of env.archive.
+    """Facts about the file of env.archive."""
 
-    Attributes:
-        digest: SHA-256 of the file, in hexadecimal.
-        of: folder of the environment that was packed; None: not known.
-        import_time: seconds that importing torch took from that folder.
-    """
-
-    digest: str = ""
-    of: str | None = None
-    import_time: float = 0.0
+    digest: str = ""  # SHA-256 of the file, in hexadecimal
+    of: str | None = None  # folder of the environment that was packed; None: not known
+    import_time: float = 0.0  # seconds that importing torch took from that folder
 
 
 def resolved(part: type[S], config: Any, prefix: str = "", /, **own: Any) -> S:

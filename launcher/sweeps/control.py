@@ -43,19 +43,12 @@ STARTED = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points
 
 @dataclass(frozen=True)
 class LiveArray:
-    """A job array with points that are not over.
+    """A job array with points that are not over."""
 
-    Attributes:
-        job: id of the array, in the form that scheduler commands take.
-        plan: plan of one of the array's points.
-        points: numbers of the array's points that are not over.
-        pending: how many of these points have not started.
-    """
-
-    job: str
-    plan: JobPlan
-    points: tuple[int, ...]
-    pending: int
+    job: str  # id of the array, in the form that scheduler commands take
+    plan: JobPlan  # plan of one of the array's points
+    points: tuple[int, ...]  # numbers of the array's points that are not over
+    pending: int  # how many of these points have not started
 
 
 def live_arrays(

@@ -122,18 +122,12 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
 
 @dataclass(frozen=True)
 class SubmittedPilots:
-    """The result of a submission of pilots.
+    """The result of a submission of pilots."""
 
-    Attributes:
-        jobs: job id of each pilot that was submitted, by the pilot's number.
-        left: number of pilots that the scheduler does not accept now.
-        words: the message with which the scheduler refused the pilots counted in `left`.
-        enough: how many pilots the points that are left can use, if these are fewer than asked for; None: as many.
-    """
-
-    jobs: Mapping[int, str]
-    left: int = 0
-    words: str = ""
+    jobs: Mapping[int, str]  # job id of each pilot that was submitted, by the pilot's number
+    left: int = 0  # number of pilots that the scheduler does not accept now
+    words: str = ""  # the message with which the scheduler refused the pilots counted in `left`
+    # how many pilots the points that are left can use, if these are fewer than asked for; None: as many
     enough: int | None = None
 
 

@@ -29,47 +29,29 @@ from launcher.sweeps import grouping, pilots
 
 @dataclass(frozen=True)
 class RequestedPoint:
-    """A point that the user's command line asks for.
+    """A point that the user's command line asks for."""
 
-    Attributes:
-        overrides: overrides of the point.
-        config: config of the point.
-        resolved: the config as plain mappings, with all interpolations resolved.
-    """
-
-    overrides: tuple[str, ...]
-    config: Config
-    resolved: Mapping[str, Any]
+    overrides: tuple[str, ...]  # overrides of the point
+    config: Config  # config of the point
+    resolved: Mapping[str, Any]  # the config as plain mappings, with all interpolations resolved
 
 
 @dataclass(frozen=True)
 class PreparedSweep:
-    """A sweep that has passed every check and can be submitted.
+    """A sweep that has passed every check and can be submitted."""
 
-    Attributes:
-        path: directory of the sweep.
-        existing: the manifest of an earlier command in the directory; None: the sweep is new.
-        manifest: the manifest to write: the existing points, then the new ones.
-        order: numbers of the points that the command line asks for, in its order.
-        points: the points that the command line asks for, by number.
-        plans: plan of each point in `points`, by number.
-        groups: plan of each array, and the numbers of its points.
-        parallelism: number of points that may run at once; None: no limit.
-        notes: messages for the user.
-        secrets: environment variables that must not be written to files.
-        pilots: plans of the pilots that run the points, by number; empty: each point has a job of its own.
-    """
-
-    path: Path
-    existing: Manifest | None
-    manifest: Manifest
-    order: tuple[int, ...]
-    points: Mapping[int, RequestedPoint]
-    plans: Mapping[int, JobPlan]
-    groups: Sequence[tuple[JobPlan, tuple[int, ...]]]
-    parallelism: int | None
-    notes: tuple[str, ...]
+    path: Path  # directory of the sweep
+    existing: Manifest | None  # the manifest of an earlier command in the directory; None: the sweep is new
+    manifest: Manifest  # the manifest to write: the existing points, then the new ones
+    order: tuple[int, ...]  # numbers of the points that the command line asks for, in its order
+    points: Mapping[int, RequestedPoint]  # the points that the command line asks for, by number
+    plans: Mapping[int, JobPlan]  # plan of each point in `points`, by number
+    groups: Sequence[tuple[JobPlan, tuple[int, ...]]]  # plan of each array, and the numbers of its points
+    parallelism: int | None  # number of points that may run at once; None: no limit
+    notes: tuple[str, ...]  # messages for the user
+    # environment variables that must not be written to files
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    # plans of the pilots that run the points, by number; empty: each point has a job of its own
     pilots: Mapping[int, JobPlan] = dataclasses.field(default_factory=dict)
 
     @property

@@ -40,17 +40,11 @@ from launcher.sweeps.submit import SubmittedSweep, submit_pilots
 
 @dataclass(frozen=True)
 class PreparedSearch:
-    """A search that has passed every check and can be submitted.
+    """A search that has passed every check and can be submitted."""
 
-    Attributes:
-        sweep: the prepared sweep with the representative points; the manifest in it has no points.
-        settings: what is searched, and how.
-        template: template for the records of points; see `launcher.search.template`.
-    """
-
-    sweep: PreparedSweep
-    settings: SearchSettings
-    template: Mapping[str, Any]
+    sweep: PreparedSweep  # the prepared sweep with the representative points; the manifest in it has no points
+    settings: SearchSettings  # what is searched, and how
+    template: Mapping[str, Any]  # template for the records of points; see `launcher.search.template`
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:

@@ -45,25 +45,16 @@ from launcher.sweeps.prepare import PreparedSweep
 
 @dataclass(frozen=True)
 class SubmittedSweep:
-    """The result of a submission. Points are given by their numbers.
+    """The result of a submission. Points are given by their numbers."""
 
-    Attributes:
-        sweep: the sweep.
-        jobs: id of each job or array that was submitted, and the points of this job or array.
-        already_submitted: points that were submitted by an earlier command.
-        local: points that run on this machine without a scheduler, a few at a time.
-        not_accepted: points that the scheduler does not accept now, because of a limit of jobs.
-        limit: the message with which the scheduler refused the points in `not_accepted`.
-        pilots: result of the submission of pilots; None: the sweep has no pilots.
-    """
-
-    sweep: Sweep
+    sweep: Sweep  # the sweep
+    # id of each job or array that was submitted, and the points of this job or array
     jobs: tuple[tuple[str, tuple[int, ...]], ...]
-    already_submitted: tuple[int, ...]
-    local: tuple[int, ...]
-    not_accepted: tuple[int, ...] = ()
-    limit: str = ""
-    pilots: pilots.SubmittedPilots | None = None
+    already_submitted: tuple[int, ...]  # points that were submitted by an earlier command
+    local: tuple[int, ...]  # points that run on this machine without a scheduler, a few at a time
+    not_accepted: tuple[int, ...] = ()  # points that the scheduler does not accept now, because of a limit of jobs
+    limit: str = ""  # the message with which the scheduler refused the points in `not_accepted`
+    pilots: pilots.SubmittedPilots | None = None  # result of the submission of pilots; None: the sweep has no pilots
 
 
 def submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
@@ -201,19 +192,12 @@ def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
 
 @dataclass(frozen=True)
 class _PrecedingJob:
-    """A job of a sweep that must end before a later job of the sweep may start, because of sweep.parallelism.
+    """A job of a sweep that must end before a later job of the sweep may start, because of sweep.parallelism."""
 
-    Attributes:
-        sweep: the sweep.
-        scheduler: name of the job's scheduler.
-        job: id of the job or array.
-        points: numbers of its points.
-    """
-
-    sweep: Sweep
-    scheduler: str
-    job: str
-    points: tuple[int, ...]
+    sweep: Sweep  # the sweep
+    scheduler: str  # name of the job's scheduler
+    job: str  # id of the job or array
+    points: tuple[int, ...]  # numbers of its points
 
     def live(self) -> bool:
         return not all(each.over for each in point_statuses(self.sweep, SweepMonitor(), self.points))

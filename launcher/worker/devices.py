@@ -135,21 +135,13 @@ def _entries(mask: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """The accelerators that this process sees.
+    """The accelerators that this process sees."""
 
-    Attributes:
-        kind: torch.device type of the accelerators (cuda on ROCm as well); empty if torch was built for CPUs only.
-        count: number of accelerators.
-        torch: version of torch.
-        mask: the variables that limit what the process sees, with their values, as text.
-        error: the driver's message if the process sees no accelerator.
-    """
-
-    kind: str
-    count: int
-    torch: str
-    mask: str = ""
-    error: str = ""
+    kind: str  # torch.device type of the accelerators (cuda on ROCm as well); empty if torch was built for CPUs only
+    count: int  # number of accelerators
+    torch: str  # version of torch
+    mask: str = ""  # the variables that limit what the process sees, with their values, as text
+    error: str = ""  # the driver's message if the process sees no accelerator
 
     @property
     def text(self) -> str:

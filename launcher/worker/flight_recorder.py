@@ -33,21 +33,14 @@ _FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 @dataclass(frozen=True)
 class Group:
-    """A rank's collectives in one process group.
+    """A rank's collectives in one process group."""
 
-    Attributes:
-        name: name of the process group; the same on all of its ranks.
-        enqueued: sequence number of the last collective that the rank has enqueued; 0: none.
-        pending: sequence number of the first collective that the rank's GPU has not finished; None: all are finished.
-        operation: operation of the pending collective (`nccl:all_reduce`); empty if none is pending.
-        started: whether the rank's GPU has started the pending collective.
-    """
-
-    name: str
-    enqueued: int
+    name: str  # name of the process group; the same on all of its ranks
+    enqueued: int  # sequence number of the last collective that the rank has enqueued; 0: none
+    # sequence number of the first collective that the rank's GPU has not finished; None: all are finished
     pending: int | None = None
-    operation: str = ""
-    started: bool = False
+    operation: str = ""  # operation of the pending collective (`nccl:all_reduce`); empty if none is pending
+    started: bool = False  # whether the rank's GPU has started the pending collective
 
 
 @dataclass(frozen=True)

@@ -34,42 +34,25 @@ _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/
 
 @dataclass(frozen=True)
 class Report:
-    """The state of one rank during a hang.
+    """The state of one rank during a hang."""
 
-    Attributes:
-        rank: global rank.
-        host: name of the rank's node.
-        step: steps of the run that the rank has done.
-        state: the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone.
-        stack: stacks of its threads as faulthandler writes them, or its `newest_frame`; empty if it wrote none.
-        recorder: its flight recorder (flight_recorder.to_json); empty if it has none.
-    """
-
-    rank: int
-    host: str
-    step: int
-    state: str
-    stack: str
-    recorder: str = ""
+    rank: int  # global rank
+    host: str  # name of the rank's node
+    step: int  # steps of the run that the rank has done
+    state: str  # the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone
+    stack: str  # stacks of its threads as faulthandler writes them, or its `newest_frame`; empty if it wrote none
+    recorder: str = ""  # its flight recorder (flight_recorder.to_json); empty if it has none
 
 
 @dataclass(frozen=True)
 class Blamed:
-    """The ranks to blame for a hang.
+    """The ranks to blame for a hang."""
 
-    Attributes:
-        ranks: the ranks, at most MOST_BLAMED; empty if there were no reports.
-        sign: the evidence by which they were found.
-        collective: the collective that they block, if the sign is HangSign.RECORDER.
-        step: steps of the run that the slowest of them has done; None if there were no reports.
-        frame: newest frame of the first of them; empty: it has written none.
-    """
-
-    ranks: tuple[Accused, ...]
-    sign: HangSign
-    collective: BlockedCollective | None = None
-    step: int | None = None
-    frame: str = ""
+    ranks: tuple[Accused, ...]  # the ranks, at most MOST_BLAMED; empty if there were no reports
+    sign: HangSign  # the evidence by which they were found
+    collective: BlockedCollective | None = None  # the collective that they block, if the sign is HangSign.RECORDER
+    step: int | None = None  # steps of the run that the slowest of them has done; None if there were no reports
+    frame: str = ""  # newest frame of the first of them; empty: it has written none
 
 
 def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, BlockedCollective | None]:

@@ -31,24 +31,16 @@ _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Sign:
-    """The heartbeat of one rank, as its agent reads it.
+    """The heartbeat of one rank, as its agent reads it."""
 
-    Attributes:
-        listens: whether the rank checks for stop requests at step boundaries. The agent then does not end it, but lets
-            it save and exit.
-        step: steps of the run that are done; -1 before the first.
-        beats: number of heartbeats so far.
-        gives_up: whether the rank fails with an error that a restart would not help.
-        arrived: whether the rank is ready to make the process group, and waits for the others.
-        joined: whether the rank has seen that all ranks have arrived.
-    """
-
+    # whether the rank checks for stop requests at step boundaries. The agent then does not end it, but lets it save and
+    # exit
     listens: bool
-    step: int
-    beats: int
-    gives_up: bool = False
-    arrived: bool = False
-    joined: bool = False
+    step: int  # steps of the run that are done; -1 before the first
+    beats: int  # number of heartbeats so far
+    gives_up: bool = False  # whether the rank fails with an error that a restart would not help
+    arrived: bool = False  # whether the rank is ready to make the process group, and waits for the others
+    joined: bool = False  # whether the rank has seen that all ranks have arrived
 
 
 class Slot:

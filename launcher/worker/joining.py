@@ -51,17 +51,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A reason why ranks cannot work together: they differ, or share a GPU.
+    """A reason why ranks cannot work together: they differ, or share a GPU."""
 
-    Attributes:
-        what: the reason, as the start of a sentence.
-        holders: the values, each with the facts of the ranks that have it; for a difference the commonest value first.
-        fix: what the user can do, as a sentence.
-    """
-
-    what: str
+    what: str  # the reason, as the start of a sentence
+    # the values, each with the facts of the ranks that have it; for a difference the commonest value first
     holders: tuple[tuple[str, tuple[Facts, ...]], ...]
-    fix: str
+    fix: str  # what the user can do, as a sentence
 
     @property
     def text(self) -> str:

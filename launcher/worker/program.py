@@ -32,19 +32,12 @@ from launcher.worker import debugger, rank_report, script
 
 @dataclass(frozen=True)
 class Shared:
-    """Descriptors that a rank shares with its agent, and its index among the agent's ranks.
+    """Descriptors that a rank shares with its agent, and its index among the agent's ranks."""
 
-    Attributes:
-        pulse: descriptor of the memory with the heartbeats of all ranks of the agent.
-        stacks: descriptor of the file for this rank's stacks.
-        report: descriptor of the file for the report of how this rank ends; see `rank_report`.
-        place: index of this rank among the agent's ranks.
-    """
-
-    pulse: int
-    stacks: int
-    report: int
-    place: int
+    pulse: int  # descriptor of the memory with the heartbeats of all ranks of the agent
+    stacks: int  # descriptor of the file for this rank's stacks
+    report: int  # descriptor of the file for the report of how this rank ends; see `rank_report`
+    place: int  # index of this rank among the agent's ranks
 
 
 def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, Any]:

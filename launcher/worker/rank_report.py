@@ -84,26 +84,17 @@ def take() -> AgentChannels:
 
 @dataclass(frozen=True)
 class WorkerError:
-    """The error with which a rank failed: from its report, torch's `@record`, or what it has printed last.
+    """The error with which a rank failed: from its report, torch's `@record`, or what it has printed last."""
 
-    Attributes:
-        code: raised, lost peer (the rank lost its connection to another rank), sys.exit (called with a text), usage (it
-            refuses its arguments or its config), or printed (no error is known, only its last line).
-        type: name of the exception's class; empty: there is none.
-        message: text of the exception, or what the rank has printed last.
-        traceback: the traceback as Python prints it, starting at the user's frames.
-        lost_peer: whether the rank failed because another rank was gone.
-        final: whether a retry would fail too.
-        reading: path of the checkpoint that was being loaded; empty: none was.
-    """
-
+    # raised, lost peer (the rank lost its connection to another rank), sys.exit (called with a text), usage (it refuses
+    # its arguments or its config), or printed (no error is known, only its last line)
     code: str
-    type: str
-    message: str
-    traceback: str
-    lost_peer: bool = False
-    final: bool = False
-    reading: str = ""
+    type: str  # name of the exception's class; empty: there is none
+    message: str  # text of the exception, or what the rank has printed last
+    traceback: str  # the traceback as Python prints it, starting at the user's frames
+    lost_peer: bool = False  # whether the rank failed because another rank was gone
+    final: bool = False  # whether a retry would fail too
+    reading: str = ""  # path of the checkpoint that was being loaded; empty: none was
 
     @property
     def line(self) -> str:
@@ -120,15 +111,11 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class Report:
-    """A rank's report.
+    """A rank's report."""
 
-    Attributes:
-        returned: metrics of a rank that succeeded; None if it failed, or left no readable report.
-        error: error of a rank that failed; None if it succeeded, or left no readable report.
-    """
-
+    # metrics of a rank that succeeded; None if it failed, or left no readable report
     returned: dict[str, Any] | None = None
-    error: WorkerError | None = None
+    error: WorkerError | None = None  # error of a rank that failed; None if it succeeded, or left no readable report
 
 
 # -- in the rank

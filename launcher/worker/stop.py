@@ -61,15 +61,10 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all ranks have agreed to do at a step boundary.
+    """What all ranks have agreed to do at a step boundary."""
 
-    Attributes:
-        stop: the stop reason as text, the same on every rank; None: continue.
-        save: whether to save now, because a rank's save is due or RUN/save exists.
-    """
-
-    stop: str | None = None
-    save: bool = False
+    stop: str | None = None  # the stop reason as text, the same on every rank; None: continue
+    save: bool = False  # whether to save now, because a rank's save is due or RUN/save exists
 
 
 CONTINUE = Verdict()

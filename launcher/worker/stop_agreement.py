@@ -65,17 +65,11 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True)
 class Want:
-    """What one or several ranks want to do at a boundary. False in a condition if they want nothing.
+    """What one or several ranks want to do at a boundary. False in a condition if they want nothing."""
 
-    Attributes:
-        cause: cause of the stop; NONE: no stop.
-        rank: the lowest rank with this cause; 0 if the cause is NONE.
-        save: whether to save.
-    """
-
-    cause: Cause = Cause.NONE
-    rank: int = 0
-    save: bool = False
+    cause: Cause = Cause.NONE  # cause of the stop; NONE: no stop
+    rank: int = 0  # the lowest rank with this cause; 0 if the cause is NONE
+    save: bool = False  # whether to save
 
     def __bool__(self) -> bool:
         return self.cause is not Cause.NONE or self.save
@@ -96,41 +90,25 @@ def joined(wants: Iterable[Want]) -> Want:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The leader's proposal of what all ranks do at one boundary, if all agents accept.
+    """The leader's proposal of what all ranks do at one boundary, if all agents accept."""
 
-    Attributes:
-        number: number of the proposal in this round, from 1.
-        at: the boundary, as a count of calls of `Stop.boundary`.
-        want: what to do at the boundary.
-    """
-
-    number: int
-    at: int
-    want: Want
+    number: int  # number of the proposal in this round, from 1
+    at: int  # the boundary, as a count of calls of `Stop.boundary`
+    want: Want  # what to do at the boundary
 
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of a rank in the agreement, which the rank shows its agent.
+    """The state of a rank in the agreement, which the rank shows its agent."""
 
-    Attributes:
-        boundary: number of boundaries that the rank has reached.
-        closed: whether the rank has no more boundaries.
-        cause, save: what the rank wants.
-        acted: number of the last proposal that the rank has carried out; 0: none.
-        answered: number of the last proposal that the rank has answered; 0: none.
-        accepted: whether the rank accepted the proposal `answered`.
-        step_time: seconds of a step; 0 if unknown.
-    """
-
-    boundary: int = 0
-    closed: bool = False
+    boundary: int = 0  # number of boundaries that the rank has reached
+    closed: bool = False  # whether the rank has no more boundaries. cause, save: what the rank wants
     cause: Cause = Cause.NONE
     save: bool = False
-    acted: int = 0
-    answered: int = 0
-    accepted: bool = False
-    step_time: float = 0.0
+    acted: int = 0  # number of the last proposal that the rank has carried out; 0: none
+    answered: int = 0  # number of the last proposal that the rank has answered; 0: none
+    accepted: bool = False  # whether the rank accepted the proposal `answered`
+    step_time: float = 0.0  # seconds of a step; 0 if unknown
 
 
 # -- a rank

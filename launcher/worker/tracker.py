@@ -18,17 +18,11 @@ LOCAL_TIMEOUT = 60.0  # the same for trackers that write to files: on a busy nod
 
 @dataclass(frozen=True)
 class Entry:
-    """Numbers reported together at one step.
+    """Numbers reported together at one step."""
 
-    Attributes:
-        step: steps of the run that are done.
-        moment: when they were reported, in seconds since the epoch.
-        values: the numbers by name (`train/loss`).
-    """
-
-    step: int
-    moment: float
-    values: Mapping[str, float]
+    step: int  # steps of the run that are done
+    moment: float  # when they were reported, in seconds since the epoch
+    values: Mapping[str, float]  # the numbers by name (`train/loss`)
 
 
 def keep(path: Path, entries: Sequence[Entry]) -> None:

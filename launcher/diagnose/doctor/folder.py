@@ -25,32 +25,20 @@ SKEW = 5.0  # seconds by which the file server's clock may differ from this mach
 
 @dataclass(frozen=True)
 class Space:
-    """The file system of a folder.
+    """The file system of a folder."""
 
-    Attributes:
-        kind: the type of the file system (`nfs4`); empty: not known.
-        free: free bytes.
-        inodes: free inodes; None: the file system does not count inodes.
-    """
-
-    kind: str
-    free: int
-    inodes: int | None
+    kind: str  # the type of the file system (`nfs4`); empty: not known
+    free: int  # free bytes
+    inodes: int | None  # free inodes; None: the file system does not count inodes
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The results of trying file operations in the folder of runs.
+    """The results of trying file operations in the folder of runs."""
 
-    Attributes:
-        failed: (name, error) of each operation that failed.
-        skew: seconds by which the file server's clock is ahead of this machine's.
-        took: seconds that all operations took together.
-    """
-
-    failed: tuple[tuple[str, str], ...]
-    skew: float
-    took: float
+    failed: tuple[tuple[str, str], ...]  # (name, error) of each operation that failed
+    skew: float  # seconds by which the file server's clock is ahead of this machine's
+    took: float  # seconds that all operations took together
 
 
 def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:

@@ -12,17 +12,11 @@ from launcher.findings import Finding, problem
 
 @dataclass(frozen=True)
 class Check:
-    """A check that `doctor` runs.
+    """A check that `doctor` runs."""
 
-    Attributes:
-        about: the check's subject, as the report shows it.
-        look: the function that runs the check and returns its findings.
-        limit: seconds that the check may take.
-    """
-
-    about: str
-    look: Callable[[], Iterable[Finding]]
-    limit: float = 10.0
+    about: str  # the check's subject, as the report shows it
+    look: Callable[[], Iterable[Finding]]  # the function that runs the check and returns its findings
+    limit: float = 10.0  # seconds that the check may take
 
 
 def start(check: Check) -> Callable[[], list[Finding]]:

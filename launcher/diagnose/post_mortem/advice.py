@@ -21,32 +21,21 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Case:
-    """Everything about an ended attempt that the advice depends on.
+    """Everything about an ended attempt that the advice depends on."""
 
-    Attributes:
-        name: the run, as the user named it on the command line.
-        program: the command of the launcher, as the user typed it.
-        plan: the plan of the run.
-        verdict: why the attempt ended.
-        memory: bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`.
-        host: the host of the first failure; empty: not known.
-        saved: whether the run has a checkpoint.
-        fault: the first failure that agents reported.
-        log: path of the failed rank's standard error; empty: there is none.
-        signal: the number of the signal that ended the job, if the scheduler reports it.
-        rerun: for a point of a sweep that runs in a pilot, the sub-command that starts it again; empty for other runs.
-    """
-
-    name: str
-    program: str
-    plan: JobPlan
-    verdict: Verdict
+    name: str  # the run, as the user named it on the command line
+    program: str  # the command of the launcher, as the user typed it
+    plan: JobPlan  # the plan of the run
+    verdict: Verdict  # why the attempt ended
+    # bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`
     memory: Mapping[str, int] = field(default_factory=dict)
-    host: str = ""
-    saved: bool = False
+    host: str = ""  # the host of the first failure; empty: not known
+    saved: bool = False  # whether the run has a checkpoint
+    # the first failure that agents reported
     fault: Fault = Fault()  # noqa: RUF009  it is frozen
-    log: str = ""
-    signal: int | None = None
+    log: str = ""  # path of the failed rank's standard error; empty: there is none
+    signal: int | None = None  # the number of the signal that ended the job, if the scheduler reports it
+    # for a point of a sweep that runs in a pilot, the sub-command that starts it again; empty for other runs
     rerun: str = ""
 
     @property
@@ -68,15 +57,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that the advice names.
+    """A step that the advice names."""
 
-    Attributes:
-        words: what to do.
-        command: the command that does it, to copy; empty: no single command does.
-    """
-
-    words: str
-    command: str = ""
+    words: str  # what to do
+    command: str = ""  # the command that does it, to copy; empty: no single command does
 
 
 Steps = list["str | Step"]

@@ -31,59 +31,38 @@ MOST_RANKS = 256  # at most so many ranks' logs are searched for errors
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of the main thread, which several ranks share if they hung in the same call.
+    """The stack of the main thread, which several ranks share if they hung in the same call."""
 
-    Attributes:
-        ranks: the ranks with this stack.
-        frames: lines of Python's faulthandler, the newest frame first; empty: the ranks wrote no stack.
-    """
-
-    ranks: tuple[int, ...]
-    frames: tuple[str, ...]
+    ranks: tuple[int, ...]  # the ranks with this stack
+    frames: tuple[str, ...]  # lines of Python's faulthandler, the newest frame first; empty: the ranks wrote no stack
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that `post-mortem` shows about an attempt.
+    """Everything that `post-mortem` shows about an attempt."""
 
-    Attributes:
-        attempt: the number of the attempt; None: the run had no attempt.
-        verdict: why the attempt ended.
-        time: when the first failure was reported or, without one, when the attempt ended, in seconds since the epoch;
-            None: not known.
-        rank, host: the rank that failed first, and the host of the failure; None and empty: not known.
-        by: the user who cancelled the job; empty: not known, or the job was not cancelled.
-        same: other ranks with the same error as `rank`.
-        followed: ranks that ended because others had ended.
-        others: the error line of each rank with a different error.
-        restarts: the causes of the restarts of ranks within the attempt, as text.
-        traceback: the traceback of `rank`, without most frames of libraries.
-        log: the last lines of the log of `rank`, without the traceback.
-        stacks: for a hang, the stacks of all ranks; for a crash, the stack of `rank`.
-        files: paths of files to look at, by a description (`its errors`).
-        memory: bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`.
-        todo: the advice.
-        codes: the codes that agents, ranks and the job script recorded about the end.
-        fault: the first failure that agents reported.
-    """
-
-    attempt: int | None
-    verdict: Verdict
+    attempt: int | None  # the number of the attempt; None: the run had no attempt
+    verdict: Verdict  # why the attempt ended
+    # when the first failure was reported or, without one, when the attempt ended, in seconds since the epoch; None: not
+    # known. rank, host: the rank that failed first, and the host of the failure; None and empty: not known
     time: float | None = None
     rank: int | None = None
     host: str = ""
-    by: str = ""
-    same: tuple[int, ...] = ()
-    followed: tuple[int, ...] = ()
-    others: Mapping[int, str] = field(default_factory=dict)
-    restarts: tuple[str, ...] = ()
-    traceback: str = ""
-    log: tuple[str, ...] = ()
-    stacks: tuple[Stack, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    by: str = ""  # the user who cancelled the job; empty: not known, or the job was not cancelled
+    same: tuple[int, ...] = ()  # other ranks with the same error as `rank`
+    followed: tuple[int, ...] = ()  # ranks that ended because others had ended
+    others: Mapping[int, str] = field(default_factory=dict)  # the error line of each rank with a different error
+    restarts: tuple[str, ...] = ()  # the causes of the restarts of ranks within the attempt, as text
+    traceback: str = ""  # the traceback of `rank`, without most frames of libraries
+    log: tuple[str, ...] = ()  # the last lines of the log of `rank`, without the traceback
+    stacks: tuple[Stack, ...] = ()  # for a hang, the stacks of all ranks; for a crash, the stack of `rank`
+    files: Mapping[str, str] = field(default_factory=dict)  # paths of files to look at, by a description (`its errors`)
+    # bytes of memory used and allowed, and numbers of kills, as in `Evidence.memory`
     memory: Mapping[str, int] = field(default_factory=dict)
-    todo: tuple[Step, ...] = ()
+    todo: tuple[Step, ...] = ()  # the advice
+    # the codes that agents, ranks and the job script recorded about the end
     codes: Codes = field(default_factory=Codes)
+    # the first failure that agents reported
     fault: Fault = Fault()  # noqa: RUF009  it is frozen
 
     def as_dict(self) -> dict[str, Any]:

@@ -81,17 +81,11 @@ DECISIVE = {*_STATE_KINDS} - {"CANCELLED"}  # job states that explain an end by 
 
 @dataclass(frozen=True)
 class Codes:
-    """The codes that agents, ranks and the job script recorded about the end of an attempt. None: none was recorded.
+    """The codes that agents, ranks and the job script recorded about the end of an attempt. None: none was recorded."""
 
-    Attributes:
-        fault: the first failure.
-        stop: why the attempt stopped early.
-        stays: why the run stays as it is (stopped or given up), and does not continue by itself.
-    """
-
-    fault: FaultCode | None = None
-    stop: StopReason | None = None
-    stays: NextReason | None = None
+    fault: FaultCode | None = None  # the first failure
+    stop: StopReason | None = None  # why the attempt stopped early
+    stays: NextReason | None = None  # why the run stays as it is (stopped or given up), and does not continue by itself
 
     def as_dict(self) -> dict[str, str | None]:
         """Returns the values of the codes under the keys of `post-mortem --json`: `code` (fault), `stop`, `stays`."""
@@ -103,49 +97,30 @@ class Codes:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that is known about an attempt. Every field but `state` may be missing (None or empty).
+    """Everything that is known about an attempt. Every field but `state` may be missing (None or empty)."""
 
-    Attributes:
-        state: the state of the run after this attempt.
-        fault: the first event `fault` or `setup_failed`.
-        stop: the last event `stop`: why the attempt stopped early.
-        stays: the last event `stays`: why the run does not continue by itself.
-        request: the last event `stop_requested`: the signal that asked the attempt to stop, and the host that got it.
-        ended: the exit code of the attempt.
-        begun: whether the attempt has started.
-        scheduler: the title of the scheduler (`Slurm`).
-        job: the state of the job in the scheduler, and the signal that ended it.
-        notices: messages of the scheduler in the job's output.
-        log: the last lines of the failed rank's log.
-        output: the last lines of the job's output.
-        cluster: the name of the cluster's profile.
-        setup: the first line of the set-up command that failed.
-        cancelled: whether `launcher cancel` was called for the run.
-        pruned: the event that the search of the run's sweep pruned it; None: it did not.
-        preempted: whether the scheduler was preempting the job when it stopped.
-        gpus: GPUs on each node that the run asked for.
-        memory: bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`,
-            `host_kills`), as in `launcher.agent.memory`; `used` and `limit` are from the scheduler.
-    """
-
-    state: RunState
-    fault: Fault | SetupFailed | None = None
-    stop: Stop | None = None
-    stays: Stays | None = None
+    state: RunState  # the state of the run after this attempt
+    fault: Fault | SetupFailed | None = None  # the first event `fault` or `setup_failed`
+    stop: Stop | None = None  # the last event `stop`: why the attempt stopped early
+    stays: Stays | None = None  # the last event `stays`: why the run does not continue by itself
+    # the last event `stop_requested`: the signal that asked the attempt to stop, and the host that got it
     request: StopRequested | None = None
-    ended: int | None = None
-    begun: bool = True
-    scheduler: str = ""
+    ended: int | None = None  # the exit code of the attempt
+    begun: bool = True  # whether the attempt has started
+    scheduler: str = ""  # the title of the scheduler (`Slurm`)
+    # the state of the job in the scheduler, and the signal that ended it
     job: JobStatus = field(default_factory=JobStatus)
-    notices: tuple[notices.Notice, ...] = ()
-    log: tuple[str, ...] = ()
-    output: tuple[str, ...] = ()
-    cluster: str = ""
-    setup: str = ""
-    cancelled: bool = False
-    pruned: Pruned | None = None
-    preempted: bool = False
-    gpus: int = 0
+    notices: tuple[notices.Notice, ...] = ()  # messages of the scheduler in the job's output
+    log: tuple[str, ...] = ()  # the last lines of the failed rank's log
+    output: tuple[str, ...] = ()  # the last lines of the job's output
+    cluster: str = ""  # the name of the cluster's profile
+    setup: str = ""  # the first line of the set-up command that failed
+    cancelled: bool = False  # whether `launcher cancel` was called for the run
+    pruned: Pruned | None = None  # the event that the search of the run's sweep pruned it; None: it did not
+    preempted: bool = False  # whether the scheduler was preempting the job when it stopped
+    gpus: int = 0  # GPUs on each node that the run asked for
+    # bytes of memory (`used`, `peak`, `largest`, `limit`) and numbers of killed processes (`kills`, `host_kills`), as
+    # in `launcher.agent.memory`; `used` and `limit` are from the scheduler
     memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -185,19 +160,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why an attempt ended.
+    """Why an attempt ended."""
 
-    Attributes:
-        kind: the kind of the end.
-        cause: the cause as one line, which all commands show; None: the run is done, or the cause is not known.
-        sign: the log line that shows the kind; empty: the cause shows it.
-        sure: whether the evidence proves the kind. If not, it is the most probable one.
-    """
-
-    kind: Kind
+    kind: Kind  # the kind of the end
+    # the cause as one line, which all commands show; None: the run is done, or the cause is not known
     cause: str | None
-    sign: str = ""
-    sure: bool = True
+    sign: str = ""  # the log line that shows the kind; empty: the cause shows it
+    sure: bool = True  # whether the evidence proves the kind. If not, it is the most probable one
 
 
 def classify(seen: Evidence) -> Verdict:

@@ -75,13 +75,9 @@ NEWEST = 100  # maximum number of jobs with the same name in which a token is lo
 
 @dataclass(frozen=True)
 class PBS:
-    """PBS's queries and commands for jobs; see `queries.Queries`.
+    """PBS's queries and commands for jobs; see `queries.Queries`."""
 
-    Attributes:
-        timeout: timeout of each command in seconds.
-    """
-
-    timeout: float = 60
+    timeout: float = 60  # timeout of each command in seconds
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Runs a command, and returns its standard output.

@@ -63,38 +63,23 @@ OF_A_CHUNK = {"ngpus": "gpus_per_node", "mpiprocs": "procs_per_node", "mem": "me
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a job, from which `options` makes qsub's options.
+    """The request of a job, from which `options` makes qsub's options."""
 
-    Attributes:
-        name: job name.
-        select: select statement; None: `resources` has the amounts of all nodes together.
-        output: folder of the job's output file `JOBID.OU`; may contain `^array_index^`.
-        token: unique text by which a later query finds the job; the value of the job's variable TOKEN.
-        place: place statement; None: none.
-        walltime: wall time in seconds; None: the site's default.
-        queue: qsub -q.
-        project: qsub -P.
-        account: qsub -A.
-        resources: further resources of the whole job (`-l`) by name, such as filesystems.
-        array: indices and throttle of an array (`0-14%4`); None: a plain job.
-        rerunnable: whether PBS may requeue the job after a preemption or the loss of its node.
-        shrinks: whether the job continues when it loses a node other than the first.
-        directives: further options by letter. A list adds the option once per value; True adds it without a value.
-    """
-
-    name: str
-    select: str | None
-    output: str
-    token: str
-    place: str | None = None
-    walltime: int | None = None
-    queue: str | None = None
-    project: str | None = None
-    account: str | None = None
+    name: str  # job name
+    select: str | None  # select statement; None: `resources` has the amounts of all nodes together
+    output: str  # folder of the job's output file `JOBID.OU`; may contain `^array_index^`
+    token: str  # unique text by which a later query finds the job; the value of the job's variable TOKEN
+    place: str | None = None  # place statement; None: none
+    walltime: int | None = None  # wall time in seconds; None: the site's default
+    queue: str | None = None  # qsub -q
+    project: str | None = None  # qsub -P
+    account: str | None = None  # qsub -A
+    # further resources of the whole job (`-l`) by name, such as filesystems
     resources: Mapping[str, Any] = field(default_factory=dict)
-    array: str | None = None
-    rerunnable: bool = True
-    shrinks: bool = False
+    array: str | None = None  # indices and throttle of an array (`0-14%4`); None: a plain job
+    rerunnable: bool = True  # whether PBS may requeue the job after a preemption or the loss of its node
+    shrinks: bool = False  # whether the job continues when it loses a node other than the first
+    # further options by letter. A list adds the option once per value; True adds it without a value
     directives: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -15,42 +15,24 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Queue:
-    """A live queue. Its limits are those of one job on all nodes together.
+    """A live queue. Its limits are those of one job on all nodes together."""
 
-    Attributes:
-        name: name of the queue.
-        default: whether it is the server's default queue.
-        accepts: whether the queue accepts jobs now.
-        routes: whether this is a routing queue, which moves jobs to other queues; the limits of those apply.
-        time: maximum wall time in seconds; None: no limit.
-        nodes: maximum number of nodes; None: no limit.
-        cpus: maximum number of CPUs; None: no limit.
-        gpus: maximum number of GPUs; None: no limit.
-        mem: maximum memory in bytes; None: no limit.
-        least_time: minimum wall time in seconds.
-        least_nodes: minimum number of nodes.
-        least_gpus: minimum number of GPUs.
-        destinations: names of a routing queue's destinations.
-        inner: whether the queue accepts jobs from routing queues only.
-        started: whether jobs in the queue can start.
-        only: kinds of the queue's access lists (`users`, `groups`, `hosts`); empty: any user can submit jobs.
-    """
-
-    name: str
-    default: bool
-    accepts: bool
-    routes: bool
-    time: int | None
-    nodes: int | None
-    cpus: int | None
-    gpus: int | None
-    mem: int | None
-    least_time: int = 0
-    least_nodes: int = 0
-    least_gpus: int = 0
-    destinations: tuple[str, ...] = ()
-    inner: bool = False
-    started: bool = True
+    name: str  # name of the queue
+    default: bool  # whether it is the server's default queue
+    accepts: bool  # whether the queue accepts jobs now
+    routes: bool  # whether this is a routing queue, which moves jobs to other queues; the limits of those apply
+    time: int | None  # maximum wall time in seconds; None: no limit
+    nodes: int | None  # maximum number of nodes; None: no limit
+    cpus: int | None  # maximum number of CPUs; None: no limit
+    gpus: int | None  # maximum number of GPUs; None: no limit
+    mem: int | None  # maximum memory in bytes; None: no limit
+    least_time: int = 0  # minimum wall time in seconds
+    least_nodes: int = 0  # minimum number of nodes
+    least_gpus: int = 0  # minimum number of GPUs
+    destinations: tuple[str, ...] = ()  # names of a routing queue's destinations
+    inner: bool = False  # whether the queue accepts jobs from routing queues only
+    started: bool = True  # whether jobs in the queue can start
+    # kinds of the queue's access lists (`users`, `groups`, `hosts`); empty: any user can submit jobs
     only: tuple[str, ...] = ()
 
     @property

@@ -13,22 +13,16 @@ from launcher.schedulers.pbs.environment import SHELL
 
 @dataclass(frozen=True)
 class Parameters(parameters.Parameters):
-    """Parameters of `PBSExecutor.update_parameters`, in addition to those of all schedulers.
-
-    Attributes:
-        select: complete select statement; None: made from nodes, tasks, CPUs, GPUs, memory and chunk.
-        place: place statement; None: scatter for several nodes.
-        chunk: resources to add to each node's chunk or to replace in it; the value None removes a default.
-        filesystems: value of PBS's resource `filesystems`, which some sites require.
-        mpiexec: argv of a command that starts the tasks instead of pbsdsh, with the placeholders {nodes}, {tasks} and
-            {tasks_per_node}.
-    """
+    """Parameters of `PBSExecutor.update_parameters`, in addition to those of all schedulers."""
 
     cpus_per_task: int = 1
-    select: str | None = None
-    place: str | None = None
+    select: str | None = None  # complete select statement; None: made from nodes, tasks, CPUs, GPUs, memory and chunk
+    place: str | None = None  # place statement; None: scatter for several nodes
+    # resources to add to each node's chunk or to replace in it; the value None removes a default
     chunk: Mapping[str, Any] = field(default_factory=dict)
-    filesystems: str | None = None
+    filesystems: str | None = None  # value of PBS's resource `filesystems`, which some sites require
+    # argv of a command that starts the tasks instead of pbsdsh, with the placeholders {nodes}, {tasks} and
+    # {tasks_per_node}
     mpiexec: Sequence[str] = ()
 
     template: ClassVar[str] = "qsub_function.sh.j2"

@@ -14,21 +14,13 @@ from launcher.schedulers.explanation import Why
 
 @dataclass(frozen=True)
 class Comment:
-    """An explained comment of PBS's scheduler.
+    """An explained comment of PBS's scheduler."""
 
-    Attributes:
-        kind: kind of the pending reason.
-        words: meaning of the comment, as text.
-        do: what the user can do; `{job}` stands for the job's id.
-        until: event after which the job starts (`others end`); empty: none.
-        never: whether the unchanged job can never start.
-    """
-
-    kind: Why
-    words: str
-    do: str = ""
-    until: str = ""
-    never: bool = False
+    kind: Why  # kind of the pending reason
+    words: str  # meaning of the comment, as text
+    do: str = ""  # what the user can do; `{job}` stands for the job's id
+    until: str = ""  # event after which the job starts (`others end`); empty: none
+    never: bool = False  # whether the unchanged job can never start
 
 
 CHANGE = "cancel it, and resume it with less"

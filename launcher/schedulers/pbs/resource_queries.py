@@ -25,24 +25,15 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Node:
-    """A vnode.
+    """A vnode."""
 
-    Attributes:
-        name: name as PBS prints it.
-        state: state as PBS prints it.
-        has: total amount of each countable resource; memory in bytes.
-        free: unassigned amount of each countable resource.
-        comment: comment as PBS prints it, which may say why the node takes no jobs.
-        queue: name of the only queue that may use the vnode; empty: all queues.
-        others: resources with texts as values, which a chunk may require (`gpu_model=a100`).
-    """
-
-    name: str
-    state: str
-    has: Mapping[str, int]
-    free: Mapping[str, int]
-    comment: str = ""
-    queue: str = ""
+    name: str  # name as PBS prints it
+    state: str  # state as PBS prints it
+    has: Mapping[str, int]  # total amount of each countable resource; memory in bytes
+    free: Mapping[str, int]  # unassigned amount of each countable resource
+    comment: str = ""  # comment as PBS prints it, which may say why the node takes no jobs
+    queue: str = ""  # name of the only queue that may use the vnode; empty: all queues
+    # resources with texts as values, which a chunk may require (`gpu_model=a100`)
     others: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -52,19 +43,12 @@ class Node:
 
 @dataclass(frozen=True)
 class QueueFacts:
-    """Attributes of a queue or the server that can keep jobs pending.
+    """Attributes of a queue or the server that can keep jobs pending."""
 
-    Attributes:
-        name: name of the queue or server.
-        started: whether jobs in the queue or server can start.
-        limits: values of the attributes in LIMITS, as PBS prints them.
-        most: values of resources_max, as PBS prints them.
-    """
-
-    name: str
-    started: bool
-    limits: Mapping[str, str]
-    most: Mapping[str, str]
+    name: str  # name of the queue or server
+    started: bool  # whether jobs in the queue or server can start
+    limits: Mapping[str, str]  # values of the attributes in LIMITS, as PBS prints them
+    most: Mapping[str, str]  # values of resources_max, as PBS prints them
 
 
 @dataclass

@@ -20,25 +20,16 @@ from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, me
 
 @dataclass(frozen=True)
 class PBSSite(Site):
-    """The facts of a PBS site.
-
-    Attributes:
-        server: name of the server.
-        version: version of PBS.
-        queues: all queues.
-        nodes: all vnodes.
-        settings: attributes of the server.
-        problems: one text per failed query, with the reason.
-    """
+    """The facts of a PBS site."""
 
     pool = "queue"
 
-    server: str
-    version: str
-    queues: tuple[Queue, ...]
-    nodes: tuple[Node, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
+    server: str  # name of the server
+    version: str  # version of PBS
+    queues: tuple[Queue, ...]  # all queues
+    nodes: tuple[Node, ...] = ()  # all vnodes
+    settings: Mapping[str, Any] = field(default_factory=dict)  # attributes of the server
+    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
 
     def default_name(self) -> str:
         return plain_name(self.server.partition(".")[0])

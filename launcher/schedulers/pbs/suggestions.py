@@ -18,15 +18,10 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Chunk:
-    """The resources that a run needs on each node.
+    """The resources that a run needs on each node."""
 
-    Attributes:
-        amounts: amount of each countable resource; memory in bytes.
-        others: required value of each resource with texts as values.
-    """
-
-    amounts: Mapping[str, int]
-    others: Mapping[str, str]
+    amounts: Mapping[str, int]  # amount of each countable resource; memory in bytes
+    others: Mapping[str, str]  # required value of each resource with texts as values
 
 
 def chunk_of(plan: JobPlan) -> Chunk:

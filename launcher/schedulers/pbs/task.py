@@ -103,17 +103,11 @@ def exports(environ: Mapping[str, str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TaskEnvironment:
-    """The files from which tasks read their environment. Whoever started the tasks removes them when all have ended.
+    """The files from which tasks read their environment. Whoever started the tasks removes them when all have ended."""
 
-    Attributes:
-        shell: shell text that sources the files.
-        shared: path of the file in the tasks' folder.
-        private: path of the file with the secrets, in a private folder; None: there are no secrets.
-    """
-
-    shell: str
-    shared: Path
-    private: Path | None
+    shell: str  # shell text that sources the files
+    shared: Path  # path of the file in the tasks' folder
+    private: Path | None  # path of the file with the secrets, in a private folder; None: there are no secrets
 
     def remove(self) -> None:
         self.shared.unlink(missing_ok=True)

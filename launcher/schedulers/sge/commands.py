@@ -43,13 +43,9 @@ LIMIT, RESCHEDULED = "37", "25"
 
 @dataclass(frozen=True)
 class SGE:
-    """Grid Engine's queries and commands for jobs; see `queries.Queries`.
+    """Grid Engine's queries and commands for jobs; see `queries.Queries`."""
 
-    Attributes:
-        timeout: timeout of each command in seconds.
-    """
-
-    timeout: float = 60
+    timeout: float = 60  # timeout of each command in seconds
 
     def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
         """Runs a command, and returns its standard output.

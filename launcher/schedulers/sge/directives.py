@@ -67,21 +67,13 @@ WITHOUT_VALUE = "V clear cwd hard nostdin notify soft terse verify"
 
 @dataclass(frozen=True)
 class Amounts:
-    """The resources that a job requests.
+    """The resources that a job requests."""
 
-    Attributes:
-        settings: parallel environment, slots on each node, and further resources.
-        nodes: number of nodes.
-        gpus: GPUs of each node.
-        mem: memory of each node in bytes; None: not requested.
-        prefix: prefix of the settings' names in error messages, as the user writes them.
-    """
-
-    settings: SGESettings
-    nodes: int
-    gpus: int
-    mem: int | None
-    prefix: str = "cluster."
+    settings: SGESettings  # parallel environment, slots on each node, and further resources
+    nodes: int  # number of nodes
+    gpus: int  # GPUs of each node
+    mem: int | None  # memory of each node in bytes; None: not requested
+    prefix: str = "cluster."  # prefix of the settings' names in error messages, as the user writes them
 
     @property
     def slots(self) -> int:
@@ -153,34 +145,20 @@ class Amounts:
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a job, from which `options` makes qsub's options.
+    """The request of a job, from which `options` makes qsub's options."""
 
-    Attributes:
-        name: job name.
-        folder: directory of the job's output file.
-        output: name of the output file.
-        token: unique text by which a later query finds the job; the value of TOKEN in the job's context.
-        walltime: wall time in seconds.
-        amounts: resources that the job requests.
-        queue: qsub -q.
-        project: qsub -P.
-        account: qsub -A.
-        array: indices and throttle of an array (`0-14%4`); None: a plain job.
-        rerunnable: whether Grid Engine may start the job again.
-        directives: further options by name. A list adds the option once per value; True adds it without a value.
-    """
-
-    name: str
-    folder: str
-    output: str
-    token: str
-    walltime: int
-    amounts: Amounts
-    queue: str | None = None
-    project: str | None = None
-    account: str | None = None
-    array: str | None = None
-    rerunnable: bool = True
+    name: str  # job name
+    folder: str  # directory of the job's output file
+    output: str  # name of the output file
+    token: str  # unique text by which a later query finds the job; the value of TOKEN in the job's context
+    walltime: int  # wall time in seconds
+    amounts: Amounts  # resources that the job requests
+    queue: str | None = None  # qsub -q
+    project: str | None = None  # qsub -P
+    account: str | None = None  # qsub -A
+    array: str | None = None  # indices and throttle of an array (`0-14%4`); None: a plain job
+    rerunnable: bool = True  # whether Grid Engine may start the job again
+    # further options by name. A list adds the option once per value; True adds it without a value
     directives: Mapping[str, Any] = field(default_factory=dict)
 
 

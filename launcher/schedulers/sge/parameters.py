@@ -13,21 +13,14 @@ from launcher.schedulers.sge.settings import SGESettings
 
 @dataclass(frozen=True)
 class Parameters(parameters.Parameters):
-    """Parameters of `SGEExecutor.update_parameters`, in addition to those of all schedulers.
+    """Parameters of `SGEExecutor.update_parameters`, in addition to those of all schedulers."""
 
-    Attributes:
-        parallel_environment: parallel environment that gives the job its slots on each node (-pe).
-        slots: slots on each node; None: the CPUs of its tasks if cpus_per_task is given, else 1.
-        gpu_resource: name of the site's resource with which `ngpus` is requested.
-        mem_resource: name of the site's resource with which `mem` is requested.
-        per_node: those of the two whose amount counts once for a node, not for each slot (qconf -sc: consumable is not
-            YES), comma-separated.
-    """
-
-    parallel_environment: str | None = None
-    slots: int | None = None
-    gpu_resource: str | None = None
-    mem_resource: str | None = None
+    parallel_environment: str | None = None  # parallel environment that gives the job its slots on each node (-pe)
+    slots: int | None = None  # slots on each node; None: the CPUs of its tasks if cpus_per_task is given, else 1
+    gpu_resource: str | None = None  # name of the site's resource with which `ngpus` is requested
+    mem_resource: str | None = None  # name of the site's resource with which `mem` is requested
+    # those of the two whose amount counts once for a node, not for each slot (qconf -sc: consumable is not YES), comma-
+    # separated
     per_node: str | None = None
 
     template: ClassVar[str] = "sge_function.sh.j2"

@@ -14,19 +14,12 @@ from launcher.schedulers.explanation import Why
 
 @dataclass(frozen=True)
 class Reason:
-    """An explained pending reason.
+    """An explained pending reason."""
 
-    Attributes:
-        kind: kind of the reason.
-        words: meaning of the reason, as text.
-        do: what the user can do; `{job}` stands for the job's id.
-        never: whether the unchanged job can never start.
-    """
-
-    kind: Why
-    words: str
-    do: str = ""
-    never: bool = False
+    kind: Why  # kind of the reason
+    words: str  # meaning of the reason, as text
+    do: str = ""  # what the user can do; `{job}` stands for the job's id
+    never: bool = False  # whether the unchanged job can never start
 
 
 CHANGE = "cancel it, and resume it with less, or in another queue"

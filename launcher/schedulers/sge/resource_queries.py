@@ -22,21 +22,13 @@ QUEUE_STATES = {
 
 @dataclass(frozen=True)
 class ParallelEnvironment:
-    """A parallel environment, which gives jobs more than one slot (sge_pe(5)).
+    """A parallel environment, which gives jobs more than one slot (sge_pe(5))."""
 
-    Attributes:
-        name: name for qsub -pe.
-        slots: maximum number of slots of all jobs in the parallel environment together.
-        rule: allocation_rule: number of slots on each host, or $pe_slots (all on one host), $fill_up, $round_robin.
-        starts_tasks: whether `qrsh -inherit` may start tasks on the hosts (control_slaves).
-        restricted: whether only some users can use the parallel environment.
-    """
-
-    name: str
-    slots: int
-    rule: str
-    starts_tasks: bool
-    restricted: bool = False
+    name: str  # name for qsub -pe
+    slots: int  # maximum number of slots of all jobs in the parallel environment together
+    rule: str  # allocation_rule: number of slots on each host, or $pe_slots (all on one host), $fill_up, $round_robin
+    starts_tasks: bool  # whether `qrsh -inherit` may start tasks on the hosts (control_slaves)
+    restricted: bool = False  # whether only some users can use the parallel environment
 
     @property
     def per_host(self) -> int | None:
@@ -46,39 +38,25 @@ class ParallelEnvironment:
 
 @dataclass(frozen=True)
 class ClusterQueue:
-    """A cluster queue.
+    """A cluster queue."""
 
-    Attributes:
-        name: name of the queue.
-        time: longest wall-time limit of its hosts in seconds: the lower one of h_rt and s_rt, because Grid Engine ends
-            a parallel job at s_rt, too; None: no limit.
-        environments: names of the parallel environments that the queue offers.
-        restricted: whether only some users or projects can use the queue.
-    """
-
-    name: str
+    name: str  # name of the queue
+    # longest wall-time limit of its hosts in seconds: the lower one of h_rt and s_rt, because Grid Engine ends a
+    # parallel job at s_rt, too; None: no limit
     time: int | None
-    environments: tuple[str, ...]
-    restricted: bool = False
+    environments: tuple[str, ...]  # names of the parallel environments that the queue offers
+    restricted: bool = False  # whether only some users or projects can use the queue
 
 
 @dataclass(frozen=True)
 class QueueInstance:
-    """A queue on one host.
+    """A queue on one host."""
 
-    Attributes:
-        queue: name of the queue.
-        host: name of the host.
-        used: number of used slots.
-        total: number of slots.
-        state: state letters as qstat prints them; QUEUE_STATES explains those of an instance that takes no jobs.
-    """
-
-    queue: str
-    host: str
-    used: int
-    total: int
-    state: str = ""
+    queue: str  # name of the queue
+    host: str  # name of the host
+    used: int  # number of used slots
+    total: int  # number of slots
+    state: str = ""  # state letters as qstat prints them; QUEUE_STATES explains those of an instance that takes no jobs
 
     @property
     def broken(self) -> bool:
@@ -87,38 +65,23 @@ class QueueInstance:
 
 @dataclass(frozen=True)
 class Host:
-    """An execution host.
+    """An execution host."""
 
-    Attributes:
-        name: name of the host.
-        cpus: number of CPUs; None: the host does not answer.
-        mem: memory in bytes; None: the host does not answer.
-        consumables: free amount of each consumable resource by name.
-    """
-
-    name: str
-    cpus: int | None
-    mem: int | None
-    consumables: Mapping[str, float] = field(default_factory=dict)
+    name: str  # name of the host
+    cpus: int | None  # number of CPUs; None: the host does not answer
+    mem: int | None  # memory in bytes; None: the host does not answer
+    consumables: Mapping[str, float] = field(default_factory=dict)  # free amount of each consumable resource by name
 
 
 @dataclass(frozen=True)
 class Complex:
-    """A resource of the site (complex(5)).
+    """A resource of the site (complex(5))."""
 
-    Attributes:
-        name: long name of the resource.
-        shortcut: short name, which jobs can use as well.
-        type: type of the resource's values, such as INT, MEMORY or RSMAP.
-        requestable: whether jobs can request the resource.
-        consumed: whether jobs consume the resource: NO, YES (the amount counts per slot), JOB (per job) or HOST.
-    """
-
-    name: str
-    shortcut: str
-    type: str
-    requestable: bool
-    consumed: str
+    name: str  # long name of the resource
+    shortcut: str  # short name, which jobs can use as well
+    type: str  # type of the resource's values, such as INT, MEMORY or RSMAP
+    requestable: bool  # whether jobs can request the resource
+    consumed: str  # whether jobs consume the resource: NO, YES (the amount counts per slot), JOB (per job) or HOST
 
     @property
     def per_slot(self) -> bool:

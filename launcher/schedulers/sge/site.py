@@ -25,29 +25,18 @@ from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, me
 
 @dataclass(frozen=True)
 class SGESite(Site):
-    """The facts of a Grid Engine site.
-
-    Attributes:
-        cell: name of the cell.
-        version: version of Grid Engine.
-        queues: all queues.
-        environments: all parallel environments.
-        complexes: all resources of the site.
-        hosts: all execution hosts.
-        instances: instances of the queues on the hosts.
-        problems: one text per failed query, with the reason.
-    """
+    """The facts of a Grid Engine site."""
 
     pool = "queue"
 
-    cell: str
-    version: str
-    queues: tuple[ClusterQueue, ...]
-    environments: tuple[ParallelEnvironment, ...] = ()
-    complexes: tuple[Complex, ...] = ()
-    hosts: tuple[Host, ...] = ()
-    instances: tuple[QueueInstance, ...] = ()
-    problems: tuple[str, ...] = ()
+    cell: str  # name of the cell
+    version: str  # version of Grid Engine
+    queues: tuple[ClusterQueue, ...]  # all queues
+    environments: tuple[ParallelEnvironment, ...] = ()  # all parallel environments
+    complexes: tuple[Complex, ...] = ()  # all resources of the site
+    hosts: tuple[Host, ...] = ()  # all execution hosts
+    instances: tuple[QueueInstance, ...] = ()  # instances of the queues on the hosts
+    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
 
     def default_name(self) -> str:
         return plain_name(self.cell)

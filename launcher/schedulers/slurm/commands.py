@@ -75,13 +75,9 @@ JOB_LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobCount", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's queries and commands for jobs; see `queries.Queries`.
+    """Slurm's queries and commands for jobs; see `queries.Queries`."""
 
-    Attributes:
-        timeout: timeout of each command in seconds.
-    """
-
-    timeout: float = 60
+    timeout: float = 60  # timeout of each command in seconds
 
     def run(self, *command: str) -> str:
         """Runs a command, and returns its standard output.

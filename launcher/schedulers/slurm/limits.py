@@ -18,23 +18,14 @@ from launcher.spec.plan import JobPlan, settings_of
 
 @dataclass(frozen=True)
 class Partition:
-    """A live partition.
+    """A live partition."""
 
-    Attributes:
-        name: name of the partition.
-        default: whether it is the site's default partition.
-        time: time limit in seconds; None: no limit.
-        max_nodes: maximum number of nodes of one job; None: no limit.
-        groups: the partition's nodes, grouped by their resources.
-        qos: name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own.
-    """
-
-    name: str
-    default: bool
-    time: int | None
-    max_nodes: int | None
-    groups: tuple[NodeGroup, ...]
-    qos: str = ""
+    name: str  # name of the partition
+    default: bool  # whether it is the site's default partition
+    time: int | None  # time limit in seconds; None: no limit
+    max_nodes: int | None  # maximum number of nodes of one job; None: no limit
+    groups: tuple[NodeGroup, ...]  # the partition's nodes, grouped by their resources
+    qos: str = ""  # name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,15 @@ from launcher.schedulers.explanation import Why
 
 @dataclass(frozen=True)
 class Reason:
-    """An explained pending reason.
+    """An explained pending reason."""
 
-    Attributes:
-        kind: kind of the reason.
-        words: meaning of the reason, as text.
-        do: what the user can do; `{job}` stands for the job's id.
-        column: for an accounting limit, the column of sacctmgr with its value; else empty.
-        scope: for an accounting limit, `qos` or `association`; else empty.
-        never: whether the unchanged job will never start, even if a trial estimates a start.
-        of_nodes: whether to show the states of the nodes for a reason of kind WAITS.
-    """
-
-    kind: Why
-    words: str
-    do: str = ""
-    column: str = ""
-    scope: str = ""
-    never: bool = False
-    of_nodes: bool = False
+    kind: Why  # kind of the reason
+    words: str  # meaning of the reason, as text
+    do: str = ""  # what the user can do; `{job}` stands for the job's id
+    column: str = ""  # for an accounting limit, the column of sacctmgr with its value; else empty
+    scope: str = ""  # for an accounting limit, `qos` or `association`; else empty
+    never: bool = False  # whether the unchanged job will never start, even if a trial estimates a start
+    of_nodes: bool = False  # whether to show the states of the nodes for a reason of kind WAITS
 
 
 _HELD = "`scontrol release {job}` lets it go on"

@@ -23,109 +23,68 @@ NEVER = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")
 
 @dataclass(frozen=True)
 class Pending:
-    """A pending job, parsed from `scontrol show job`. An empty text means that the job has no such value.
-
-    Attributes:
-        starts: planned start in seconds since the epoch; None: not planned.
-        eligible: time from which the job can start, in seconds since the epoch.
-        submitted: submit time in seconds since the epoch.
-        nodes: number of requested nodes.
-        cpus: number of CPUs on all nodes together.
-        time: requested wall time in seconds; None: unlimited or unknown.
-        throttle: maximum number of array elements that run at once; None: no limit, or no array.
-    """
+    """A pending job, parsed from `scontrol show job`. An empty text means that the job has no such value."""
 
     id: str
     state: str
     reason: str
-    starts: float | None = None
-    eligible: float | None = None
-    submitted: float | None = None
+    starts: float | None = None  # planned start in seconds since the epoch; None: not planned
+    eligible: float | None = None  # time from which the job can start, in seconds since the epoch
+    submitted: float | None = None  # submit time in seconds since the epoch
     partition: str = ""
-    nodes: int = 1
-    cpus: int = 1
-    time: int | None = None
+    nodes: int = 1  # number of requested nodes
+    cpus: int = 1  # number of CPUs on all nodes together
+    time: int | None = None  # requested wall time in seconds; None: unlimited or unknown
     qos: str = ""
     account: str = ""
     features: str = ""
     exclude: str = ""
     reservation: str = ""
     dependency: str = ""
-    throttle: int | None = None
+    throttle: int | None = None  # maximum number of array elements that run at once; None: no limit, or no array
 
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """A partition, parsed from `scontrol show partition`.
-
-    Attributes:
-        time: time limit in seconds; None: no limit.
-        max_nodes: maximum number of nodes of one job; None: no limit.
-        min_nodes: minimum number of nodes of one job.
-        total: number of nodes.
-        cpus: number of CPUs on all nodes together.
-        accounts: accounts that may use the partition; empty: all.
-        denied: accounts that may not use the partition.
-        qos: name of the partition's QOS; empty: none.
-        tier: PriorityTier; jobs in a higher tier start first and may preempt.
-        root_only: whether only root can submit to the partition.
-    """
+    """A partition, parsed from `scontrol show partition`."""
 
     name: str
     default: bool
     state: str
-    time: int | None = None
-    max_nodes: int | None = None
-    min_nodes: int = 0
-    total: int = 0
-    cpus: int = 0
-    accounts: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()
-    qos: str = ""
-    tier: int = 0
-    root_only: bool = False
+    time: int | None = None  # time limit in seconds; None: no limit
+    max_nodes: int | None = None  # maximum number of nodes of one job; None: no limit
+    min_nodes: int = 0  # minimum number of nodes of one job
+    total: int = 0  # number of nodes
+    cpus: int = 0  # number of CPUs on all nodes together
+    accounts: tuple[str, ...] = ()  # accounts that may use the partition; empty: all
+    denied: tuple[str, ...] = ()  # accounts that may not use the partition
+    qos: str = ""  # name of the partition's QOS; empty: none
+    tier: int = 0  # PriorityTier; jobs in a higher tier start first and may preempt
+    root_only: bool = False  # whether only root can submit to the partition
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of one partition with the same state and features.
+    """Nodes of one partition with the same state and features."""
 
-    Attributes:
-        partition: name of the partition.
-        count: number of nodes.
-        state: state as sinfo prints it, in lower case (`idle`, `down*`).
-        features: features of the nodes.
-        names: compressed node list (`n[01-04]`).
-        reason: the administrator's reason for taking the nodes out of service; empty: none.
-    """
-
-    partition: str
-    count: int
-    state: str
-    features: tuple[str, ...] = ()
-    names: str = ""
-    reason: str = ""
+    partition: str  # name of the partition
+    count: int  # number of nodes
+    state: str  # state as sinfo prints it, in lower case (`idle`, `down*`)
+    features: tuple[str, ...] = ()  # features of the nodes
+    names: str = ""  # compressed node list (`n[01-04]`)
+    reason: str = ""  # the administrator's reason for taking the nodes out of service; empty: none
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation.
+    """A reservation."""
 
-    Attributes:
-        name: name of the reservation.
-        starts: start in seconds since the epoch; None: unknown.
-        ends: end in seconds since the epoch; None: unknown.
-        nodes: compressed node list; empty: none.
-        flags: flags as scontrol prints them.
-        who: users of the reservation or, without any, its accounts, as scontrol prints them.
-    """
-
-    name: str
-    starts: float | None
-    ends: float | None
-    nodes: str = ""
-    flags: tuple[str, ...] = ()
-    who: str = ""
+    name: str  # name of the reservation
+    starts: float | None  # start in seconds since the epoch; None: unknown
+    ends: float | None  # end in seconds since the epoch; None: unknown
+    nodes: str = ""  # compressed node list; empty: none
+    flags: tuple[str, ...] = ()  # flags as scontrol prints them
+    who: str = ""  # users of the reservation or, without any, its accounts, as scontrol prints them
 
     @property
     def maintenance(self) -> bool:
@@ -134,30 +93,19 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of `sbatch --test-only`.
+    """The result of `sbatch --test-only`."""
 
-    Attributes:
-        starts: estimated start in seconds since the epoch; None: the job would not start.
-        words: Slurm's message if the job would not start.
-    """
-
-    starts: float | None
-    words: str = ""
+    starts: float | None  # estimated start in seconds since the epoch; None: the job would not start
+    words: str = ""  # Slurm's message if the job would not start
 
 
 @dataclass
 class ResourceQueries:
-    """Queries of Slurm for one pending job. Each method runs one command and raises QueryError if it fails.
+    """Queries of Slurm for one pending job. Each method runs one command and raises QueryError if it fails."""
 
-    Attributes:
-        timeout: timeout of each command in seconds.
-        environment: environment of the commands.
-        asked: number of commands run so far.
-    """
-
-    timeout: float = 10
-    environment: Mapping[str, str] = field(default_factory=quiet_environment)
-    asked: int = 0
+    timeout: float = 10  # timeout of each command in seconds
+    environment: Mapping[str, str] = field(default_factory=quiet_environment)  # environment of the commands
+    asked: int = 0  # number of commands run so far
 
     def _run(self, *command: str) -> str:
         self.asked += 1

@@ -41,29 +41,20 @@ class Account:
 
 @dataclass(frozen=True)
 class SlurmSite(Site):
-    """The facts of a Slurm site.
-
-    Attributes:
-        cluster: name of the cluster.
-        version: version of Slurm.
-        partitions: all partitions that the user can see, from sinfo.
-        facts: further attributes of each partition from scontrol, by the partition's name.
-        features: features of the nodes of each partition, by the partition's name.
-        accounts: accounts of this user, the default one first.
-        settings: values of `scontrol show config`.
-        problems: one text per failed query, with the reason.
-    """
+    """The facts of a Slurm site."""
 
     pool = "partition"
 
-    cluster: str
-    version: str
-    partitions: tuple[Partition, ...]
+    cluster: str  # name of the cluster
+    version: str  # version of Slurm
+    partitions: tuple[Partition, ...]  # all partitions that the user can see, from sinfo
+    # further attributes of each partition from scontrol, by the partition's name
     facts: Mapping[str, PartitionFacts] = field(default_factory=dict)
+    # features of the nodes of each partition, by the partition's name
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    accounts: tuple[Account, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
+    accounts: tuple[Account, ...] = ()  # accounts of this user, the default one first
+    settings: Mapping[str, str] = field(default_factory=dict)  # values of `scontrol show config`
+    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
 
     def default_name(self) -> str:
         return plain_name(self.cluster)

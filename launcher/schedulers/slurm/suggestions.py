@@ -22,17 +22,11 @@ BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a run to try.
+    """A change of a run to try."""
 
-    Attributes:
-        overrides: config overrides for `resume` (`nodes=2`).
-        plan: the plan with the change.
-        note: disadvantage of the change.
-    """
-
-    overrides: tuple[str, ...]
-    plan: JobPlan
-    note: str = ""
+    overrides: tuple[str, ...]  # config overrides for `resume` (`nodes=2`)
+    plan: JobPlan  # the plan with the change
+    note: str = ""  # disadvantage of the change
 
 
 def base_state(state: str) -> str:
