@@ -13,6 +13,7 @@
 - `pilots`: cost of points in pilots, against a job array and hydra-submitit-launcher
 - `search`: steps and accuracy of a search that prunes, against the whole grid
 - `pbs`: time to submit functions to PBS, against qsub
+- `job_start`: cost of a job until its ranks are started, against a Python interpreter that does nothing
 - `start_up`: time from a command to the first all_reduce, against torchrun
 - `rendezvous`: time until many agents have a rendezvous, and its cost on the leader
 - `preflight`: time that a preflight adds to a start

@@ -20,6 +20,7 @@ from benchmarks.measure import Result
 BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "login_node": {"repeats": 1},
     "sub_commands": {"repeats": 1},
+    "job_start": {"repeats": 1},
     "start_up": {"repeats": 1, "warmup": 0},
     "scale": {"repeats": 1},
     "training_input": {"repeats": 1, "images": 1280},

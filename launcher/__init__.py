@@ -46,6 +46,7 @@ For changes of the launcher itself: modules that belong to no package.
 - `paths`: locations of conf/, templates/ and the user's configuration, data and cache folders
 - `user_settings`: conversion of user.yaml and the user's profiles, with keys as on the command line, to Hydra configs
 - `own_module`: the command name shown in hints; arguments that start a module of the launcher as a process
+- `structs`: base class of small immutable classes, which costs nothing at the start
 - `units`: parsing of wall times, sizes and ranges that users write
 - `formatting`: sizes, times, numbers and plurals as text
 - `log_line`: prints `launcher: ...` lines into the output of a job or a rank

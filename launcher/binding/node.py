@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from types import MappingProxyType
 
 from launcher.failures.codes import UnboundReason
 from launcher.formatting import plural
+from launcher.structs import Open, Struct
 
 CPUS = "/sys/devices/system/cpu"
 
 
-@dataclass(frozen=True)
-class Core:
+class Core(Struct):
     """A core."""
 
     cpus: tuple[int, ...]  # its hardware threads, which Linux calls CPUs, sorted
@@ -22,8 +21,7 @@ class Core:
     cache: int = 0  # its last-level cache, identified by the lowest CPU that shares it
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Struct):
     """An accelerator, or a part of one that counts as a device."""
 
     address: str  # PCI address (`0000:c1:00.0`)
@@ -39,8 +37,7 @@ class Gpu:
         return self.address if self.tile is None else f"{self.address}.{self.tile}"
 
 
-@dataclass(frozen=True)
-class Nic:
+class Nic(Struct):
     """A network device."""
 
     name: str  # name of the device (`mlx5_0`), or of its interface if the device has no name
@@ -50,11 +47,9 @@ class Nic:
     speed: int = 0  # speed in Gb/s; 0: unknown
 
 
-@dataclass(frozen=True)
-class Unbound:
+class Unbound(Open):
     """Why the ranks of a node are not bound to cores. `launcher.failures.text.of_unbound` makes the text from it."""
 
-    OPEN: ClassVar[bool] = True
     reason: UnboundReason  # code of the reason
     path: str = ""  # for NO_TOPOLOGY, the directory in which the kernel shows too little
     models: tuple[str, ...] = ()  # for MIXED_GPUS, the models of the node's GPUs
@@ -68,15 +63,14 @@ class Unbound:
     gpus: int = 0  # for GPU_NUMBER, the number of visible GPUs
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct):
     """The hardware of a node, as far as it is known."""
 
     cores: tuple[Core, ...] = ()  # the cores that are online, with all their CPUs, sorted by their first CPU
     gpus: tuple[Gpu, ...] = ()  # the accelerators that this process may open, by device index
     nics: tuple[Nic, ...] = ()  # the network devices with a link, sorted by name
     # distance of each pair of NUMA nodes, as the firmware reports it (10: the same NUMA node)
-    distances: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    distances: Mapping[tuple[int, int], int] = MappingProxyType({})
     unbound: Unbound | None = None  # why no rank can be bound here; None: ranks can be bound
 
     @property

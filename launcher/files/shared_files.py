@@ -20,12 +20,12 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files
+from launcher.structs import Struct
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -48,22 +48,19 @@ in_a_job = False  # whether this process belongs to a job although it is no part
 _rests_until = float("-inf")
 
 
-@dataclass(frozen=True)
-class Ok(Generic[T]):
+class Ok(Struct, Generic[T]):
     """Outcome of a successful read; `value` is what was read, or None (False) if the file does not exist."""
 
     value: T
 
 
-@dataclass(frozen=True)
-class Wrong:
+class Wrong(Struct):
     """Outcome of reading a file whose content is not valid; `reason` is an error message."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Unavailable:
+class Unavailable(Struct):
     """Outcome of a read that failed, so that nothing is known about the file."""
 
     reason: str  # error message

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -49,6 +48,7 @@ from launcher.runs.job_file import JobFile, SetupLineFields
 from launcher.runs.lease import Lease, held
 from launcher.runs.time_left import BOOT_ID, UPTIME
 from launcher.schedulers.exports import parse_exports
+from launcher.structs import Struct, replace
 
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)
 # Variables of an earlier attempt, and those by which begin.sh tells the driver something.
@@ -64,8 +64,7 @@ class Over(Exception):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(Struct):
     """What failed in the job script before the driver: a set-up line, or `environment`, or `folder`."""
 
     what: str
@@ -73,8 +72,7 @@ class Failed:
     code: int = 0
 
 
-@dataclass(frozen=True)
-class End:
+class End(Struct):
     """How an attempt ends: its exit code, and the event that tells why it counts as stopped early."""
 
     code: int

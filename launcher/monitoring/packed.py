@@ -22,6 +22,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, PointBegan, PointEnded, known
 from launcher.runs.sweep_directory import Packing, Sweep
 from launcher.schedulers.queries import JobState
+from launcher.structs import replace
 
 SETTLED = 2.0  # seconds after which a further change of a folder certainly changes its mtime, however coarse that is
 RECENT = 1 << 18  # bytes that are read at the end of a slot manager's journal, for rates
@@ -212,7 +213,6 @@ def activity_of(sweep: Sweep, packing: Packing, board: Board, count: int) -> Act
         if recent and not isinstance(recent[0], ManagerBegan):
             first = next(iter(known(event_file.first_and_last(path))), None)
             if isinstance(first, ManagerBegan):
-                first.time = recent[0].time
-                recent.insert(0, first)
+                recent.insert(0, replace(first, time=recent[0].time))
         journals[each] = recent
     return activity(board, journals, count, time.time())

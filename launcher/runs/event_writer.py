@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from launcher.files.shared_files import is_transient
 from launcher.log_line import log_line
 from launcher.runs import directory, event_file
 from launcher.runs.events import Event, Fault
+from launcher.structs import replace
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan

@@ -1,4 +1,4 @@
-"""The kinds of events, one dataclass each. Event files are written from these classes, and checked against them.
+"""The kinds of events, one class each. Event files are written from these classes, and checked against them.
 
 An event is invalid if a required field is missing or has another type (`event_file.problems`). Unknown fields, codes
 and kinds, which a newer version may have written, are valid. Events are read as dicts; `every`, `first` and `last`
@@ -8,149 +8,99 @@ convert those of one kind to its class, and code that reads many events (`progre
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from launcher.binding.node import Unbound
-from launcher.failures.codes import (
-    AgentPhase,
-    CheckCode,
-    CollectiveSign,
-    FaultCode,
-    HangSign,
-    MismatchCode,
-    NextReason,
-    PreflightReason,
-    PreflightThen,
-    SetupPart,
-    StopReason,
-)
+from launcher.failures import codes
 from launcher.files.json_types import as_json, from_json
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_):
-        """In `typing` since Python 3.11; only type checkers need it."""
-        return lambda kind: kind
-
+from launcher.structs import Open, dataclass_transform
 
 TYPES: dict[str, type[Event]] = {}  # class of each kind of event
 E_ = TypeVar("E_", bound="Event")
 
 
-class Open:
-    """Base class of events and of dataclasses inside events: unknown fields, written by a newer version, are valid."""
-
-    OPEN: ClassVar[bool] = True
-
-
-@dataclass_transform(kw_only_default=True)
-@dataclass(kw_only=True, repr=False, eq=False)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 class Event(Open):
-    """Base class of events. Each subclass sets its kind in `event`, becomes a dataclass and is registered in TYPES.
-
-    Subclasses share this class's `__eq__`, `__hash__` and `__repr__`, because generating these methods for each of
-    some thirty kinds would slow every command by 10 ms. Fields that do not apply or are not known have their defaults.
-    """
+    """Base class of events. Fields that do not apply or are not known have their defaults."""
 
     event: ClassVar[str] = ""  # the kind (`started`), by which it is recognised in a file
     time: float = 0.0  # when it was written, in seconds since the epoch; 0: not yet
 
-    def __init_subclass__(cls) -> None:
-        dataclass(kw_only=True, repr=False, eq=False)(cls)
-        TYPES[cls.event] = cls
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((type(self), *vars(self).values()))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+    def __init_subclass__(cls, kind: str) -> None:
+        super().__init_subclass__()
+        cls.event = kind
+        TYPES[kind] = cls
 
 
 # -- the journals of runs and sweeps: submissions and cancellations
 
 
-class Submitting(Event):
+class Submitting(Event, kind="submitting"):
     """A job is about to be submitted."""
 
-    event: ClassVar[str] = "submitting"
     token: str  # by which the scheduler can find the job
     points: str | None = None  # of an array: the sweep's points that are its elements (`0-3,7`)
 
 
-class Submitted(Event):
+class Submitted(Event, kind="submitted"):
     """The scheduler has accepted a job."""
 
-    event: ClassVar[str] = "submitted"
     job: str
     chain: tuple[str, ...] = ()  # with resume.how=chain: the jobs that follow it
     token: str | None = None  # of an array
 
 
-class Refused(Event):
+class Refused(Event, kind="refused"):
     """The submission of a job or an array has led to no job."""
 
-    event: ClassVar[str] = "refused"
     token: str
     error: str | None = None  # the scheduler's message; None: the submitter was killed before
 
 
-class ProcessStarted(Event):
+class ProcessStarted(Event, kind="process"):
     """The run's script was started without a scheduler; for the fields see `launcher.processes.groups.Process`."""
 
-    event: ClassVar[str] = "process"
     pid: int
     start: int
     host: str
 
 
-class Cancelled(Event):
+class Cancelled(Event, kind="cancelled"):
     """The user cancelled the run: its job should end, and no other job may continue the run."""
 
-    event: ClassVar[str] = "cancelled"
     by: str = ""
     host: str = ""
 
 
-class CancelFailed(Event):
+class CancelFailed(Event, kind="cancel_failed"):
     """A cancellation failed: the scheduler did not end the job, so the run is not cancelled."""
 
-    event: ClassVar[str] = "cancel_failed"
     error: str = ""
 
 
-class Pruned(Event):
+class Pruned(Event, kind="pruned"):
     """The search of the sweep has decided to end this point early, because other points have a better objective."""
 
-    event: ClassVar[str] = "pruned"
     step: int | None = None  # that the point had done
 
 
-# -- an attempt: its driver
+# -- an attempt: its driver, agents and ranks, and their CPU binding
 
 
-class Started(Event):
+class Started(Event, kind="started"):
     """The driver starts an attempt."""
 
-    event: ClassVar[str] = "started"
     job: str
     host: str = ""
     output: int = 0  # bytes of the job's output, by earlier attempts of the job
 
 
-class Ended(Event):
+class Ended(Event, kind="ended"):
     """The driver has ended an attempt."""
 
-    event: ClassVar[str] = "ended"
     code: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Awaited(Open):
     """A run or sweep that another run waited for (config key `after`)."""
 
@@ -159,17 +109,12 @@ class Awaited(Open):
     state: str  # when the condition was met
 
 
-class ConditionsMet(Event):
+class ConditionsMet(Event, kind="after"):
     """The conditions of the config key `after` are met, and the run starts."""
 
-    event: ClassVar[str] = "after"
     others: tuple[Awaited, ...]
 
 
-# -- an attempt: its agents
-
-
-@dataclass(frozen=True, kw_only=True)
 class Place(Open):
     """Where an agent runs."""
 
@@ -178,10 +123,9 @@ class Place(Open):
     task: int | None = None  # the task's rank with launch.mode=tasks
 
 
-class Met(Event):
+class Met(Event, kind="met"):
     """The rendezvous of a round is complete; each agent writes this event."""
 
-    event: ClassVar[str] = "met"
     ranks: int
     members: int
     round: int = 0
@@ -192,10 +136,9 @@ class Met(Event):
     torch: str | None = None
 
 
-class Resized(Event):
+class Resized(Event, kind="resized"):
     """A round starts with other agents than the previous one, or continues after it has lost agents."""
 
-    event: ClassVar[str] = "resized"
     round: int
     members: int
     world_size: int
@@ -204,26 +147,22 @@ class Resized(Event):
     back: tuple[Place, ...] = ()  # agents that did not take part in the previous round, and do now
 
 
-class Finished(Event):
+class Finished(Event, kind="finished"):
     """All ranks of an agent have ended successfully."""
 
-    event: ClassVar[str] = "finished"
 
-
-class Pace(Event):
+class Pace(Event, kind="pace"):
     """Step times of an agent's ranks since its previous `pace` event."""
 
-    event: ClassVar[str] = "pace"
     round: int
     rank: int  # the agent's first one, to which seconds[0] belongs
     host: str
     seconds: tuple[float | None, ...]  # each rank's median of a step, without waiting for others
 
 
-class SlowRank(Event):
+class SlowRank(Event, kind="straggler"):
     """A rank has become slower than the others; for the fields see `launcher.runs.health.Straggler`."""
 
-    event: ClassVar[str] = "straggler"
     round: int
     rank: int
     host: str
@@ -231,10 +170,9 @@ class SlowRank(Event):
     since: float
 
 
-class GpusUnused(Event):
+class GpusUnused(Event, kind="gpus_unused"):
     """No process of an agent's ranks has opened a GPU, though the run asked for some."""
 
-    event: ClassVar[str] = "gpus_unused"
     host: str
     ranks: tuple[int, ...]
     gpus: int  # GPUs per node that the run asked for
@@ -242,39 +180,32 @@ class GpusUnused(Event):
     opened: bool = False  # whether one has opened a GPU since then, so that the event before this one no longer holds
 
 
-class AttachRequest(Event):
+class AttachRequest(Event, kind="attach_request"):
     """A request of a user's command (`attach`) to the agents of a run; see `launcher.attach.requests`."""
 
-    event: ClassVar[str] = "attach_request"
     id: str  # id of the request, and name of the folder for the replies
     what: str
     rank: int | None = None  # None: all ranks
 
 
-# -- an attempt: its ranks
-
-
-class Progress(Event):
+class Progress(Event, kind="progress"):
     """Progress of the run, reported by rank 0."""
 
-    event: ClassVar[str] = "progress"
     step: float
     total: float
     values: Mapping[str, Any] | None = None  # metrics of the workload; None: it reported none
 
 
-class Evaluated(Event):
+class Evaluated(Event, kind="evaluated"):
     """The result of an evaluation."""
 
-    event: ClassVar[str] = "evaluated"
     step: int
     values: Mapping[str, Any] | None = None  # metrics of the workload; None: it reported none
 
 
-class Saved(Event):
+class Saved(Event, kind="saved"):
     """A checkpoint has been written completely."""
 
-    event: ClassVar[str] = "saved"
     step: int
     bytes: int = 0
     seconds: float | None = None  # duration of the save; None: not measured
@@ -282,29 +213,26 @@ class Saved(Event):
     checkpoint: str = ""
 
 
-class SaveFailed(Event):
+class SaveFailed(Event, kind="save_failed"):
     """Saving a checkpoint failed; the training continues."""
 
-    event: ClassVar[str] = "save_failed"
     step: int
     exception: str = ""
     error: str = ""
     final: bool = False  # whether later saves of this training cannot succeed either
 
 
-class PassedOver(Event):
+class PassedOver(Event, kind="passed_over"):
     """A checkpoint is damaged or does not match the training, and was renamed so that it is not read again."""
 
-    event: ClassVar[str] = "passed_over"
     checkpoint: str
     step: int | None = None
     problems: tuple[str, ...] = ()  # messages of the ranks that read it
 
 
-class Breakpoint(Event):
+class Breakpoint(Event, kind="breakpoint"):
     """A rank waits in the debugger."""
 
-    event: ClassVar[str] = "breakpoint"
     rank: int
     host: str
     where: str  # file, line and function where the rank stopped
@@ -314,17 +242,12 @@ class Breakpoint(Event):
     post_mortem: bool = False
 
 
-class Continued(Event):
+class Continued(Event, kind="continued"):
     """A rank has left the debugger's prompt and continues."""
 
-    event: ClassVar[str] = "continued"
     rank: int
 
 
-# -- an attempt: CPU binding
-
-
-@dataclass(frozen=True)
 class BoundRank(Open):
     """The CPU binding of one rank; part of `Bound`."""
 
@@ -337,10 +260,9 @@ class BoundRank(Open):
     nic: str | None = None  # network device that is paired with the accelerator or nearest to it; None: unknown
 
 
-class Bound(Event):
+class Bound(Event, kind="bound"):
     """The CPU binding of the ranks of an agent."""
 
-    event: ClassVar[str] = "bound"
     host: str
     ranks: tuple[BoundRank, ...]
     round: int = 0
@@ -355,7 +277,6 @@ class Bound(Event):
 SOCKET = "Socket"  # NCCL's name of its transport over sockets
 
 
-@dataclass(frozen=True)
 class Fabric(Open):
     """The network that the NCCL of a rank uses between nodes."""
 
@@ -376,21 +297,19 @@ class Fabric(Open):
         return f"{name} uses {'sockets' if self.net == SOCKET else self.net}" + (f" ({', '.join(about)})" * bool(about))
 
 
-@dataclass(frozen=True)
 class Mismatch(Open):
     """A difference between the network that NCCL uses and the one that the site expects."""
 
-    code: MismatchCode
+    code: codes.MismatchCode
     fabric: Fabric
     name: str  # the field of `fabric` that differs: `net`, `plugin` or `provider`
     accepted: tuple[str, ...]  # the values of this field that the site accepts
 
 
-@dataclass(frozen=True, kw_only=True)
 class Observation(Open):
     """What a check has measured or found wrong; `launcher.failures.preflight_text` makes text for the user from it."""
 
-    code: CheckCode
+    code: codes.CheckCode
     error: str = ""  # message of torch, a library or the system
     path: str = ""
     key: str = ""  # config key or variable with which the user sets the directory
@@ -418,10 +337,9 @@ class Observation(Open):
     signal: str = ""  # that killed the process (`SIGKILL`)
 
 
-NOTHING = Observation(code=CheckCode.UNKNOWN)
+NOTHING = Observation(code=codes.CheckCode.UNKNOWN)
 
 
-@dataclass(frozen=True)
 class CheckEnded(Open):
     """The result of one check of a preflight on one node; see `launcher.preflight.checks.Check`."""
 
@@ -431,10 +349,9 @@ class CheckEnded(Open):
     ms: float = 0.0
 
 
-class NodeChecked(Event):
+class NodeChecked(Event, kind="preflight"):
     """The result of a preflight on one node, written by the node's agent."""
 
-    event: ClassVar[str] = "preflight"
     round: int
     host: str
     node: int
@@ -443,7 +360,6 @@ class NodeChecked(Event):
     checks: tuple[CheckEnded, ...] = ()
 
 
-@dataclass(frozen=True)
 class Finding(Open):
     """A problem that a preflight has found on a node."""
 
@@ -453,12 +369,11 @@ class Finding(Open):
     found: Observation = NOTHING
 
 
-class Preflighted(Event):
+class Preflighted(Event, kind="preflighted"):
     """The result of a preflight on all nodes."""
 
-    event: ClassVar[str] = "preflighted"
     round: int
-    then: PreflightThen
+    then: codes.PreflightThen
     nodes: int
     seconds: float
     bad: tuple[Finding, ...] = ()
@@ -468,7 +383,6 @@ class Preflighted(Event):
 # -- failures, restarts and stops, and how the run continues after them
 
 
-@dataclass(frozen=True)
 class Accused(Open):
     """A node or rank that probably caused a fault."""
 
@@ -477,7 +391,6 @@ class Accused(Open):
     node: int | None = None
 
 
-@dataclass(frozen=True)
 class HostSignal(Open):
     """A signal that the agent on a host received."""
 
@@ -485,11 +398,10 @@ class HostSignal(Open):
     signal: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class BlockedCollective(Open):
     """A collective in which ranks wait for the accused ranks, according to NCCL's flight recorder."""
 
-    sign: CollectiveSign  # what the accused ranks have not done
+    sign: codes.CollectiveSign  # what the accused ranks have not done
     operation: str  # the collective that the waiting ranks have called (`all_reduce`)
     number: int  # sequence number of the collective in the process group, from 1
     group: str
@@ -497,17 +409,15 @@ class BlockedCollective(Open):
     called: str = ""  # for OTHER_CALLED, the operation that the accused ranks have called instead
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hang(Open):
     """Details of a hang."""
 
-    sign: HangSign = HangSign.UNKNOWN  # how the accused ranks were identified
+    sign: codes.HangSign = codes.HangSign.UNKNOWN  # how the accused ranks were identified
     collective: BlockedCollective | None = None  # for HangSign.RECORDER: what the accused ranks block
     slowest: int | None = None  # steps that the slowest accused rank has done; -1: it reported none
     stacks: str = ""  # folder with the stacks of all ranks; empty: there is none
 
 
-@dataclass(frozen=True, kw_only=True)
 class StartLimit(Open):
     """Why the system did not start a process, or would not."""
 
@@ -516,7 +426,6 @@ class StartLimit(Open):
     needed: int | None = None  # what it would have to be
 
 
-@dataclass(frozen=True, kw_only=True)
 class AgentCount(Open):
     """Number of agents that arrived at a rendezvous, and the number that was expected."""
 
@@ -524,22 +433,20 @@ class AgentCount(Open):
     expected: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class PreflightFailure(Open):
     """Why a preflight ends the attempt."""
 
-    reason: PreflightReason
+    reason: codes.PreflightReason
     nodes: int
     failed: int  # nodes that failed a check
     findings: tuple[Finding, ...] = ()  # the first problems that were found
     exclude: str = ""  # override for resuming the run without the bad nodes; empty: the scheduler cannot exclude nodes
 
 
-class Fault(Event):
+class Fault(Event, kind="fault"):
     """Ranks failed, or could not be started; `launcher.failures.text.of_fault` makes text for the user from it."""
 
-    event: ClassVar[str] = "fault"
-    code: FaultCode = FaultCode.UNKNOWN
+    code: codes.FaultCode = codes.FaultCode.UNKNOWN
     host: str = ""  # where the fault happened or, if that is unknown, was reported
     node: int | None = None  # where the fault happened or, if that is unknown, was reported
     rank: int | None = None  # rank that failed first
@@ -556,7 +463,7 @@ class Fault(Event):
     start: StartLimit | None = None  # details of NOT_STARTED and OPEN_FILES
     agents: AgentCount | None = None  # details of RENDEZVOUS_TIMEOUT and TOO_FEW
     preflight: PreflightFailure | None = None
-    during: AgentPhase | None = None  # what the agent was doing when the fault happened
+    during: codes.AgentPhase | None = None  # what the agent was doing when the fault happened
     needed_by: Accused | None = None  # for RETURNED_EARLY, the rank that lost its peer; None: unknown
     then: HostSignal | None = None  # signal that an agent received after the fault, perhaps because of it
     back: tuple[Place, ...] = ()  # for NODE_RETURNED, the agents that came back
@@ -568,31 +475,28 @@ class Fault(Event):
     ends_with: int | None = None  # the attempt's exit code; None: the fault does not end it
 
 
-class Restart(Fault):
+class Restart(Fault, kind="restart"):
     """The ranks are restarted inside the attempt, after the fault that the inherited fields describe."""
 
-    event: ClassVar[str] = "restart"
     round: int = 0
     world_size: int = 0  # world size of the previous round
 
 
-class SetupFailed(Event):
+class SetupFailed(Event, kind="setup_failed"):
     """A shell line that sets up the job's environment (modules, virtual environment, user's own lines) failed."""
 
-    event: ClassVar[str] = "setup_failed"
     line: int  # its number among all set-up lines, from 1
     host: str
-    of: SetupPart = SetupPart.UNKNOWN
+    of: codes.SetupPart = codes.SetupPart.UNKNOWN
     number: int = 0  # its number within that part, from 1
     name: str = ""  # module, environment or folder that the line sets up
     code: int | None = None
 
 
-class Stop(Event):
+class Stop(Event, kind="stop"):
     """An attempt ends early, and can be resumed; `launcher.failures.text.of_stop` makes text for the user from it."""
 
-    event: ClassVar[str] = "stop"
-    reason: StopReason = StopReason.UNKNOWN
+    reason: codes.StopReason = codes.StopReason.UNKNOWN
     host: str = ""  # that noticed the reason first
     rank: int | None = None  # that noticed the reason first
     ranks: tuple[int, ...] = ()  # ranks that exited with code 75, or did not stop in time
@@ -604,18 +508,16 @@ class Stop(Event):
     grace: float | None = None  # seconds that these ranks had to exit
 
 
-class StopRequested(Event):
+class StopRequested(Event, kind="stop_requested"):
     """The process that waits for the tasks of a job received a signal to stop the attempt."""
 
-    event: ClassVar[str] = "stop_requested"
     signal: str
     host: str
 
 
-class Stopped(Event):
+class Stopped(Event, kind="stopped"):
     """What a run has saved, recorded after an attempt that stopped early, to see whether attempts make progress."""
 
-    event: ClassVar[str] = "stopped"
     step: int | None  # of the newest checkpoint; -1: there is none; None: unknown
     # Of a user's program: mtime in ns of its newest checkpoint file, or of any that this attempt saved. -1: not looked
     # for, or unknown.
@@ -623,21 +525,19 @@ class Stopped(Event):
     preempted: bool
 
 
-class Continues(Event):
+class Continues(Event, kind="continues"):
     """The run continues with another attempt. `launcher.failures.text.of_next` makes its text."""
 
-    event: ClassVar[str] = "continues"
     what: str  # `here` (in this job) or `elsewhere` (in another job)
-    reason: NextReason = NextReason.UNKNOWN
+    reason: codes.NextReason = codes.NextReason.UNKNOWN
     job: str | None = None  # in which the run continues; None: unknown
 
 
-class Stays(Event):
+class Stays(Event, kind="stays"):
     """The run does not continue by itself. `launcher.failures.text.of_next` makes its text."""
 
-    event: ClassVar[str] = "stays"
     what: str  # `stays` (as wanted, or it cannot continue now) or `given_up` (no progress, or too many attempts)
-    reason: NextReason = NextReason.UNKNOWN
+    reason: codes.NextReason = codes.NextReason.UNKNOWN
     step: int | None = None  # the highest of any attempt
     attempts: int | None = None
     scheduler: str | None = None
@@ -647,15 +547,12 @@ class Stays(Event):
     error: str | None = None  # that prevents another attempt
 
 
-# -- the journal of a slot manager, which runs points in a pilot
-#
-# They serve statistics and messages. The state of a point is decided by the claims alone (launcher/runs/claims.py).
+# -- the journal of a slot manager, for statistics and messages (launcher/runs/claims.py decides the state of a point)
 
 
-class ManagerBegan(Event):
+class ManagerBegan(Event, kind="manager_began"):
     """A slot manager has started."""
 
-    event: ClassVar[str] = "manager_began"
     host: str
     job: str
     slots: int  # points at once; 0: only its part of those that its group's first node claims
@@ -664,61 +561,52 @@ class ManagerBegan(Event):
     namespace: str  # see `launcher.processes.groups.namespace`
 
 
-class PointBegan(Event):
+class PointBegan(Event, kind="point_began"):
     """A slot manager has claimed a point, and starts it."""
 
-    event: ClassVar[str] = "point_began"
     point: int
     slot: int
     attempt: int | None = None  # None: an old version wrote the event
 
 
-class PointEnded(Event):
+class PointEnded(Event, kind="point_ended"):
     """A point's process has ended, or could not be started."""
 
-    event: ClassVar[str] = "point_ended"
     point: int
     slot: int
     code: int  # exit code of the process; -N: signal N killed it
     kind: str  # a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released`)
 
 
-class PartEnded(Event):
+class PartEnded(Event, kind="part_ended"):
     """The process of a point on this node, one of the further nodes of the group on which the point runs, has ended."""
 
-    event: ClassVar[str] = "part_ended"
     point: int
     attempt: int
     code: int  # exit code of the process; -N: signal N killed it
 
 
-class GroupBroken(Event):
+class GroupBroken(Event, kind="group_broken"):
     """A slot manager claims no more points, because other nodes of its group are lost."""
 
-    event: ClassVar[str] = "group_broken"
     lost: tuple[str, ...]
 
 
-class NodeLeftOut(Event):
+class NodeLeftOut(Event, kind="node_left_out"):
     """A slot manager claims no more points, because several points have failed on its node."""
 
-    event: ClassVar[str] = "node_left_out"
     points: tuple[int, ...]
 
 
-class ManagerIdle(Event):
+class ManagerIdle(Event, kind="manager_idle"):
     """A slot manager has found no point to claim. It will end, unless a point becomes free at the same moment."""
 
-    event: ClassVar[str] = "manager_idle"
 
-
-class ManagerEnded(Event):
+class ManagerEnded(Event, kind="manager_ended"):
     """A slot manager has ended; the last event of its journal."""
 
-    event: ClassVar[str] = "manager_ended"
 
-
-# -- conversion from and to JSON
+# -- conversion from and to the dicts that `event_file.read` yields
 
 
 def from_entry(entry: Mapping[str, Any]) -> Event:
@@ -734,21 +622,14 @@ def known(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
 
 def from_values(kind: type[E_], values: Mapping[str, Any]) -> E_:
     """Returns an event of this kind from its fields as JSON types; the inverse of `values`."""
-    event = from_entry({**values, "event": kind.event})
-    assert isinstance(event, kind)
-    return event
+    found: E_ = from_json(values, kind)
+    return found
 
 
 def values(event: Event) -> dict[str, Any]:
     """Returns the fields of an event as JSON types, without the time and without fields that have their default."""
-    return {
-        each.name: as_json(value, defaults=False)
-        for each in fields(event)
-        if each.name != "time" and ((value := getattr(event, each.name)) != each.default or each.default is MISSING)
-    }
-
-
-# -- events of one kind among the dicts that `event_file.read` yields
+    found: dict[str, Any] = as_json(event, defaults=False)
+    return {name: value for name, value in found.items() if name != "time"}
 
 
 def every(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> list[E_]:
@@ -767,11 +648,3 @@ def as_kind(entry: Mapping[str, Any], kind: type[E_]) -> E_ | None:
     """Returns a dict as an event of class `kind`; None: the event is of another kind."""
     event = from_entry(entry) if entry["event"] == kind.event else None
     return event if isinstance(event, kind) else None
-
-
-def first_fault(entries: Iterable[Mapping[str, Any]]) -> Fault | SetupFailed | None:
-    """Returns the first event `fault` or `setup_failed`; None: neither is there."""
-    for entry in entries:
-        if entry["event"] in (Fault.event, SetupFailed.event):
-            return as_kind(entry, Fault) or as_kind(entry, SetupFailed)
-    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from launcher.runs.events import (
     Started,
     Submitted,
     Submitting,
+    as_kind,
     every,
-    first_fault,
     known,
     last,
 )
@@ -153,3 +153,11 @@ def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> l
     here = jobs.index(started.job)
     stopped = ended is not None and ended.code == errors.RESUME and here + 1 < len(jobs)
     return jobs[here + stopped :]
+
+
+def first_fault(entries: Iterable[Mapping[str, Any]]) -> Fault | SetupFailed | None:
+    """Returns the first event `fault` or `setup_failed`; None: neither is there."""
+    for entry in entries:
+        if entry["event"] in (Fault.event, SetupFailed.event):
+            return as_kind(entry, Fault) or as_kind(entry, SetupFailed)
+    return None

@@ -7,14 +7,14 @@ is added has a default: jobs that wait in a queue have a file of the version tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from launcher.structs import Struct
 
 NAME, AFTER = "job.json", "after.sh"  # names in the run directory
 
 
-@dataclass(frozen=True)
-class SetupLineFields:
+class SetupLineFields(Struct):
     """A set-up line of the script, as the event `setup_failed` names it."""
 
     words: str
@@ -23,8 +23,7 @@ class SetupLineFields:
     name: str = ""
 
 
-@dataclass(frozen=True)
-class LeaseTimes:
+class LeaseTimes(Struct):
     """The times of `launcher.runs.lease`, in seconds. All jobs of a run use those of its submission."""
 
     heartbeat: float  # between two heartbeats of the job that holds the lease
@@ -32,8 +31,7 @@ class LeaseTimes:
     timeout: float  # without a heartbeat until it is taken over
 
 
-@dataclass(frozen=True)
-class JobFile:
+class JobFile(Struct):
     """The run's commands, times and variables. Commands are argument lists."""
 
     run_dir: str  # for an array: the folder with the elements' run directories

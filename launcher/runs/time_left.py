@@ -21,14 +21,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from launcher.structs import Struct
 
 BOOT_ID, UPTIME = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/uptime")
 
 
-@dataclass(frozen=True)
-class TimeLeft:
+class TimeLeft(Struct):
     """Seconds until the scheduler ends the attempt, and whether they are sure by the module's table."""
 
     seconds: float

@@ -29,9 +29,9 @@ from launcher.runs.events import (
     StopRequested,
     every,
     first,
-    first_fault,
     last,
 )
+from launcher.runs.history import first_fault
 from launcher.runs.output import file_names
 from launcher.schedulers import notices, registry
 from launcher.schedulers.diagnosis import JobExecution, RemembersJobs, WritesNotices
