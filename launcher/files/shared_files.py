@@ -8,7 +8,8 @@
 
 Transient errors are retried with growing pauses: for IN_A_JOB seconds in a job, for IN_A_COMMAND seconds elsewhere.
 After a read has failed for that long, further reads of the process are not retried for REST seconds, so that a command
-that reads a hundred runs waits only once. Callers that poll pass `retry_seconds=0`.
+that reads a hundred runs waits only once; the driver of a job retries each read. Callers that poll pass
+`retry_seconds=0`.
 
 Files are opened anew for each read: over NFS, only a newly opened file shows what other machines have written.
 """
@@ -44,7 +45,7 @@ TRANSIENT = frozenset({
     errno.ENOBUFS, errno.EPROTO, errno.EBADF,
 })  # fmt: skip
 
-in_a_job = False  # whether this process belongs to a job although it is no part of an attempt (yet)
+in_a_job = False  # whether this process is the driver of a job
 _rests_until = float("-inf")
 
 
@@ -153,7 +154,7 @@ def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | N
     """
     global _rests_until
     if retry_seconds is None:
-        resting = time.monotonic() < _rests_until
+        resting = not in_a_job and time.monotonic() < _rests_until
         retry_seconds = 0.0 if resting else IN_A_JOB if in_a_job or "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
     for _ in backoff(retry_seconds):
         found = _once(call, path)

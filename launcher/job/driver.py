@@ -46,7 +46,7 @@ from launcher.runs import event_file
 from launcher.runs.events import Ended, Event, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.runs.job_file import JobFile, SetupLineFields
 from launcher.runs.lease import Lease, held
-from launcher.runs.time_left import BOOT_ID, UPTIME
+from launcher.runs.time_left import ends_in, uptime
 from launcher.schedulers.exports import parse_exports
 from launcher.structs import Struct, replace
 
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
         os.umask(0o077)
         os.environ.clear()
         os.environ.update(environ)
-        os.environ[BEGUN] = str(_uptime())  # each attempt has the whole time
+        os.environ[BEGUN] = str(uptime())  # each attempt has the whole time
 
 
 def _refuse(error: Exception) -> int:
@@ -296,7 +296,7 @@ class Job:
         number = max(known, default=-1) + 1
         while True:
             path = folder / str(number)
-            made = shared_files.retry_read(partial(_mkdir, path), path, retry_seconds=shared_files.IN_A_JOB)
+            made = shared_files.retry_read(partial(_mkdir, path), path)
             if isinstance(made, Unavailable) and made.is_transient:
                 raise UnavailableError(made.reason)
             if not isinstance(made, Ok) or made.value is None:
@@ -308,7 +308,7 @@ class Job:
 
     def _marked(self, *names: str) -> bool:
         """Returns whether the run directory has one of these files; raises UnavailableError if that is not known."""
-        found = [exists(self._run_dir / name, retry_seconds=shared_files.IN_A_JOB) for name in names]
+        found = [exists(self._run_dir / name) for name in names]
         return any(isinstance(each, Ok) and each.value for each in found) or any(map(unwrap, found))
 
     def _stop_if_marked(self) -> None:
@@ -328,12 +328,12 @@ class Job:
             module, _, name = self._job.time_left.partition(":")
             left = getattr(importlib.import_module(module), name)(os.environ)
         if left is None and self._job.seconds is not None:
-            since = max(_uptime() - begun, 0.0) if begun else 0.0
+            since = max(uptime() - begun, 0.0) if begun else 0.0
             left = self._job.seconds - since
         for name in OF_ANOTHER:
             os.environ.pop(name, None)
         if left is not None:
-            _ends_in(round(left))
+            ends_in(round(left))
 
     def _report_failure(self) -> None:
         """Records what failed in the job script, if something did."""
@@ -413,7 +413,7 @@ class Job:
         if code != DONE:
             self._ended(code)
         if self._job.here and self._job.seconds is not None:
-            _ends_in(self._job.seconds)
+            ends_in(self._job.seconds)
 
     # -- the end
 
@@ -485,8 +485,7 @@ class Job:
     def _event(self, event: Event) -> None:
         path = self._attempt / "events/script.jsonl"
         event = replace(event, time=time.time())
-        append = partial(event_file.append, path, event)
-        found = shared_files.retry_read(append, path, retry_seconds=shared_files.IN_A_JOB)
+        found = shared_files.retry_read(partial(event_file.append, path, event), path)
         if not isinstance(found, Ok):
             print(f"launcher: {self._host}: {found.reason}", file=sys.stderr)
 
@@ -536,14 +535,3 @@ def _output_size() -> int:
     with contextlib.suppress(OSError):
         return os.fstat(1).st_size
     return 0
-
-
-def _uptime() -> float:
-    return float(UPTIME.read_text().split()[0])
-
-
-def _ends_in(seconds: int) -> None:
-    """Sets the variables of `launcher.runs.time_left`: the scheduler ends this attempt in `seconds`."""
-    os.environ.update(LAUNCHER_DEADLINE=str(int(time.time()) + seconds), LAUNCHER_TIME_LEFT=str(seconds))
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        os.environ["LAUNCHER_DEADLINE_UPTIME"] = f"{BOOT_ID.read_text().strip()} {int(_uptime()) + seconds}"

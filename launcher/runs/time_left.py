@@ -19,6 +19,7 @@ minutes ahead would end every attempt at once. If no process is sure (the script
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,5 +64,16 @@ def time_left(environ: Mapping[str, str]) -> TimeLeft | None:
     """
     machine: tuple[str, float] | None = None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        machine = BOOT_ID.read_text().strip(), float(UPTIME.read_text().split()[0])
+        machine = BOOT_ID.read_text().strip(), uptime()
     return judge(environ, time.time(), machine)
+
+
+def ends_in(seconds: int) -> None:
+    """Sets the variables of this process, for those that it starts: the scheduler ends the attempt in `seconds`."""
+    os.environ.update(LAUNCHER_DEADLINE=str(int(time.time()) + seconds), LAUNCHER_TIME_LEFT=str(seconds))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        os.environ["LAUNCHER_DEADLINE_UPTIME"] = f"{BOOT_ID.read_text().strip()} {int(uptime()) + seconds}"
+
+
+def uptime() -> float:
+    return float(UPTIME.read_text().split()[0])

@@ -87,6 +87,14 @@ def test_a_process_waits_once_and_not_for_each_file(file: Path, server: FileServ
     assert read_bytes(file.parent / "other") == Ok(None)
 
 
+def test_the_driver_of_a_job_waits_each_time(file: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_files, "in_a_job", True)
+    server.fail(file)
+    for count in (1, 2):
+        assert isinstance(read_bytes(file), Unavailable)
+        assert sum(server.slept) >= count * IN_A_JOB
+
+
 def test_who_looks_again_anyway_does_not_wait(file: Path, server: FileServer) -> None:
     server.fail(file)
     assert isinstance(exists(file, retry_seconds=0), Unavailable)
