@@ -36,7 +36,7 @@ help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm and Grid Engine too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-user  the unit tests as an ordinary user, for root"
-	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
+	@echo "make test-slow  what make test leaves out: more schedulers a test, longer forms, and tests of the test clusters"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
 	@echo "make test-python unit tests, checkpoints, and a run stopped and resumed, with each Python on this machine"
 	@echo "make twins      each profile of a site against a scheduler that keeps the site's published rules, as a table"

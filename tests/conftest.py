@@ -122,7 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
-        "slow: a longer form of another test; `make test-slow` runs these alone",
+        "slow: what other tests hold too (longer, or with another scheduler); `make test-slow` runs these alone",
     ):
         config.addinivalue_line("markers", marker)
 

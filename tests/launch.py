@@ -18,6 +18,7 @@ from launcher.runs import events
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault
 from launcher.runs.lookup import all_runs
+from tests import forked_commands
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -76,8 +77,11 @@ class Launcher:
 
     def __call__(self, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs `python -m launcher ARGUMENTS`."""
+        variables = {**self.environ, **environment}
+        if not self.prefix:
+            return forked_commands.run(arguments, ROOT, variables, timeout)
         return subprocess.run(
-            [*self.prefix, PYTHON, "-m", "launcher", *arguments], cwd=ROOT, env={**self.environ, **environment},
+            [*self.prefix, PYTHON, "-m", "launcher", *arguments], cwd=ROOT, env=variables,
             capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 

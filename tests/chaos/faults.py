@@ -100,9 +100,7 @@ def hides_a_process(config: Any, env: Any) -> dict[str, Any]:
 
 def fine(config: Any, env: Any) -> dict[str, Any]:
     dist.barrier()
-    umask = os.umask(0)
-    os.umask(umask)
-    return {"rank": env.rank, "world_size": env.world_size, "source": env.source, "umask": f"{umask:03o}"}
+    return {"rank": env.rank, "world_size": env.world_size, "source": env.source}
 
 
 def tells_places(config: Any, env: Any) -> dict[str, Any]:
@@ -112,10 +110,15 @@ def tells_places(config: Any, env: Any) -> dict[str, Any]:
     return {"places": places}
 
 
-def tells_environment(config: Any, env: Any) -> dict[str, Any]:
-    environments: list[Any] = [None] * env.world_size
-    dist.all_gather_object(environments, [os.environ.get(f"FROM_{place}") for place in ("SETUP", "PROFILE", "SHELL")])
-    return {"environments": environments}
+def tells(config: Any, env: Any) -> dict[str, Any]:
+    """Returns the `places`, the `environments` and the `umasks` of all ranks."""
+    umask = os.umask(0)
+    os.umask(umask)
+    variables = [os.environ.get(f"FROM_{place}") for place in ("SETUP", "PROFILE", "SHELL")]
+    told: list[Any] = [None] * env.world_size
+    dist.all_gather_object(told, (variables, f"{umask:03o}"))
+    environments, umasks = map(list, zip(*told, strict=True))
+    return {**tells_places(config, env), "environments": environments, "umasks": umasks}
 
 
 def hangs_before_its_first_step(config: Any, env: Any) -> dict[str, Any]:

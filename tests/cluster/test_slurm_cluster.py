@@ -18,6 +18,7 @@ from tests.cluster.daemons import Proc, running, wait_until
 from tests.cluster.slurm_cluster import ClusterError, SlurmCluster
 from tests.cluster.slurm_config import NODES
 
+pytestmark = pytest.mark.slow  # whatever runs on it in `make test` would not, if it did not behave
 ROOT = Path(__file__).parents[2]
 RESTARTS = "echo restarts ${SLURM_RESTART_COUNT:-0}"
 COMMAND = [sys.executable, str(ROOT / "tests/cluster/slurm_cluster.py")]

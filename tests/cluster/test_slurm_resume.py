@@ -65,6 +65,7 @@ def test_a_preempted_run_loses_no_step(launcher: Launcher, slurm: Any, partition
     assert (run.result() or {})["sum"] == [float(stopped_at(run, 1) + 1)] * 4
 
 
+@pytest.mark.slow
 def test_a_run_that_is_preempted_before_it_saves_is_not_given_up(launcher: Launcher, slurm: Any) -> None:
     launcher.submit(
         *STEPS, "nodes=2", "cluster.partition=debug", "time=9m", "run_id=early", "wait=false", STEP_TIME="1000"

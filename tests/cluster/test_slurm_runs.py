@@ -234,6 +234,7 @@ def test_variables_of_another_job_are_not_handed_on(launcher: Launcher) -> None:
     assert "not handed on to the job: MASTER_ADDR, PMI_RANK, RANK, SBATCH_PARTITION, SLURM_JOB_ID" in result.output
 
 
+@pytest.mark.slow
 def test_a_node_that_never_starts_is_named(launcher: Launcher, tmp_path: Path) -> None:
     python = (
         script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node2 ] && sleep 60\nexec {PYTHON} "$@"') / "python"
@@ -297,6 +298,7 @@ def test_a_lost_node_fails_the_run_and_is_told(launcher: Launcher, slurm: Any) -
         slurm.restore_node("node2")
 
 
+@pytest.mark.slow
 def test_arrays_and_jobs_are_submitit_jobs(launcher: Launcher, slurm: Any, tmp_path: Path) -> None:
     """In a process of its own, as any user of submitit would."""
     done = subprocess.run(

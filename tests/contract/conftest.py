@@ -1,4 +1,7 @@
-"""The fixture `launcher`, parametrized by scheduler: all tests of this folder must pass with each of them."""
+"""The fixture `launcher`: a test names its schedulers with `schedulers.on`.
+
+Tests of features that only cluster=allocation has: tests/cluster/test_allocation.py, tests/pbs/test_allocation.py.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,10 @@ import pytest
 from tests.launch import ROOT, Launcher
 
 NODES = ("node1", "node2")
-# Tests of features that only cluster=allocation has: tests/cluster/test_allocation.py, tests/pbs/test_allocation.py.
-BACKENDS = ("local", "slurm", "pbs", "sge", "third", pytest.param("allocation", marks=pytest.mark.slow))
 THIRD = ROOT / "tests/fakes/third_scheduler"
 
-# To save time, `make test` runs only this file with the scheduler `third`, and leaves out these tests with Grid Engine,
-# because other tests cover the same there. `make test-slow` runs the rest.
-FILE_OF_THIRD = "test_runs.py"
-SLOW_ON_SGE = {
-    "test_points_share_pilots",
-    "test_points_of_a_stopped_pilot_go_on_in_its_next_attempt",
-    "test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots",
-}
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        callspec, name = getattr(item, "callspec", None), getattr(item, "originalname", "")
-        scheduler = callspec and callspec.params.get("launcher")
-        on_third = scheduler == "third" and item.path.name != FILE_OF_THIRD
-        if on_third or (scheduler == "sge" and name in SLOW_ON_SGE):
-            item.add_marker(pytest.mark.slow)
-
-
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture
 def launcher(
     request: pytest.FixtureRequest, tmp_path: Path, ran_against: Callable[[str, str], None]
 ) -> Iterator[Launcher]:

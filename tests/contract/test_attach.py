@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.contract.schedulers import on
 from tests.contract.test_runs import processes_of
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.terminal import Terminal
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge"], indirect=True),
+    on("local", "slurm", never=("third", "allocation")),
 ]
 
 

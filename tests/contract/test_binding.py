@@ -12,6 +12,7 @@ from launcher.binding.node import Unbound
 from launcher.failures.codes import UnboundReason
 from launcher.runs.events import Bound, every
 from launcher.units import parse_ranges
+from tests.contract.schedulers import local, on
 from tests.launch import Launcher, Result
 
 SHOWS = """\
@@ -41,7 +42,8 @@ def program(tmp_path: Path) -> str:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is of nobody's own")
-@pytest.mark.parametrize("bind", ["auto", "core"])
+@on("local", "slurm", "sge")
+@pytest.mark.parametrize("bind", [pytest.param("auto", marks=pytest.mark.slow), "core"])
 def test_each_rank_has_the_cores_that_the_run_reports(launcher: Launcher, program: str, bind: str) -> None:
     result = launcher.run("workload=program", program, "procs_per_node=2", f"launch.bind={bind}")
     (told,) = every(result.run.attempts()[-1].events(), Bound)
@@ -60,7 +62,7 @@ def test_each_rank_has_the_cores_that_the_run_reports(launcher: Launcher, progra
             assert given == [list(allowed)] * 2
 
 
-@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+@local
 @pytest.mark.parametrize("fork", [False, True])
 def test_ranks_get_the_lists_of_a_map(launcher: Launcher, program: str, fork: bool) -> None:
     first, *_, last = sorted(os.sched_getaffinity(0))
@@ -71,7 +73,7 @@ def test_ranks_get_the_lists_of_a_map(launcher: Launcher, program: str, fork: bo
     assert masks(result) == [([last], "3"), ([first], "3")]
 
 
-@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+@local
 @pytest.mark.parametrize("keys", [["launch=tasks"], ["launch.bind=none"], ["procs_per_node=3"]])
 def test_ranks_are_not_bound_if_that_is_disabled_or_impossible(
     launcher: Launcher, program: str, keys: list[str]
@@ -83,7 +85,7 @@ def test_ranks_are_not_bound_if_that_is_disabled_or_impossible(
     assert all(told.unbound for told in every(result.run.attempts()[-1].events(), Bound))
 
 
-@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+@local
 def test_a_list_with_cpus_of_other_jobs_is_refused(launcher: Launcher, program: str) -> None:
     result = launcher.run("workload=program", program, "procs_per_node=2", "launch.bind=map:0:4095")
     assert result.code != 0

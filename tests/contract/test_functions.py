@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from tests.contract import functions
 from tests.launch import ROOT, until
 from tests.unit.plans import plan_of
 
-KINDS = ("local", "slurm", "pbs run", "pbs function", pytest.param("sge run", marks=pytest.mark.slow), "sge function")
+slow = partial(pytest.param, marks=pytest.mark.slow)
+KINDS = (
+    slow("local"), slow("slurm"), slow("pbs run"), "pbs function", slow("sge run"), "sge function",
+)  # fmt: skip
 RUNS = {"local": LocalExecutor, "slurm": SlurmExecutor, "pbs run": PBSRunExecutor, "sge run": SGERunExecutor}
 
 
@@ -81,7 +85,7 @@ def all_tasks() -> Any:
     return LaunchMode.tasks
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=KINDS)  # the executors of runs are in `make test` by the sweeps, whose arrays they submit
 def site(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     ran_against: Callable[[str, str], None],

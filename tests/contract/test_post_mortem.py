@@ -64,7 +64,7 @@ def test_ends_on_this_machine(launcher: Launcher) -> None:
     assert examined(launcher, "gone")["kind"] == "cancelled"
 
 
-@pytest.mark.parametrize("launcher", ["pbs", "sge"], indirect=True)
+@pytest.mark.parametrize("launcher", ["pbs", pytest.param("sge", marks=pytest.mark.slow)], indirect=True)
 def test_ends_where_qdel_ends_a_job(launcher: Launcher) -> None:
     submit(launcher, "late", f"{ENDS}:ignores_every_stop", "time=8s", "resume.lead=1s")
     deleted = submit(launcher, "deleted", f"{ENDS}:sleeps")

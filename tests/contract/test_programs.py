@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.lookup import all_runs
+from tests.contract.schedulers import local
 from tests.launch import ROOT, Launcher
 
-local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # what is nothing of a backend's
 TELLS = """#!/bin/bash
 echo "$* $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK \
 $ROLE_WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID \

@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from tests.contract.schedulers import on
 from tests.launch import PYTHON, Launcher
 
 SCRIPT = """
@@ -46,6 +47,7 @@ print(json.dumps({
 """
 
 
+@on("local", "slurm")
 def test_a_script_submits_waits_cancels_and_resumes(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "drive.py"
     script.write_text(SCRIPT)

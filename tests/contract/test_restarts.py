@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
+from tests.contract.schedulers import local
 from tests.contract.test_runs import processes_of
 from tests.launch import Launcher, Result
 
 pytestmark = pytest.mark.timeout(240)
 slow = partial(pytest.param, marks=pytest.mark.slow)
-local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # how a rank ends is nothing of a backend's
 
 ENTRY = ("workload=collective", "workload.entry=tests.chaos.counting:main")
 TWO_BY_TWO = ("nodes=2", "procs_per_node=2")
@@ -78,7 +78,7 @@ def restarts(launcher: Launcher) -> list[dict[str, Any]]:
         slow("local", ("procs_per_node=4",), "0"),
         slow("local", (*TWO_BY_TWO, "launch=tasks"), "1"),
         slow("slurm", TWO_BY_TWO, "3"),
-        slow("pbs", TWO_BY_TWO, "3"),
+        ("pbs", TWO_BY_TWO, "3"),
         ("sge", TWO_BY_TWO, "3"),
     ],
     indirect=["launcher"],
@@ -136,7 +136,7 @@ def test_logs_of_every_round_are_kept(launcher: Launcher) -> None:
         ({"FAULT": "raise", "FAULT_TIMES": "2"}, 1, "ValueError: the loss is a banana", 1),
         slow({"FAULT": "raise", "FAULT_STEP": "0"}, 1, "ValueError: the loss is a banana", 0),
         slow({"FAULT": "refuse"}, 1, "WorkloadError: this will not do", 0),
-        ({"FAULT": "exit", "FAULT_CODE": "93"}, 93, "exited with code 93", 0),
+        slow({"FAULT": "exit", "FAULT_CODE": "93"}, 93, "exited with code 93", 0),
         slow({"FAULT": "SIGKILL", "FAULT_TIMES": "9"}, 1, "killed by SIGKILL; 2 restarts got no further", 2),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_rank_that_hangs_is_found_and_the_stacks_of_all_are_kept(launcher: Lau
     ("entry", "limit", "who"),
     [
         ("hangs_before_its_first_step", "launch.start_timeout", "rank 3 on "),
-        ("sleeps", "launch.idle_timeout", "rank 0 on "),
+        slow("sleeps", "launch.idle_timeout", "rank 0 on "),
     ],
 )
 def test_ranks_that_hang_before_their_first_step_are_found(
@@ -205,7 +205,7 @@ time.sleep(0 if last else 3)
 
 @pytest.mark.parametrize(
     ("launcher", "when"),
-    [("local", "joined"), ("local", "before"), ("slurm", "joined"), ("local", "done")],
+    [slow("local", "joined"), slow("local", "before"), ("slurm", "joined"), ("local", "done")],
     indirect=["launcher"],
 )
 def test_a_program_of_which_a_rank_exits_with_0_while_the_others_need_it(
@@ -272,7 +272,9 @@ def test_a_rank_that_dies_after_the_stop_is_not_started_again(launcher: Launcher
 
 
 @pytest.mark.parametrize(
-    ("launcher", "nodes", "lost"), [("local", 3, 0), slow("local", 3, 1), ("sge", 2, 1)], indirect=["launcher"]
+    ("launcher", "nodes", "lost"),
+    [("local", 3, 0), slow("local", 3, 1), ("pbs", 2, 1), ("sge", 2, 1)],
+    indirect=["launcher"],
 )
 def test_a_lost_agent_shrinks_the_world(launcher: Launcher, nodes: int, lost: int) -> None:
     """Also the first one, whose process has the store."""

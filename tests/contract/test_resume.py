@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.contract.schedulers import detached, local
 from tests.launch import PYTHON, ROOT, Launcher
 
-local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # what is nothing of a backend's
+slow = partial(pytest.param, marks=pytest.mark.slow)
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=2")
 
 
 def submitted(launcher: Launcher, *overrides: str, run_id: str = "steps", **environment: str) -> Path:
     """Submits a small training; returns its run directory."""
-    if launcher.prefix:
-        pytest.skip("a run in a held allocation lives in the foreground of its shell")
     done = launcher.submit(*STEPS, f"run_id={run_id}", "wait=false", *overrides, **environment)
     assert done.returncode == 0, done.stderr
     return launcher.runs_dir / run_id
@@ -37,9 +37,7 @@ def is_over(launcher: Launcher) -> None:
 
 
 # A held allocation ends with its own time: test_allocation.py tests that.
-@pytest.mark.parametrize(
-    "launcher", [pytest.param("local", marks=pytest.mark.slow), "slurm", "pbs", "sge"], indirect=True
-)
+@pytest.mark.parametrize("launcher", [slow("local"), "slurm", "pbs", slow("sge")], indirect=True)
 def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> None:
     """100 steps take 30 s, and an attempt has 25 s with its start (Slurm counts whole minutes)."""
     result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")
@@ -55,6 +53,7 @@ def test_a_run_resumes_by_itself_after_its_time_limit(launcher: Launcher) -> Non
     assert "ATTEMPT" in table and "75 wall-time: its time is nearly up" in table
 
 
+@detached("local", "slurm", "pbs", "sge")
 def test_a_stop_file_ends_a_run_and_resume_continues_it_at_another_size(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
@@ -86,6 +85,7 @@ def test_a_save_file_saves_and_the_run_continues(launcher: Launcher) -> None:
     is_over(launcher)
 
 
+@detached("slurm")
 def test_a_cancelled_run_saves_and_is_not_resumed(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
@@ -103,6 +103,7 @@ def test_a_cancelled_run_saves_and_is_not_resumed(launcher: Launcher) -> None:
     assert (launcher.last().result() or {})["begun"] == at
 
 
+@pytest.mark.slow
 @local
 def test_a_run_is_given_up_after_two_attempts_without_progress(launcher: Launcher) -> None:
     result = launcher.run(*STEPS, "time=1m", "resume.lead=55s", STEPS="100000", STEP_TIME="0.1", NEVER_SAVE="1")
@@ -122,7 +123,7 @@ def test_with_resume_how_never_a_run_stays_stopped(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize(
     ("launcher", "how"),
-    [("slurm", "resubmit"), pytest.param("slurm", "chain", marks=pytest.mark.slow), ("pbs", "chain"), ("sge", "chain")],
+    [slow("slurm", "resubmit"), slow("slurm", "chain"), slow("pbs", "chain"), ("sge", "chain")],
     indirect=["launcher"],
 )
 def test_a_run_continues_in_other_jobs(launcher: Launcher, how: str) -> None:
@@ -147,28 +148,25 @@ def test_a_run_continues_in_other_jobs(launcher: Launcher, how: str) -> None:
     assert "[0] " in first and shown.startswith(first) and "--- attempt" not in first
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
-    [
-        (["nods=4"], 2, "there is no key 'nods'. Did you mean nodes"),
-        (["nodes=0"], 2, "nodes=0: it must be 1 or more"),
-        (["nodes"], 2, "'nodes' is not KEY=VALUE"),
-        (["run_id=other"], 2, "run_id is what makes it this run"),
-        (["workload=p2p"], 2, "workload is what makes it this run"),
-        (["resume.lead=2h"], 2, "resume.lead=2h is not less than time=1h"),
-        (["min_nodes=9"], 2, "min_nodes=9 is more than nodes=1"),
-    ],
-)
 @local
-def test_a_resume_that_is_refused_changes_nothing(launcher: Launcher, words: list[str], code: int, told: str) -> None:
+def test_a_resume_that_is_refused_changes_nothing(launcher: Launcher) -> None:
     result = launcher.run(
         "workload=collective", "workload.entry=tests.chaos.faults:stops_for_resume", "resume.how=never"
     )
     before = {path: path.read_bytes() for path in result.run.path.rglob("*") if path.is_file()}
-    refused = launcher("resume", "latest", *words)
-    assert refused.returncode == code
-    assert told in refused.stderr
-    assert {path: path.read_bytes() for path in result.run.path.rglob("*") if path.is_file()} == before
+    for word, told in (
+        ("nods=4", "there is no key 'nods'. Did you mean nodes"),
+        ("nodes=0", "nodes=0: it must be 1 or more"),
+        ("nodes", "'nodes' is not KEY=VALUE"),
+        ("run_id=other", "run_id is what makes it this run"),
+        ("workload=p2p", "workload is what makes it this run"),
+        ("resume.lead=2h", "resume.lead=2h is not less than time=1h"),
+        ("min_nodes=9", "min_nodes=9 is more than nodes=1"),
+    ):
+        refused = launcher("resume", "latest", word)
+        assert refused.returncode == 2, word
+        assert told in refused.stderr
+        assert {path: path.read_bytes() for path in result.run.path.rglob("*") if path.is_file()} == before
 
 
 @local

@@ -11,7 +11,8 @@ import pytest
 from launcher.runs.lookup import all_sweeps
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Sweep
-from tests.contract.test_sweeps import EACH, TINY, sweep
+from tests.contract.schedulers import detached
+from tests.contract.test_sweeps import TINY, sweep
 from tests.launch import PYTHON, ROOT, Launcher, until
 
 pytest.importorskip("optuna", reason="pip install 'launcher[optuna]'")
@@ -50,7 +51,7 @@ def test_a_search_that_is_killed_goes_on_with_what_it_has(tmp_path: Path) -> Non
     assert not outside
 
 
-@EACH
+@detached("local", "slurm")
 def test_a_search_chooses_points_while_its_pilots_run_and_prunes_those_that_are_behind(launcher: Launcher) -> None:
     shown = launcher.submit("-m", *TINY, *SEARCHED, "sweep.budget.points=10", "dry_run=true").stdout
     assert "asha, maximize height: at most 10 points" in shown

@@ -12,6 +12,7 @@ import pytest
 from launcher.runs import lookup
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
+from tests.contract.schedulers import detached, local
 from tests.launch import Launcher
 
 TINY = ("workload=collective", "procs_per_node=1", "launch.rendezvous_timeout=120")
@@ -61,12 +62,10 @@ def events(run: Run) -> list[str]:
     return [event["event"] for attempt in run.attempts() for event in attempt.events()]
 
 
-# In a held allocation a sweep ends with its shell.
-EACH = pytest.mark.parametrize("launcher", ["local", "slurm", "pbs", "sge", "third"], indirect=True)
 FINE = "workload.entry=tests.chaos.faults:fine"
 
 
-@EACH
+@detached("local", "slurm", "pbs", "sge")
 def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher) -> None:
     grid = ("seed=1,2", "nodes=1,2", FINE)
     points, printed = sweep(launcher, *grid)
@@ -90,7 +89,7 @@ def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher)
     assert points.attempts() == [1] * 4
 
 
-@EACH
+@detached("local", "slurm")
 def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) -> None:
     """And no more points than sweep.parallelism run at once."""
     points, _ = sweep(
@@ -112,7 +111,7 @@ def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) ->
     assert points.attempts() == [1, 2, 1]
 
 
-@EACH
+@detached("slurm", "pbs", "sge", "third")
 def test_a_cancelled_sweep_ends_its_points_and_starts_no_more(launcher: Launcher) -> None:
     points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(3)", "sweep.parallelism=1")
     until(launcher, lambda: "asleep" in printed(points.run(0)), points)
@@ -125,7 +124,7 @@ def test_a_cancelled_sweep_ends_its_points_and_starts_no_more(launcher: Launcher
     assert json.dumps(told).count("cancelled") >= 3, told
 
 
-@EACH
+@detached("slurm")
 def test_a_stopped_point_is_resumed_alone(launcher: Launcher) -> None:
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", "sweep.parallelism=2", "resume.how=never",
@@ -179,7 +178,7 @@ def test_a_requeued_element_does_not_affect_the_others(launcher: Launcher, slurm
         (["seed=range(0,0)"], ["seed=range(0,0)"]),
     ],
 )
-@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+@local
 def test_bad_input_is_refused_and_leaves_no_files(launcher: Launcher, overrides: list[str], words: list[str]) -> None:
     done = launcher.submit("-m", "workload=collective", *overrides)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -206,7 +205,7 @@ def test_a_dry_run_shows_what_is_submitted(launcher: Launcher) -> None:
 PACKED = ("sweep.slots=2", "sweep.pack=2", "sweep.retries=1")
 
 
-@EACH
+@detached("local", "slurm")
 def test_points_share_pilots(launcher: Launcher) -> None:
     points, printed = sweep(
         launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(7)", *PACKED, FAILS="3", PAUSE="0.3"
@@ -229,7 +228,7 @@ def test_points_share_pilots(launcher: Launcher) -> None:
     assert points.states() == ["done"] * 7
 
 
-@EACH
+@detached("local")
 def test_points_on_two_nodes_share_a_pilot(launcher: Launcher) -> None:
     """Two beside each other, each on its part of both nodes."""
     faults = "tests.chaos.faults"
@@ -248,7 +247,7 @@ def test_points_on_two_nodes_share_a_pilot(launcher: Launcher) -> None:
     assert points.attempts() == [1] * 4
 
 
-@EACH
+@detached("local")
 def test_points_of_a_stopped_pilot_go_on_in_its_next_attempt(launcher: Launcher) -> None:
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", "nodes=2", "sweep.slots=2",
@@ -266,7 +265,7 @@ def test_points_of_a_stopped_pilot_go_on_in_its_next_attempt(launcher: Launcher)
     assert all((points.run(index).result() or {})["begun"] > 0 for index in range(2))
 
 
-@EACH
+@detached("slurm", "pbs")
 def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: Launcher) -> None:
     """Or one of its points, and no other point of that pilot."""
     points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(4)", "sweep.slots=1")
@@ -287,7 +286,7 @@ def test_a_packed_sweep_that_is_cancelled_ends_its_points_and_pilots(launcher: L
     assert row["state"] in ("done", "cancelled"), "it may have seen that no point is left before its job was cancelled"
 
 
-@EACH
+@detached("slurm", "sge")
 def test_a_run_waits_for_a_sweep_in_pilots(launcher: Launcher) -> None:
     points, _ = sweep(
         launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(3)", "sweep.slots=1", PAUSE="0.5"

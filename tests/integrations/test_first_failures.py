@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,13 @@ KEYS = {HANG: ["launch.idle_timeout=3"], NO_GPU: ["gpus_per_node=1"]}
 # What the script itself says, and the cause has
 WORDS = {OPTION: "foo", FILE: "/nowhere/tokens.pt", MODULE: "tokens_of_nobody", NO_GPU: "sees no GPU"}
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 ROWS = [
     *(("torchrun", failure) for failure in TRUTH),
-    ("transformers", OPTION), ("transformers", KILLED),
-    ("lightning", FILE), ("lightning", KILLED),
-    ("accelerate", OPTION), ("accelerate", EARLY),
-    ("hydra", OPTION), ("hydra", FILE), ("hydra", EARLY),
+    ("transformers", OPTION), slow("transformers", KILLED),
+    ("lightning", FILE), slow("lightning", KILLED),
+    slow("accelerate", OPTION), ("accelerate", EARLY),
+    ("hydra", OPTION), slow("hydra", FILE), slow("hydra", EARLY),
 ]  # fmt: skip
 
 
@@ -90,7 +92,7 @@ def test_what_post_mortem_says_is_true(framework: str, failure: str, launcher: L
     check(launcher, framework, failure)
 
 
-@pytest.mark.parametrize("failure", [OPTION, KILLED])
+@pytest.mark.parametrize("failure", [slow(OPTION), KILLED])
 def test_on_slurm_it_is_the_same(failure: str, slurm: SlurmCluster, tmp_path: Path) -> None:
     environment = {name: value for name, value in slurm.env().items() if name == "SLURM_CONF"}
     verdict = check(Launcher(tmp_path / "runs", environment, ["cluster=slurm", "nodes=2"]), "torchrun", failure)

@@ -52,6 +52,7 @@ def test_hosts_are_counted_and_not_lines(in_job: InJob) -> None:
     assert " --pbsdsh 2 1 " in " ".join(job["start"])
 
 
+@pytest.mark.slow
 def test_fewer_hosts_are_used_when_fewer_are_asked_for(in_job: InJob) -> None:
     result = in_job().run(*COLLECTIVE, "workload.entry=tests.chaos.faults:fine", "nodes=1")
     assert result.metrics["world_size"] == 2
@@ -80,6 +81,7 @@ def test_a_node_file_that_cannot_be_read_is_told(in_job: InJob, tmp_path: Path) 
     assert "start the launcher on the job's first node" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cause"), [("raises", "ValueError: the loss is a banana"), ("is_killed", "killed by SIGKILL")]
 )
@@ -91,6 +93,7 @@ def test_a_failing_rank_ends_the_run_and_is_blamed(in_job: InJob, kind: str, cau
     assert cause in result.output
 
 
+@pytest.mark.slow
 def test_the_exit_code_comes_through(in_job: InJob) -> None:
     launcher = in_job()
     assert launcher.fault("stops_for_resume", "resume.how=never").code == 75
@@ -108,6 +111,7 @@ def test_a_task_that_cannot_start_ends_the_run_and_its_host_is_named(in_job: InJ
     assert time.monotonic() - start < 40
 
 
+@pytest.mark.slow
 def test_a_run_that_may_lose_nodes_goes_on_without_one_that_cannot_start(in_job: InJob) -> None:
     result = in_job([NODES[0], "no-such-node"]).fault("fine", "min_nodes=1", "launch.rendezvous_timeout=6")
     assert result.code == 0, result.output
@@ -134,12 +138,13 @@ def test_a_killed_agent_is_named_before_its_peers_complain(in_job: InJob) -> Non
 def test_all_that_is_exported_reaches_the_ranks_and_not_what_is_the_nodes_own(in_job: InJob) -> None:
     value = "two\nlines 'and' \"quotes\" $(id) `id` \\ größe"
     launcher = in_job()
-    result = launcher.fault("tells_environment", "cluster.setup=['export FROM_SETUP=yes']", FROM_SHELL=value)
+    result = launcher.fault("tells", "cluster.setup=['export FROM_SETUP=yes']", FROM_SHELL=value)
     assert result.code == 0, result.output
     assert result.metrics["environments"] == [["yes", None, value]] * 4
     assert not list(result.run.path.rglob("environment.sh"))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_to_the_output_of_mom(in_job: InJob, tmp_path: Path) -> None:
     result = in_job().run(*COLLECTIVE)
     assert result.code == 0, result.output
@@ -147,6 +152,7 @@ def test_nothing_is_left_to_the_output_of_mom(in_job: InJob, tmp_path: Path) -> 
     assert not (tmp_path / "job/by-mom").read_text()
 
 
+@pytest.mark.slow
 def test_files_of_a_run_are_private(in_job: InJob) -> None:
     run = in_job().fault("fine").run
     for path in [run.path, *run.path.rglob("*")]:

@@ -220,6 +220,7 @@ def test_elements_of_an_array_go_on_alone(site: Site, tmp_path: Path) -> None:
     assert "[" not in log[1][0]
 
 
+@pytest.mark.slow
 def test_out_of_time_too_often_ends_with_the_reason(site: Site, tmp_path: Path) -> None:
     made = submitit.AutoExecutor(tmp_path / "logs", cluster="pbs", pbs_max_num_timeout=1)
     made.update_parameters(pbs_walltime="00:00:06", pbs_signal_delay_s=5)
@@ -228,6 +229,7 @@ def test_out_of_time_too_often_ends_with_the_reason(site: Site, tmp_path: Path) 
         job.result()
 
 
+@pytest.mark.slow
 def test_elements_in_folders_of_their_own_go_on(site: Site, tmp_path: Path) -> None:
     made = submitit.AutoExecutor(tmp_path / "logs/%j", cluster="pbs", pbs_max_num_timeout=100)
     made.update_parameters(pbs_walltime="00:00:12", pbs_signal_delay_s=9)
@@ -235,6 +237,7 @@ def test_elements_in_folders_of_their_own_go_on(site: Site, tmp_path: Path) -> N
     assert [len(job.result()) > 1 for job in jobs] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_submitter_that_comes_late_does_not_undo_a_checkpoint(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +351,7 @@ def test_a_part_that_is_refused_takes_the_others_with_it(
     until(lambda: not PBS().jobs(), "the first part is gone")
 
 
+@pytest.mark.slow
 def test_threads_may_submit(site: Site, tmp_path: Path) -> None:
     made = executor(tmp_path)
     with ThreadPoolExecutor(4) as pool:

@@ -87,6 +87,7 @@ def test_a_run_that_is_killed_before_it_can_record_its_end_is_what_its_agents_wr
     stand_in_launcher.until(lambda: stand_in_launcher.status()["state"] == "stopped", "it can be resumed")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_out_of_time_says_so(launcher: Launcher) -> None:
     launcher.submit(*SLEEPS, "time=8s", "resume.lead=1s", "launch.grace=2")
     assert launcher("wait", "latest", "-q", timeout=120).returncode == 1
@@ -209,6 +210,7 @@ def test_a_lost_answer_makes_no_second_job(stand_in: PbsCluster, stand_in_launch
     assert stand_in.submissions() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", [True, False])
 def test_a_submitter_that_was_killed_is_repeated_without_a_second_job(
     stand_in: PbsCluster, stand_in_launcher: Launcher, history: bool
@@ -282,13 +284,14 @@ def test_a_rerun_is_the_next_attempt(stand_in: PbsCluster, stand_in_launcher: La
     stand_in_launcher("cancel", "latest")
 
 
+@pytest.mark.slow
 def test_a_profile_may_have_the_tasks_started_by_mpiexec(launcher: Launcher, tmp_path: Path) -> None:
     """A stand-in for MPICH's: it tells every task its rank, and all are on this host."""
     program = tmp_path / "mpiexec"
     program.write_text(MPIEXEC)
     program.chmod(0o755)
     result = launcher.run(
-        "workload=collective", "workload.entry=tests.chaos.faults:tells_environment", "nodes=1", "procs_per_node=2",
+        "workload=collective", "workload.entry=tests.chaos.faults:tells", "nodes=1", "procs_per_node=2",
         "launch=tasks", f"cluster.mpiexec=[{program},-n,'{{tasks}}',-ppn,'{{tasks_per_node}}']",
         "cluster.setup=['export FROM_SETUP=\"two words\"']", FROM_SHELL="of the user",
     )  # fmt: skip
@@ -314,6 +317,7 @@ exit $code
 """
 
 
+@pytest.mark.slow
 def test_it_works_from_a_home_with_nothing_in_it(stand_in: PbsCluster, stand_in_launcher: Launcher) -> None:
     """A bare PATH in the job: what it needs comes from the run's own file."""
     profile = (stand_in.home / ".profile").read_text()

@@ -22,7 +22,7 @@ import pytest
 
 from tests.pbs.pbs_cluster import PbsCluster
 
-pytestmark = pytest.mark.backend("stand-in", "transcripts of OpenPBS 23.06.06")
+pytestmark = [pytest.mark.slow, pytest.mark.backend("stand-in", "transcripts of OpenPBS 23.06.06")]
 USER, HOST = getpass.getuser(), socket.gethostname()
 HEAD = """\
 Job id            Name             User              Time Use S Queue

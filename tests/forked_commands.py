@@ -1,0 +1,107 @@
+"""Runs the launcher's commands in forks of a process that has imported what they import.
+
+A new Python imports for half a second before a command begins. Tests of commands as processes of their own (terminals,
+start-up, signals, an allocation's shell) start them anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+PRELOADED = (
+    "launcher.cli", "launcher.submission", "launcher.sweeps", "launcher.schedulers", "hydra._internal.core_plugins",
+)  # fmt: skip
+_servers = threading.local()  # one a thread, because a server runs one command at a time
+
+
+def run(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m launcher ARGUMENTS` in a folder; as subprocess.run, and without a terminal or standard input."""
+    server = getattr(_servers, "server", None)
+    if server is None or server.process.poll() is not None:
+        server = _servers.server = _Server()
+    return server.run(arguments, folder, environment, timeout)
+
+
+class _Server:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked_commands"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+            os.umask(umask := os.umask(0))
+            request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)}
+            request |= {"umask": umask, "out": out.name, "err": err.name}
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            pid = int(self.process.stdout.readline())
+            alarm = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
+            alarm.start()
+            code = int(self.process.stdout.readline())
+            alarm.cancel()
+            printed = [Path(file.name).read_bytes().decode() for file in (out, err)]
+        if alarm.finished.is_set() and code == -signal.SIGKILL:
+            raise subprocess.TimeoutExpired(list(arguments), timeout, *printed)
+        return subprocess.CompletedProcess(list(arguments), code, *printed)
+
+
+def _serve() -> None:
+    for package in map(importlib.import_module, PRELOADED):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    importlib.import_module("jinja2")
+    assert "torch" not in sys.modules, "a fork would copy it"
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            _command(**json.loads(line))
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _command(
+    arguments: list[str], folder: str, environment: dict[str, str], umask: int, out: str, err: str
+) -> NoReturn:
+    code = 1
+    try:
+        os.umask(umask)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for descriptor, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[1:1] = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.argv[1:] = arguments
+        runpy.run_module("launcher", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
