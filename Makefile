@@ -110,6 +110,7 @@ twins: $(READY)
 	$(RUN) -m tests.twins $(SITES)
 
 golden: $(READY)
+	rm -rf tests/golden/plans tests/golden/formats/json_output
 	$(RUN) -m pytest --quiet tests/golden --golden-update
 
 gpu-check: $(READY)

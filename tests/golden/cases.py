@@ -23,6 +23,18 @@ ENVIRONMENT = {
 }
 
 
+# A run of each workload with nothing but what it must have, on Slurm. Their plans are kept whole; of the others the
+# rows that differ from them.
+PLAIN = {
+    "collective": "",
+    "p2p": "nodes=2",
+    "ddp_mnist": "",
+    "fsdp_lm": "",
+    "program": "workload.script=train.py",
+    "function": "workload.target=pkg.train:main workload.kwargs.lr=0.1",
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """One script.
@@ -47,6 +59,10 @@ class Case:
     def waits(self) -> bool:
         """Whether the run waits for other runs, which must exist."""
         return self.name == "after"
+
+    @property
+    def workload(self) -> str:
+        return next(word.partition("=")[2] for word in self.words if word.startswith("workload="))
 
     @property
     def is_sweep(self) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from hydra.core.global_hydra import GlobalHydra
 import workloads
 from launcher import __main__, __version__, paths
 from launcher.runs import directory
+from tests.golden import golden
 from tests.unit.slurm_stand_in import SlurmStandIn
 
-HERE = Path(__file__).parent
-SHOWN = 200  # at most so many lines of a difference are shown
 UPDATE = "--golden-update"
 TEMPLATE = """\
 {% extends "sbatch.sh.j2" %}
@@ -55,57 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(UPDATE, action="store_true", help="write the golden files anew (make golden)")
 
 
-@dataclass(frozen=True)
-class Golden:
-    """The golden files.
-
-    Attributes:
-        update: whether to rewrite the files instead of comparing with them.
-    """
-
-    update: bool
-
-    def __call__(self, name: str, text: str) -> None:
-        """Compares a text with its golden file, and fails the test if they differ; with `update` writes the file.
-
-        Args:
-            name: the path of the golden file, relative to this folder.
-            text: the current text.
-        """
-        path = HERE / name
-        before = path.read_text() if path.exists() else ""
-        if before == text:
-            return
-        if self.update:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-            return
-        file = f"tests/golden/{name}"
-        lines = list(difflib.unified_diff(before.splitlines(), text.splitlines(), file, "now", lineterm=""))
-        more = [f"... and {len(lines) - SHOWN} lines more"] if len(lines) > SHOWN else []
-        pytest.fail(
-            "\n".join([*lines[:SHOWN], *more, "", f"If {file} is to change: `make golden`, and read `git diff`."]),
-            pytrace=False,
-        )
-
-    def files(self, folder: str, names: Sequence[str]) -> None:
-        """Checks that a folder contains no unused golden files; with `update` removes them.
-
-        Args:
-            folder: the folder, relative to this one.
-            names: the names of all files that tests use.
-        """
-        others = sorted({path.name for path in (HERE / folder).iterdir()} - set(names))
-        if self.update:
-            for name in others:
-                (HERE / folder / name).unlink()
-            return
-        assert others == [], f"no test looks at these files of tests/golden/{folder}: `make golden` removes them"
-
-
-@pytest.fixture(scope="session")
-def golden(request: pytest.FixtureRequest) -> Golden:
-    return Golden(request.config.getoption(UPDATE, default=False))
+def pytest_configure(config: pytest.Config) -> None:
+    golden.update = config.getoption(UPDATE, default=False)
 
 
 @dataclass(frozen=True)

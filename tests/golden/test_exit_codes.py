@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 
 from launcher import errors
-from tests.golden.conftest import Golden, Shown
+from tests.golden.conftest import Shown
+from tests.golden.golden import check
 from tests.launch import ROOT
 
 ROW = re.compile(r"^\| (\d+) \| (.*) \|$", re.MULTILINE)
@@ -27,14 +28,14 @@ CODES = {name: value for name, value in vars(errors).items() if name.isupper() a
 PAGE = table((ROOT / "docs/command-line.md").read_text())
 
 
-def test_the_codes_are_what_they_were(golden: Golden) -> None:
+def test_the_codes_are_what_they_were() -> None:
     of_errors = [
         f"{name}: {kind.exit_code}"
         for name, kind in sorted(vars(errors).items())
         if isinstance(kind, type) and issubclass(kind, errors.LauncherError)
     ]
     codes = [f"{value} {name}: {PAGE.get(value)}" for name, value in sorted(CODES.items(), key=lambda item: item[1])]
-    golden("exit_codes.txt", "\n".join([*codes, "", *of_errors, ""]))
+    check("exit_codes.txt", "\n".join([*codes, "", *of_errors, ""]))
 
 
 def test_code_and_pages_tell_of_the_same_codes(show: Callable[..., Shown]) -> None:

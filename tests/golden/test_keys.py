@@ -11,12 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher.config import profiles
 from launcher.paths import resource
-from tests.golden.conftest import Golden, Shown
+from tests.golden.conftest import Shown
+from tests.golden.golden import check
 
 OWN = "workload."  # keys that each workload has of its own
 
 
-def test_the_keys_are_what_they_were(show: Callable[..., Shown], golden: Golden) -> None:
+def test_the_keys_are_what_they_were(show: Callable[..., Shown]) -> None:
     found, clusters = {}, {}
     for path in sorted(resource("conf").glob("workload/*.yaml")):
         choice = f"workload={path.stem}"
@@ -33,7 +34,7 @@ def test_the_keys_are_what_they_were(show: Callable[..., Shown], golden: Golden)
     sections = {"every run": common, **clusters}
     sections |= {choice: [key for key in each if key.startswith(OWN)] for choice, each in found.items()}
     text = "\n".join(f"# {title}\n{''.join(f'{key}{chr(10)}' for key in each)}" for title, each in sections.items())
-    golden("keys.txt", text)
+    check("keys.txt", text)
 
 
 def keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

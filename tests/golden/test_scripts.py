@@ -12,10 +12,13 @@ import pytest
 import submitit
 
 from launcher.paths import resource
-from tests.golden.cases import ALWAYS, CASES, ENVIRONMENT, Case
-from tests.golden.conftest import HERE, Golden, Shown, World
+from tests.golden.cases import ALWAYS, CASES, ENVIRONMENT, PLAIN, Case
+from tests.golden.conftest import Shown, World
+from tests.golden.golden import HERE, check, check_files, check_lines
 
 SCRIPTS, PLANS, FUNCTIONS = "scripts", "plans", "functions"
+ROWS = "plans/rows.txt"
+NO_ROW = "-"
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 EARLIER = {"one": "slurm", "two": "slurm", "three": "pbs"}  # runs that others wait for
 # Takes every job and runs none.
@@ -78,22 +81,62 @@ def earlier(show: Callable[..., Shown], world: World, monkeypatch: pytest.Monkey
                 show("workload=collective", f"cluster={cluster}", f"run_id={name}", *ALWAYS[1:])
 
 
+def plan_rows(text: str) -> dict[str, str]:
+    """Returns the rows of a plan: what each begins with, and the rest, with a slash for a new line."""
+    found: dict[str, str] = {}
+    for line in text.rstrip().splitlines():
+        key, value = re.split(r": |  +", line, maxsplit=1)
+        key = key or list(found)[-1]
+        found[key] = f"{found[key]} / {value}" if key in found else value
+    return found
+
+
+def with_equal_script(case: Case, script: str) -> Case | None:
+    """Returns the first case of the scheduler with the same script, but for the run's name and its token."""
+
+    def general(each: Case, text: str) -> str:
+        return re.sub(rf"\b{each.name}\b|launcher-[0-9a-f]{{20}}", "NAME", text)
+
+    for other in CASES[: CASES.index(case)]:
+        path = HERE / f"{SCRIPTS}/{other.id}.sh"
+        same = other.scheduler == case.scheduler and path.exists()
+        if same and general(other, path.read_text()) == general(case, script):
+            return other
+    return None
+
+
+@pytest.mark.parametrize("workload", PLAIN)
+def test_the_plan_of_a_workload_is_what_it_was(workload: str, show: Callable[..., Shown]) -> None:
+    words = [f"workload={workload}", *PLAIN[workload].split(), "cluster=slurm", "run_id=NAME", *ALWAYS]
+    text = show(*words).out.partition("#!/bin/bash\n")[0]
+    check(f"{PLANS}/{workload}.txt", text.rstrip("\n") + "\n")
+
+
 @EACH
 def test_the_script_of_a_run_is_what_it_was(
-    case: Case, show: Callable[..., Shown], golden: Golden, request: pytest.FixtureRequest
+    case: Case, show: Callable[..., Shown], request: pytest.FixtureRequest
 ) -> None:
     if case.waits:
         request.getfixturevalue("earlier")
     shown = show(*case.command)
     begin = shown.out.index("\n# " if case.is_sweep else "#!/bin/bash\n")
-    golden(f"{PLANS}/{case.id}.txt", shown.err + shown.out[:begin].rstrip("\n") + "\n")
-    golden(f"{SCRIPTS}/{case.id}.sh", shown.out[begin:].lstrip("\n"))
+    plain = {} if case.is_sweep else plan_rows((HERE / f"{PLANS}/{case.workload}.txt").read_text())
+    found, plain = (
+        plan_rows(shown.err + shown.out[:begin]),
+        plain | {"run": case.name, "directory": f"/scratch/me/runs/{case.name}"},
+    )
+    keys = dict.fromkeys([*found, *plain])
+    lines = [f"{key}: {found.get(key, NO_ROW)}" for key in keys if found.get(key) != plain.get(key)]
+    script = shown.out[begin:].lstrip("\n")
+    if other := with_equal_script(case, script):
+        lines.append(f"script: that of {other.id}")
+    else:
+        check(f"{SCRIPTS}/{case.id}.sh", script)
+    check_lines(ROWS, case.id, lines)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_script_of_a_function_is_what_it_was(
-    name: str, world: World, golden: Golden, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_of_a_function_is_what_it_was(name: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters, count = CALLS[name]
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
     # The environment's file is named by a hash of what is in it.
@@ -111,14 +154,17 @@ def test_the_script_of_a_function_is_what_it_was(
     executor = submitit.AutoExecutor(folder, cluster=cluster)
     executor.update_parameters(**parameters)
     job = executor.map_array(operator.neg, range(count))[0]
-    golden(f"{FUNCTIONS}/{name}.sh", world.plain(job.paths.submission_file.read_text()))
+    check(f"{FUNCTIONS}/{name}.sh", world.plain(job.paths.submission_file.read_text()))
 
 
-def test_no_file_is_left_over(golden: Golden) -> None:
+def test_no_file_is_left_over() -> None:
     assert len({case.id for case in CASES}) == len(CASES)
-    golden.files(SCRIPTS, [f"{case.id}.sh" for case in CASES])
-    golden.files(PLANS, [f"{case.id}.txt" for case in CASES])
-    golden.files(FUNCTIONS, [f"{name}.sh" for name in CALLS])
+    lines = (HERE / ROWS).read_text().splitlines()
+    others = {line.partition(" script: ")[0] for line in lines if " script: " in line}
+    check_files(SCRIPTS, [f"{case.id}.sh" for case in CASES if case.id not in others])
+    check_files(PLANS, [*(f"{workload}.txt" for workload in PLAIN), "rows.txt"])
+    assert sorted({line.partition(" ")[0] for line in lines} - {case.id for case in CASES}) == []
+    check_files(FUNCTIONS, [f"{name}.sh" for name in CALLS])
 
 
 def test_every_profile_that_comes_with_the_launcher_has_a_script() -> None:

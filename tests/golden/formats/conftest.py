@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
 from launcher.files import ownership
-from tests.golden.formats.golden import HERE, sections
+from launcher.submission.configs import composed
+from tests.golden.golden import FORMATS, put, sections
 
 SUBMITTED = 1795345200.0  # 2026-11-22 11:00:00 UTC
 NOW = SUBMITTED + 3600  # the time at which commands are called
@@ -32,11 +34,6 @@ COMMANDS = {
     "slurm": ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun", "sacctmgr"),
     "pbs": ("qstat", "qsub", "qdel", "qselect", "qalter", "qmgr", "pbsnodes"),
 }
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--golden-update", default=False):  # `make golden` passes this option
-        os.environ["GOLDEN_UPDATE"] = "1"
 
 
 @dataclass
@@ -77,13 +74,13 @@ class Site:
     def json_output(self, *arguments: str) -> str:
         """Runs a command and returns the JSON that it prints, with placeholders for what differs between machines."""
         _, text = self.call(*arguments)
-        json.loads(text)
+        assert text == json.dumps(json.loads(text), indent=1) + "\n"
         return self.neutral(text)
 
     def neutral(self, text: str) -> str:
         """Returns a text with placeholders for the test's folder, the Python, the checkout and tokens."""
         for found, name in (
-            (str(self.folder), SITE), (sys.executable, "/venv/bin/python"), (str(HERE.parents[2]), "/checkout"),
+            (str(self.folder), SITE), (sys.executable, "/venv/bin/python"), (str(FORMATS.parents[2]), "/checkout"),
         ):  # fmt: skip
             text = text.replace(found, name)
         return re.sub(r"launcher-[0-9a-f]{20}", "launcher-" + "0" * 20, text)
@@ -131,19 +128,42 @@ class Site:
         (path / "attempts").mkdir()
         for title, text in sections(f"runs/{name}.txt", "---"):
             if title.startswith("like "):  # files that the launcher wrote for another run
-                like = HERE / "written" / title[5:]
+                like = FORMATS / "written" / title[5:]
                 for source in sorted(each for each in like.rglob("*.json*") if each.is_file()):
-                    text = source.read_text().replace(f"/runs/{title[5:]}", f"/runs/{path.name}")
+                    text = json.dumps(record(source)) if source.name == "record.json" else source.read_text()
+                    text = text.replace(f"/runs/{title[5:]}", f"/runs/{path.name}")
                     _place(path / source.relative_to(like), self.placed(text))
             elif title.startswith("replace "):  # one value of the record
-                record = json.loads((path / "record.json").read_text())
-                _put(record, title[8:], json.loads(text))
-                _place(path / "record.json", json.dumps(record))
+                changed = json.loads((path / "record.json").read_text())
+                put(changed, title[8:], json.loads(text))
+                _place(path / "record.json", json.dumps(changed))
             else:
                 _place(path / title, self.placed(text))
         for each in sorted(path.rglob("*")):
             os.utime(each, (NOW, NOW))
         return path
+
+
+def record(path: Path) -> dict[str, Any]:
+    """Returns a golden record, whole."""
+    whole = base_of(path)
+    for key, value in json.loads(path.read_text()).items():
+        put(whole, key, value)
+    return whole
+
+
+def base_of(path: Path) -> dict[str, Any]:
+    """Returns what a golden record has the differences from: of a point, the record of its scheduler's run; of that,
+    the record of a run of this machine; of that, the defaults of the config."""
+    if path.parent.name == "local":
+        return {"config": json.loads(_default_config())}
+    sweep = path.parent.parent.name
+    return record(FORMATS / "written" / (sweep[6:] if sweep.startswith("sweep-") else "local") / "record.json")
+
+
+@cache
+def _default_config() -> str:
+    return json.dumps(composed(["workload=p2p", "runs_dir=/runs"]).resolved)
 
 
 def _columns(match: re.Match[str]) -> str:
@@ -156,14 +176,6 @@ def _place(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o600)
-
-
-def _put(record: dict[str, Any], key: str, value: Any) -> None:
-    """Sets the value of a dotted key in nested dicts."""
-    *way, last = key.split(".")
-    for each in way:
-        record = record[each]
-    record[last] = value
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ from launcher.runs.events import (
 )
 from launcher.spec.plan import JobPlan
 from launcher.worker.reporter import Reporter
-from tests.golden.formats.golden import check
+from tests.golden.golden import check
 from tests.unit.agent import test_attempt as agents
 from tests.unit.agent.test_attempt import MEMBERS, script
 from tests.unit.agent.test_supervisor import GRACE, HANG, HEARTBEAT, KILL, TERM, Job, raised
@@ -92,7 +92,7 @@ def frozen(name: str, run: Path, attempt: int = 0) -> None:
         (r'"memory": \{[^}]*\}', '"memory": "<bytes>"'), (re.escape(f'"{socket.gethostname()}"'), '"login1"'),
     ):  # fmt: skip
         text = re.sub(pattern, value, text)
-    check(f"written/events/{name}.txt", text)
+    check(f"formats/written/events/{name}.txt", text)
 
 
 # -- agents
@@ -170,7 +170,7 @@ def test_an_attempt_that_goes_on_without_a_node(script: Any, tmp_path: Path) -> 
     }  # fmt: skip
     agents.ended(tmp_path)
     frozen("attempt", tmp_path)
-    check("written/exit_code", (tmp_path / "attempts/0/exit_code").read_text())
+    check("formats/written/exit_code", (tmp_path / "attempts/0/exit_code").read_text())
 
 
 def test_the_cpus_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_the_cpus_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_round(tmp_path: Path) -> None:
     assert Rounds(tmp_path / "rounds").claim(1, MEMBERS[0], 20001, MEMBERS)
-    check("written/rounds/1.json", (tmp_path / "rounds/1.json").read_text())
+    check("formats/written/rounds/1.json", (tmp_path / "rounds/1.json").read_text())
 
 
 def test_paces_and_a_straggler(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_progress_and_results(tmp_path: Path) -> None:
     reporter.evaluated(1, accuracy=0.5)
     reporter.report(accuracy=0.5, losses=[2.5, 2.0])
     frozen("progress", tmp_path)
-    check("written/result.json", (tmp_path / "result.json").read_text())
+    check("formats/written/result.json", (tmp_path / "result.json").read_text())
 
 
 @pytest.fixture

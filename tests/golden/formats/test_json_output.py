@@ -15,7 +15,7 @@ from launcher.cli import doctor
 from launcher.runs import event_file
 from launcher.runs.directory import token_of
 from tests.golden.formats.conftest import Site
-from tests.golden.formats.golden import check
+from tests.golden.golden import check, check_json
 
 OVER = [
     "exception", "out-of-gpu-memory", "gpu-error", "shared-memory", "disk-full", "limit", "import-error",
@@ -37,15 +37,15 @@ def test_a_run_that_is_over(site: Site, name: str) -> None:
     site.answer("slurm", "never-started" if name == "never-started" else "forgotten")
     run = site.unpack(name)
     events_are_whole(run)
-    check(f"json_output/post-mortem/{name}.json", site.json_output("post-mortem", name, "--json"))
-    check(f"json_output/status/{name}.json", site.json_output("status", name, "--json"))
-    check(f"json_output/why/{name}.json", site.json_output("why", name, "--json"))
+    check_json("post-mortem", name, site.json_output("post-mortem", name, "--json"))
+    check_json("status", name, site.json_output("status", name, "--json"))
+    check_json("why", name, site.json_output("why", name, "--json"))
 
 
 def check_all(site: Site, name: str, run: str) -> None:
     """Checks the output of three commands about a run."""
     for command in ("status", "why", "post-mortem"):
-        check(f"json_output/{command}/{name}.json", site.json_output(command, run, "--json"))
+        check_json(command, name, site.json_output(command, run, "--json"))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,8 @@ def test_a_scheduler_that_does_not_answer(site: Site) -> None:
 def test_one_of_several_attempts(site: Site, number: int) -> None:
     site.answer("slurm", "forgotten")
     site.unpack("preempted")
-    check(
-        f"json_output/post-mortem/attempt-{number}.json",
-        site.json_output("post-mortem", "preempted", "--json", "--attempt", str(number)),
-    )
+    text = site.json_output("post-mortem", "preempted", "--json", "--attempt", str(number))
+    check_json("post-mortem", f"attempt-{number}", text)
 
 
 def test_a_run_of_this_machine_that_is_gone(site: Site) -> None:
@@ -111,8 +109,8 @@ def test_all_runs(site: Site) -> None:
     site.answer("slurm", "orphan", TOKEN=token_of(str(site.runs / "gone")))
     for name in ("done", "exception", "damaged"):
         site.unpack(name)
-    check("json_output/status/all.json", site.json_output("status", "--all", "--json"))
-    check("json_output/status/failed.json", site.json_output("status", "--failed", "--json"))
+    check_json("status", "all", site.json_output("status", "--all", "--json"))
+    check_json("status", "failed", site.json_output("status", "--failed", "--json"))
 
 
 # -- why a job waits
@@ -129,7 +127,7 @@ def test_all_runs(site: Site) -> None:
 def test_why_a_job_of_slurm_waits(site: Site, reason: str) -> None:
     site.answer("slurm", "pending", REASON=reason)
     site.unpack("queued")
-    check(f"json_output/why/slurm-{reason.partition(',')[0]}.json", site.json_output("why", "queued", "--json"))
+    check_json("why", f"slurm-{reason.partition(',')[0]}", site.json_output("why", "queued", "--json"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_why_a_job_of_slurm_waits(site: Site, reason: str) -> None:
 def test_why_a_job_of_pbs_waits(site: Site, name: str, letter: str, hold: str, comment: str) -> None:
     site.answer("pbs", "pbs-waits", LETTER=letter, HOLD=hold, COMMENT=comment)
     site.unpack("pbs-queued")
-    check(f"json_output/why/pbs-{name}.json", site.json_output("why", "pbs-queued", "--json"))
+    check_json("why", f"pbs-{name}", site.json_output("why", "pbs-queued", "--json"))
 
 
 # -- sweeps
@@ -156,11 +154,11 @@ def test_why_a_job_of_pbs_waits(site: Site, name: str, letter: str, hold: str, c
 def test_a_sweep(site: Site, name: str, answer: str) -> None:
     site.answer("slurm", answer)
     events_are_whole(site.unpack(name))
-    check(f"json_output/sweep/{name}-status.json", site.json_output("sweep", "status", name, "--json"))
-    check(f"json_output/sweep/{name}-results.json", site.json_output("sweep", "results", name, "--json"))
-    check(f"json_output/sweep/{name}-in-status.json", site.json_output("status", name, "--json"))
-    check(f"json_output/sweep/{name}-overview.json", site.json_output("sweep", "status", "--json"))
-    check(f"json_output/sweep/{name}-point.json", site.json_output("why", f"{name}/1", "--json"))
+    check_json("sweep-status", name, site.json_output("sweep", "status", name, "--json"))
+    check_json("sweep-results", name, site.json_output("sweep", "results", name, "--json"))
+    check_json("status-of-a-sweep", name, site.json_output("status", name, "--json"))
+    check_json("sweeps", name, site.json_output("sweep", "status", "--json"))
+    check_json("why", f"point-{name}", site.json_output("why", f"{name}/1", "--json"))
 
 
 # -- checkpoints, and this machine
@@ -176,9 +174,10 @@ def test_checkpoints(site: Site) -> None:
         one.save(step, state, metrics={"accuracy": step / 1000}, extra={"epoch": 1}, wait=True)
     one.close()
     (run / "checkpoints/step-000000200/manifest.json").write_text("{")
-    check("written/checkpoint/manifest.json", _steady((run / "checkpoints/step-000000300/manifest.json").read_text()))
-    check("json_output/checkpoint/list.json", _steady(site.json_output("checkpoint", "list", "exited", "--json")))
-    check("json_output/checkpoint/inspect.json", _steady(site.json_output("checkpoint", "inspect", "exited", "--json")))
+    manifest = (run / "checkpoints/step-000000300/manifest.json").read_text()
+    check("formats/written/checkpoint/manifest.json", _steady(manifest))
+    check_json("checkpoint-list", "exited", _steady(site.json_output("checkpoint", "list", "exited", "--json")))
+    check_json("checkpoint-inspect", "exited", _steady(site.json_output("checkpoint", "inspect", "exited", "--json")))
 
 
 def _steady(text: str) -> str:
@@ -197,7 +196,7 @@ def test_doctor(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(doctor, "_all", lambda _: iter(found))
     values = json.loads(site.json_output("doctor", "--json"))
-    check("json_output/doctor.json", json.dumps(values | {"launcher": "<launcher>", "python": "<python>"}, indent=1))
+    check_json("doctor", "findings", json.dumps(values | {"launcher": "<launcher>", "python": "<python>"}))
 
 
 # -- what commands write
@@ -208,7 +207,7 @@ def test_a_cancellation_in_the_journal(site: Site, name: str) -> None:
     site.answer("slurm", name)
     run = site.unpack("running")
     site.call("cancel", "running")
-    check(f"written/journals/{name}.jsonl", site.neutral((run / "journal.jsonl").read_text()))
+    check(f"formats/written/journals/{name}.jsonl", site.neutral((run / "journal.jsonl").read_text()))
 
 
 def test_a_resumption_in_the_journal(site: Site) -> None:
@@ -216,11 +215,11 @@ def test_a_resumption_in_the_journal(site: Site) -> None:
     run = site.unpack("exited")
     code, text = site.call("resume", "exited", "wait=false")
     assert code == 0, text
-    check("written/journals/resumed.jsonl", site.neutral((run / "journal.jsonl").read_text()))
+    check("formats/written/journals/resumed.jsonl", site.neutral((run / "journal.jsonl").read_text()))
 
 
 def test_a_sweep_that_is_refused(site: Site) -> None:
     site.answer("slurm", "refused")
     site.call("-m", "workload=p2p", "nodes=2", "seed=1,2", "cluster=slurm", "cluster.check=false", "sweep.id=s",
               "env.snapshot=false")  # fmt: skip
-    check("written/journals/refused.jsonl", site.neutral((site.runs / "s/journal.jsonl").read_text()))
+    check("formats/written/journals/refused.jsonl", site.neutral((site.runs / "s/journal.jsonl").read_text()))

@@ -11,7 +11,7 @@ import pytest
 from launcher.pilots.board import Board
 from launcher.runs.claims import Claims
 from launcher.runs.events import ManagerEnded, PointBegan
-from tests.golden.formats.golden import check
+from tests.golden.golden import check
 from tests.unit.pilots.managers import FIRST, SECOND, Following, Points, grouped, packed_sweep, slot_manager
 
 
@@ -35,4 +35,4 @@ def test_the_journal_of_a_slot_manager(tmp_path: Path, monkeypatch: pytest.Monke
         (r'"namespace": "[^"]*"', '"namespace": "<namespace>"'), (re.escape(f'"{socket.gethostname()}"'), '"login1"'),
     ):  # fmt: skip
         text = re.sub(pattern, value, text)
-    check("written/managers.jsonl", text)
+    check("formats/written/managers.jsonl", text)

@@ -8,19 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.formats.conftest import FACTS, Site
-from tests.golden.formats.golden import check
+from tests.golden.formats.conftest import FACTS, Site, base_of
+from tests.golden.golden import FORMATS, check, rows
+
+
+def one_line(match: re.Match[str]) -> str:
+    """Returns an innermost list or object of JSON as one line, if it is short."""
+    line = json.dumps(json.loads(match[0]))
+    return line if len(line) < 240 else match[0]
 
 
 def frozen(site: Site, path: Path) -> None:
     """Compares a file of a run or a sweep with its golden file, with placeholders for what differs between machines."""
     text = path.read_text()
+    for pattern, placeholder in (
+        (r'"pid": \d+, "start": \d+', '"pid": 1234, "start": 5678'),
+        (r"/secrets/[0-9a-f]{16}", "/secrets/of-a-folder"),
+    ):
+        text = re.sub(pattern, placeholder, site.neutral(text))
     if path.name == "record.json":
         value = json.loads(text)
-        text = json.dumps(value | {key: f"<{key}>" for key in FACTS if key in value}, indent=1) + "\n"
-    text = re.sub(r'"pid": \d+, "start": \d+', '"pid": 1234, "start": 5678', text)
-    text = re.sub(r"/secrets/[0-9a-f]{16}", "/secrets/of-a-folder", text)
-    check(f"written/{site.neutral(str(path.relative_to(site.runs)))}", site.neutral(text))
+        value |= {key: f"<{key}>" for key in FACTS if key in value}
+        text = json.dumps(rows(value, base_of(FORMATS / "written" / path.relative_to(site.runs))), indent=1) + "\n"
+    if path.suffix == ".json":
+        text = re.sub(r"(?<=: )[\[{][^\[\]{}]*[\]}]", one_line, text)
+    check(f"formats/written/{site.neutral(str(path.relative_to(site.runs)))}", text)
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
@@ -61,4 +73,4 @@ def test_a_sweep_that_is_handed_over(site: Site, scheduler: str) -> None:
     for path in sorted((site.runs / name).rglob("*.json*")):
         frozen(site, path)
     names = sorted(str(path.relative_to(site.runs)) for path in (site.runs / name).rglob("*") if path.is_file())
-    check(f"written/{name}/files.txt", site.neutral("".join(f"{each}\n" for each in names)))
+    check(f"formats/written/{name}/files.txt", site.neutral("".join(f"{each}\n" for each in names)))

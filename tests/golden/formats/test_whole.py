@@ -14,12 +14,12 @@ from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
 from launcher.runs.events import TYPES
-from tests.golden.formats.golden import HERE
+from tests.golden.golden import FORMATS
 
 
 def golden_events() -> Iterator[dict[str, Any]]:
     """Yields all events in the golden files of events."""
-    for path in (HERE / "written").rglob("*"):
+    for path in (FORMATS / "written").rglob("*"):
         if path.suffix == ".jsonl" or path.parent.name == "events":
             for line in path.read_text().splitlines():
                 yield json.loads(line[line.index("{") :])
@@ -55,8 +55,8 @@ def test_the_codes_of_ranks_that_fail_are_in_golden_files(code: FaultCode) -> No
 
 def values(command: str, key: str) -> set[str]:
     """Returns all values of a key in the golden JSON output of a command."""
-    texts = [path.read_text() for path in (HERE / "json_output" / command).glob("*.json")]
-    return {value for text in texts for value in re.findall(rf'"{key}": "([^"]*)"', text)}
+    text = (FORMATS / "json_output" / f"{command}.jsonl").read_text()
+    return set(re.findall(rf'"{key}": "([^"]*)"', text))
 
 
 @pytest.mark.parametrize("kind", [kind.value for kind in Kind if kind is not Kind.DONE])
