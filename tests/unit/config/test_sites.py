@@ -213,7 +213,7 @@ def test_a_profile_sets_the_variables_that_the_site_advises(name: str, variable:
     assert variable in [f"{key}={value}" for key, value in job_of(name)["environment"].items()]
 
 
-@pytest.mark.parametrize("name", [name for name in SITES if profile(name).cluster.required])
+@pytest.mark.parametrize("name", [name for name in SITES if OmegaConf.load(FOLDER / f"{name}.yaml").get("required")])
 def test_a_profile_tells_what_is_wanted_of_each_user(name: str) -> None:
     first = re.escape(profile(name).cluster.required[0].partition("=")[0])
     with pytest.raises(ConfigError, match=rf"cluster.{first} is not set, and cluster={name} wants it: add ."):
