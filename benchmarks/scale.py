@@ -45,13 +45,13 @@ def once() -> dict[str, float]:
     )  # fmt: skip
     plan = make_plan(config, Site("run", "/scratch/runs/run", sys.executable, None, "/home/me"))
     before = time.perf_counter()
-    from launcher.schedulers import job_script
+    from launcher.submission import render
 
     imported = time.perf_counter()
     import jinja2  # noqa: F401  apart from rendering, which would import it
 
     jinja = time.perf_counter()
-    assert f"--nodes={NODES}" in job_script.script(plan, token="launcher-0")  # noqa: S106
+    assert f"--nodes={NODES}" in render.script(plan, token="launcher-0")  # noqa: S106
     rendered = time.perf_counter()
     return {
         "derive": (derived - started) * 1000,

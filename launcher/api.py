@@ -24,7 +24,7 @@ from launcher.paths import GROUPS, default_runs_dir
 from launcher.runs import directory, lookup
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import sweep_of
-from launcher.schedulers import job_script
+from launcher.submission import render
 from launcher.sweeps import control
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class PreparedRun:
     @property
     def script(self) -> str:
         """The job script."""
-        return job_script.script(self.plan, token=self._ready.prepared.token)
+        return render.script(self.plan, token=self._ready.prepared.token)
 
     def submit(self) -> Run:
         """Submits the run. Idempotent: a second call returns the run of the first one.

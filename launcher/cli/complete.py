@@ -50,9 +50,9 @@ def _print_candidates() -> int:
 def script(shell: str) -> str:
     """Returns the completion script of a shell: bash, zsh or fish."""
     # Lazily: neither --help nor completion needs it
-    from launcher.paths import resource
+    from pathlib import Path
 
-    return (resource("templates") / f"complete.{shell}").read_text()
+    return Path(__file__).with_name(f"complete.{shell}").read_text()
 
 
 def _install(shell: str) -> int:

@@ -28,8 +28,8 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
 from launcher.runs.search_record import too_many
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers import job_script
 from launcher.spec import cost
+from launcher.submission import render
 from launcher.sweeps import grouping
 from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
 from launcher.sweeps.searches import prepare_search, representatives, submit_search, with_search_defaults
@@ -210,7 +210,7 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
     if prepared.pilots:
         pilot = prepared.pilots[0]
         print(f"\n# {plural(len(prepared.pilots), 'pilot')} on {pilot.cluster.name}, {_at_once(prepared)}")
-        print(job_script.script(pilot, token=token_of(pilot.run_dir)), end="")
+        print(render.script(pilot, token=token_of(pilot.run_dir)), end="")
         return
     for plan, members in prepared.groups:
         most = next(throttles) if plan.queued else None
@@ -221,11 +221,11 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
             print(f"#   ... {members[-1]}: {sweep_directory.label(prepared.points[members[-1]].overrides, keys)}")
         if len(members) == 1 or not plan.queued:
             alone = prepared.plans[members[0]]
-            print(job_script.script(alone, token=token_of(alone.run_dir)), end="")
+            print(render.script(alone, token=token_of(alone.run_dir)), end="")
             continue
         token, serial = f"{token_of(str(prepared.path))}-{serial}", serial + 1
         array = f"0-{len(members) - 1}" + (f"%{most}" if most else "")
-        print(job_script.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
+        print(render.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
 
 
 def print_submitted(

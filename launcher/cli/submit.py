@@ -238,10 +238,10 @@ def conclude(ready: Ready, output: Stream | None = None) -> int:
 def show(prepared: Prepared) -> int:
     """Prints the plan as a table, then the job script exactly as it would be submitted; returns 0."""
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
-    from launcher.schedulers import job_script
+    from launcher.submission import render
 
     print(plan_table(prepared.plan))
-    print(job_script.script(prepared.plan, token=prepared.token), end="")
+    print(render.script(prepared.plan, token=prepared.token), end="")
     return 0
 
 

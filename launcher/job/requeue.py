@@ -46,11 +46,12 @@ from launcher.runs.events import (
     last,
 )
 from launcher.runs.time_left import time_left
-from launcher.schedulers import job_script, registry
+from launcher.schedulers import registry
 from launcher.schedulers.queries import Ending, QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
+from launcher.submission import render
 from launcher.submission.dependencies import update_followers
 
 
@@ -324,7 +325,7 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
         array = Run(run.path.parent)
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
     if not run.has("script.sh"):  # an element of an array continues as a single job
-        script = job_script.write(run, plan, token=token)
+        script = render.write(run, plan, token=token)
     environment = registry.queue(plan.cluster.scheduler).environment_within(plan, run)
     run.journal(Submitting(token=token))
     job_id = submit(str(script), token, environment)

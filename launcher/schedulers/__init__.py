@@ -1,9 +1,9 @@
 """The scheduler interface and the code that all schedulers share. Each scheduler has its own folder.
 
-This package may import script, environment, runs, spec and the layers below them. The schedulers do not import each
+This package may import environment, runs, spec and the layers below them. The schedulers do not import each
 other.
 
-- `scheduler`: the scheduler interface and its optional capabilities
+- `scheduler`: the scheduler interface and its optional capabilities; the shell expressions with a job's id
 - `diagnosis`: optional capabilities for diagnosis: pending reasons, job history, doctor checks, site survey
 - `registry`: loads schedulers, task starters and function executors by name; finds the schedulers of this machine
 - `queries`: job states, and the interface of queries and commands (list, cancel, submit, find) of a scheduler
@@ -11,7 +11,7 @@ other.
 - `command`: runs one scheduler command with a timeout and a limit on its output
 - `executor`: base class of the submitit executors that submit runs and job arrays
 - `idempotent_submit`: submits a job exactly once, even if the scheduler's reply is lost
-- `job_script`: renders and writes a job script with the scheduler's directives, and the file for its driver
+- `templates`: loads the templates of job scripts, and quotes what they print
 - `planning`: builds the plan of a config, and validates `resume.how` for its scheduler
 - `job_environment`: which of the user's environment variables a job inherits
 - `environment_file`: writes environment.sh and the secrets for jobs that read their environment from a file
@@ -21,7 +21,7 @@ other.
 - `hostlist`: parses node lists: Slurm's `rack[1-2]n[01-04]`, PBS node files
 - `allocation`: the allocation in which this shell runs (cluster=allocation)
 - `detect`: detects the scheduler that the qsub on PATH belongs to: PBS, Torque, Grid Engine, Slurm
-- `tasks`: the command in job scripts that starts tasks without srun
+- `tasks`: the command that starts a job's tasks without srun: makes it, and is it
 - `task_group`: tasks that end together: their variables, stop signals, grace time, exit status
 - `successor`: submits the next job of a run, dependent on the end of the current one
 - `explanation`: the data that `why` prints: pending reason, and changes with which the run would start sooner

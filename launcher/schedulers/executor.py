@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from submitit.core import core, utils
 
@@ -23,7 +23,6 @@ from launcher.files.shared_files import exists, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.events import Started, Submitted, Submitting, every, first
 from launcher.runs.journal import journal_events
-from launcher.schedulers import job_script
 from launcher.schedulers.idempotent_submit import submit_once
 from launcher.schedulers.queries import JobState, QueryError, parts
 from launcher.spec.plan import JobPlan
@@ -45,6 +44,14 @@ def private_files() -> Iterator[None]:
         os.umask(previous)
 
 
+class Scripts(Protocol):
+    """Writes job scripts: the module `launcher.submission.render`, which may not be imported from here."""
+
+    def write(self, run: Run, plan: JobPlan, *, token: str) -> Path: ...
+
+    def write_array(self, plan: JobPlan, path: Path, *, token: str, array: str, elements: Path) -> Path: ...
+
+
 class RunExecutor(core.PicklingExecutor):
     """A submitit executor for the resources of one plan.
 
@@ -53,7 +60,7 @@ class RunExecutor(core.PicklingExecutor):
     """
 
     def __init__(
-        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *,
+        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, scripts: Scripts,
         resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
         blocking_jobs: Callable[[], Sequence[str]] = tuple,
     ) -> None:  # fmt: skip
@@ -63,6 +70,7 @@ class RunExecutor(core.PicklingExecutor):
             plan: resources and settings of every job.
             token: unique text stored with the job, by which it is found if the reply to its submission is lost.
             throttle: maximum number of array elements that run at once; None: no limit.
+            scripts: writes the job scripts.
             resumed: whether an earlier process may have submitted this token; then existing jobs are queried first.
             elements: existing runs of the array elements; None: run directories are created, numbered from 0.
             submitting: called just before the submission; None: a Submitting event is added to the run's journal.
@@ -70,6 +78,7 @@ class RunExecutor(core.PicklingExecutor):
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
+        self._scripts = scripts
         self._elements = elements
         self._handed: Sequence[Run] = ()  # the elements of the array that is being submitted
         self._submitting = submitting or (lambda: run.journal(Submitting(token=token)))
@@ -82,7 +91,7 @@ class RunExecutor(core.PicklingExecutor):
         raise ValueError("the plan holds the parameters of this executor: make another plan and another executor")
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return job_script.script(self.plan, token=self.token)
+        raise NotImplementedError  # `_internal_process_submissions` writes it
 
     def _make_submission_command(self, submission_file_path: Any) -> list[str]:
         return ["bash", str(submission_file_path)]
@@ -161,7 +170,7 @@ class RunExecutor(core.PicklingExecutor):
             folder.mkdir(exist_ok=True)
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
             script = folder / f"{token}.sh"
-            job_script.write_array(self.plan, script, token=token, array=array, elements=names)
+            self._scripts.write_array(self.plan, script, token=token, array=array, elements=names)
         if self.plan.cluster.template is not None:
             self._write_scripts(elements, token)
         self._handed = elements
@@ -176,11 +185,11 @@ class RunExecutor(core.PicklingExecutor):
         """Writes each element's own script, with which it is resubmitted even if the user's template has changed."""
         with private_files():
             for element in elements:
-                job_script.write(element, element.own_plan(), token=token)
+                self._scripts.write(element, element.own_plan(), token=token)
 
     def _submit(self, run: Run, plan: JobPlan, token: str) -> core.Job[Any]:
         with private_files():
-            path = job_script.write(run, plan, token=token)
+            path = self._scripts.write(run, plan, token=token)
         return self.job_class(run.submitit_folder, self._send(path, token, run), range(self._num_tasks()))
 
     def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
 from launcher.schedulers.queries import Ending
-from launcher.script.job_variables import JobVariables
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -24,6 +24,24 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about to end
+
+
+@dataclass(frozen=True)
+class JobVariables:
+    """The shell expressions with which a job script finds its job. Some are used within double quotes."""
+
+    job_id: str = "${LAUNCHER_JOB_ID:-}"  # within quotes, as element_id and output
+    element_id: str = "${LAUNCHER_JOB_ID:-}"  # id of an array's element
+    index: str = "LAUNCHER_ARRAY_INDEX"  # number of the element, from 0, in arithmetic
+    output: str = "output-$LAUNCHER_JOB_ID.log"  # the element's output file
+    # `module:function` that takes the job's environment and returns the seconds until the scheduler ends the job, or
+    # None if that is not known; None: the scheduler does not tell. The module needs the standard library only.
+    time_left: str | None = None
+    # A variable with the path of a file, and the exit code with which the script ends if that file exists, so that the
+    # scheduler starts the job again; None: the scheduler does not do so.
+    again: tuple[str, int] | None = None
+    signals: str = "TERM INT"  # names of the signals by which the scheduler stops the script
+    limited: bool = True  # whether the scheduler ends the job after the requested time
 
 
 class Scheduler(ABC):

@@ -1,4 +1,4 @@
-"""The command in job scripts that starts a run's tasks without srun, and ends them together.
+"""The command that starts a job's tasks without srun, and ends them together: makes it, and is it.
 
     python -m launcher.schedulers.tasks [--go-on] [--STARTER[=WORDS]] NODES TASKS_PER_NODE GRACE COMMAND...
 
@@ -17,11 +17,49 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.errors import ConfigError
+from launcher.own_module import own_module
 from launcher.runs.event_writer import current_attempt
 from launcher.schedulers import registry
 from launcher.schedulers.task_group import TaskRequest, collect_signals, environments, watch
+
+
+def command(
+    python: str, nodes: int, tasks_per_node: int, grace: int,
+    *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
+) -> list[str]:  # fmt: skip
+    """Returns the command that starts a program on all nodes of a job; the caller appends the program's argv. Pure.
+
+    Args:
+        python: interpreter that runs this module.
+        nodes: number of nodes.
+        tasks_per_node: number of tasks on each node.
+        grace: seconds between SIGTERM and SIGKILL when the tasks are stopped.
+        starter: program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
+        mpiexec: arguments of an mpiexec command, with placeholders such as {nodes}; empty: mpiexec is not used.
+        keep_going: whether the other tasks continue when one fails.
+        cpus_per_task: value of the placeholder {cpus_per_task}; None: this placeholder is unknown.
+
+    Raises:
+        ConfigError: mpiexec has an unknown placeholder.
+    """
+    options = ["--go-on"] if keep_going else []
+    if starter is not None and not mpiexec:
+        options.append(f"--{starter}")
+    elif mpiexec:
+        counts = {"nodes": nodes, "tasks": nodes * tasks_per_node, "tasks_per_node": tasks_per_node}
+        counts |= {} if cpus_per_task is None else {"cpus_per_task": cpus_per_task}
+        try:
+            options.append(f"--{starter}=" + shlex.join(word.format(**counts) for word in mpiexec))
+        except (KeyError, IndexError, ValueError) as error:
+            *names, last = (f"{{{name}}}" for name in counts)
+            raise ConfigError(
+                f"mpiexec: {error} cannot be filled in; there are {', '.join(names)} and {last}"
+            ) from None
+    return [python, *own_module("launcher.schedulers.tasks"), *options, *map(str, (nodes, tasks_per_node, grace))]
 
 
 def task_files() -> Path:

@@ -1,7 +1,7 @@
 """Finds and checks the files that a config names, on the login node, and completes the config with their paths.
 
 They are the user's program or function, the data set that the workload's hook finds (workload.hook), the environment
-or container, the snapshot, and the template. The checks themselves are in launcher/environment and launcher/script.
+or container, the snapshot, and the template. The checks themselves are in launcher/environment and custom_template.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from launcher.config.schema import Config, Function, Program
 from launcher.environment import containers, interpreter, programs, snapshot
 from launcher.runs.directory import Run
 from launcher.schedulers.planning import scheduler_of
-from launcher.script import custom_template
 from launcher.spec import workload_hook
+from launcher.submission import custom_template
 
 if TYPE_CHECKING:
     from launcher.environment.snapshot import Tree

@@ -20,7 +20,7 @@ from launcher.own_module import program
 from launcher.paths import code_root
 from launcher.runs.directory import Run, new_id, token_of
 from launcher.runs.lookup import find
-from launcher.schedulers import job_script, registry
+from launcher.schedulers import registry
 from launcher.schedulers.allocation import Allocation, require_room
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
@@ -29,7 +29,7 @@ from launcher.schedulers.scheduler import CountsJobs
 from launcher.spec import limits, pools
 from launcher.spec.build import Site, check_name
 from launcher.spec.plan import JobPlan, keys_of
-from launcher.submission import dependencies
+from launcher.submission import dependencies, render
 from launcher.submission.inputs import Inputs
 
 
@@ -79,8 +79,8 @@ def prepare(
     # The token is made from the run directory, so that a repeated submission looks for the same job.
     token = token_of(plan.run_dir)
     # Raises if an option of cluster.directives collides with a key, or a value cannot be written to a script.
-    job_script.rendered(plan, token=token)
-    notes += job_script.notes(plan, token=token)
+    render.rendered(plan, token=token)
+    notes += render.notes(plan, token=token)
     secrets = secrets_of(config)
     record_redaction.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
     return Prepared(plan, token, notes, secrets)

@@ -37,7 +37,7 @@ from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan, keys_of
-from launcher.submission import dependencies
+from launcher.submission import dependencies, render
 from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.prepare import Prepared
 
@@ -282,7 +282,12 @@ def start(
     """
     executor = registry.scheduler(plan.cluster.scheduler).executor()
     held = executor(
-        run, plan, token, resumed=resumed, blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan))
+        run,
+        plan,
+        token,
+        scripts=render,
+        resumed=resumed,
+        blocking_jobs=blocking_jobs or (lambda: dependencies.blocking_jobs(plan)),
     )
     return held.submit(payload.run, str(run.path))
 

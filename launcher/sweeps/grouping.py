@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from launcher.environment import containers
-from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan, keys_of
+from launcher.submission import render
 
 # Keys and sections of a plan that only ranks read, so that they do not change the job script.
 RANK_KEYS = (
@@ -58,7 +58,7 @@ def groups(
         key = _key(shared)
         if key not in texts:
             with naming(index):
-                text = job_script.rendered(shared, token="", array="0-1", elements=folder / "arrays" / "0")
+                text = render.rendered(shared, token="", array="0-1", elements=folder / "arrays" / "0")
                 texts[key] = text.script + text.job
         found.setdefault(texts[key], (shared, []))[1].append(index)
     return [(shared, tuple(members)) for shared, members in found.values()]

@@ -18,10 +18,10 @@ from launcher.errors import ConfigError
 from launcher.files import trusted_folders
 from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Manifest, Sweep
-from launcher.schedulers import job_script
 from launcher.spec import limits
 from launcher.spec.build import check_name
 from launcher.spec.plan import JobPlan
+from launcher.submission import render
 from launcher.submission.inputs import Inputs
 from launcher.submission.prepare import check_capacity, held_allocation, planned, secrets_of, site_of
 from launcher.sweeps import grouping, pilots
@@ -176,7 +176,7 @@ def _pilots(
     found = {number: pilots.plan_of(point, sweep, packing, number) for number in range(packing.pilots)}
     with _naming_pilots(packing.slots):
         limits.check_limits(found[0], config.cluster)
-    job_script.script(found[0], token="")
+    render.script(found[0], token="")
     return found, dataclasses.replace(manifest, packing=packing)
 
 

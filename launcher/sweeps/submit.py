@@ -36,7 +36,7 @@ from launcher.schedulers.executor import begun
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.queries import parts
 from launcher.spec.plan import JobPlan
-from launcher.submission import dependencies
+from launcher.submission import dependencies, render
 from launcher.submission.interrupts import Interrupted, delayed_interrupt
 from launcher.submission.submit import facts_of_here, journal_jobs, require_commands, require_same, start, tried
 from launcher.sweeps import grouping, pilots
@@ -361,7 +361,7 @@ class _ArraySubmitter:
         self._serial += 1
         runs = [self._sweep.run(index) for index in members]
         executor = registry.scheduler(plan.cluster.scheduler).executor()(
-            Run(self._sweep.path), plan, token, throttle, elements=runs,
+            Run(self._sweep.path), plan, token, throttle, scripts=render, elements=runs,
             submitting=lambda: self._sweep.submitting(token, members),
             blocking_jobs=lambda: _dependencies(plan, preceding),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from launcher.schedulers.planning import make_plan
 from launcher.schedulers.slurm.executor import SlurmExecutor
 from launcher.spec.build import Site
 from launcher.spec.plan import JobPlan
-from launcher.submission import configs
+from launcher.submission import configs, render
 
 
 def plan(folder: Path, nodes: int = 1) -> JobPlan:
@@ -30,7 +30,7 @@ def plan(folder: Path, nodes: int = 1) -> JobPlan:
 
 
 def executor(folder: Path, nodes: int = 1, throttle: int | None = None) -> SlurmExecutor:
-    return SlurmExecutor(Run.create(folder), plan(folder, nodes), f"token-{folder.name}", throttle)
+    return SlurmExecutor(Run.create(folder), plan(folder, nodes), f"token-{folder.name}", throttle, scripts=render)
 
 
 def place(tasks: int) -> list[int]:

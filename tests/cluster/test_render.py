@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers import job_script
+from launcher.submission import render
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.unit.plans import bare_plan
 
@@ -21,7 +21,7 @@ def test_a_value_of_a_directive_arrives_as_it_is(slurm: SlurmCluster, tmp_path: 
     folder.mkdir()
     plan = bare_plan(name=text, run_dir=str(folder), nodes=1, cluster={"directives": {"hold": True}})
     script = tmp_path / "script.sh"
-    script.write_text(job_script.script(plan, token=text))
+    script.write_text(render.script(plan, token=text))
     job = slurm.run("sbatch", "--parsable", str(script)).strip()
     try:
         shown = slurm.run("scontrol", "show", "job", job).splitlines()

@@ -24,6 +24,7 @@ from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.sge.executor import SGERunExecutor
 from launcher.schedulers.slurm.executor import SlurmExecutor
 from launcher.spec.build import Site
+from launcher.submission import render
 from tests.contract import functions
 from tests.launch import ROOT, until
 from tests.unit.plans import plan_of
@@ -70,7 +71,9 @@ class Place:
                 site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {}), **sites},
                 nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks(), "grace": 3},
             )  # fmt: skip
-            executor = RUNS[self.kind](Run.create(folder), plan, f"launcher-{os.urandom(6).hex()}", throttle)
+            executor = RUNS[self.kind](
+                Run.create(folder), plan, f"launcher-{os.urandom(6).hex()}", throttle, scripts=render
+            )
         self.made.append(executor)
         return executor
 

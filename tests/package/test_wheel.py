@@ -39,6 +39,7 @@ def test_it_holds_what_runs_need_and_nothing_else(built: Path) -> None:
         names = set(wheel.namelist())
     data = {"workloads/digits/train-images-idx3-ubyte.gz", "workloads/py.typed", "launcher/py.typed"}
     resources = {"launcher/conf/config.yaml", "launcher/templates/sbatch.sh.j2", "launcher/job/begin.sh"}
+    resources |= {f"launcher/cli/complete.{shell}" for shell in ("bash", "fish", "zsh")}
     assert {*resources, *data} <= names
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"launcher", "workloads", "hydra_plugins"}

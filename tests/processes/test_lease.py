@@ -11,7 +11,7 @@ import pytest
 
 from launcher.runs import lease
 from launcher.runs.directory import Run
-from launcher.schedulers import job_script
+from launcher.submission import render
 from tests.unit.sandbox import Sandbox
 
 
@@ -73,7 +73,7 @@ def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monke
     held(sandbox).write_text("dead 0 node1\n")
     log = 'note() { echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"; }; note begin; sleep 0.2; note end'
     (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{log}\nexit 1\n")  # what is done is not done again
-    script = job_script.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
+    script = render.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
     jobs = [threading.Thread(target=sandbox.start, args=(script, {"SLURM_JOB_ID": str(job)})) for job in range(6)]
     for job in jobs:
         job.start()
@@ -90,7 +90,7 @@ def test_a_script_that_is_killed_stops_showing_that_it_lives(sandbox: Sandbox, m
     go = sandbox.folder / "go"
     stand_in = sandbox.folder / "bin/srun"
     stand_in.write_text('#!/bin/bash\ntouch "$SANDBOX/go"\nexec sleep 60\n')
-    script = job_script.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
+    script = render.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
     environ = {"PATH": f"{sandbox.folder}/bin:/usr/bin:/bin", "SANDBOX": str(sandbox.folder), "SLURM_JOB_ID": "7"}
     job = subprocess.Popen(["bash", str(script)], env=environ, process_group=0)
     try:

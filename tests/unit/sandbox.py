@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runs.directory import Attempt, Run
-from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
+from launcher.submission import render
 from tests.unit.plans import bare_plan
 
 DRIVER = f"""#!/bin/bash
@@ -71,9 +71,9 @@ class Sandbox:
             elements.parent.mkdir()
             elements.write_text("".join(f"{number}\n" for number in (9, 8, 7, 3, 1)))
         if elements is None:
-            script = job_script.write(Run(self.run_dir), plan, token="token")
+            script = render.write(Run(self.run_dir), plan, token="token")
         else:
-            job_script.write_array(plan, script, token="token", array=array or "", elements=elements)
+            render.write_array(plan, script, token="token", array=array or "", elements=elements)
         (self.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
         id_of = "PBS_JOBID" if plan.cluster.scheduler == "pbs" else "SLURM_JOB_ID"
         return self.start(script, {"STAND_IN_EXIT": str(code), id_of: job, **environ})

@@ -36,8 +36,8 @@ from launcher.runs.output import file_names
 from launcher.schedulers import notices, registry
 from launcher.schedulers.diagnosis import JobExecution, RemembersJobs, WritesNotices
 from launcher.schedulers.scheduler import Queue, Scheduler
-from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
+from launcher.submission.render import setup_lines
 
 TAIL = 64 * 1024  # bytes that are read from the end of an output or log
 Event = Mapping[str, Any]

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeVar
 from launcher import __version__, paths
 from launcher.errors import ConfigError, near
 from launcher.own_module import own_module
-from launcher.script import start_command, templates
-from launcher.script.job_variables import JobVariables
-from launcher.script.quoting import Raw, command
+from launcher.schedulers import tasks, templates
+from launcher.schedulers.scheduler import JobVariables
+from launcher.schedulers.templates import Raw, command
 from launcher.units import parse_size, parse_time
 
 P = TypeVar("P", bound="Parameters")
@@ -200,12 +200,11 @@ class Parameters(ABC):
 
     def _start(self, python: str) -> Raw:
         """Returns the shell command of the job script that starts the tasks when there are several."""
-        return command(
-            start_command.spawn(
-                Raw(python), self.nodes, self.tasks_per_node, GRACE,
-                starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
-            )
+        _, *words = tasks.command(
+            python, self.nodes, self.tasks_per_node, GRACE,
+            starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
         )  # fmt: skip
+        return command([Raw(python), *words])
 
     @property
     def _mpiexec(self) -> Sequence[str]:

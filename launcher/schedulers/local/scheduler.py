@@ -10,8 +10,7 @@ from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Allocation, allocation, known
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.queries import Ending
-from launcher.schedulers.scheduler import Scheduler
-from launcher.script.job_variables import JobVariables
+from launcher.schedulers.scheduler import JobVariables, Scheduler
 
 if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor

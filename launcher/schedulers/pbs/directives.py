@@ -13,7 +13,7 @@ from launcher.formatting import format_hours
 from launcher.schedulers.extra_options import require_plain
 from launcher.schedulers.pbs.commands import TOKEN
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
-from launcher.script.quoting import quote
+from launcher.schedulers.templates import quote
 from launcher.spec.plan import JobPlan, settings_of
 
 LONGEST_NAME = 230

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.script.job_variables import JobVariables
+from launcher.schedulers.scheduler import JobVariables
 
 SHELL = JobVariables(
     job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",

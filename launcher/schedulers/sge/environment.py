@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.script.job_variables import JobVariables
+from launcher.schedulers.scheduler import JobVariables
 
 SHELL = JobVariables(
     job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",

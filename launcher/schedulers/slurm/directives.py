@@ -11,7 +11,7 @@ from launcher.errors import ConfigError
 from launcher.formatting import format_time
 from launcher.schedulers.extra_options import require_plain
 from launcher.schedulers.slurm.settings import GpuDirective, SlurmSettings
-from launcher.script.quoting import quote
+from launcher.schedulers.templates import quote
 from launcher.spec.plan import JobPlan, settings_of
 
 # Families of equivalent options: an option in cluster.directives replaces all of the plan's options in its family.

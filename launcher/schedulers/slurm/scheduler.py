@@ -18,6 +18,7 @@ from launcher.schedulers.scheduler import (
     CountsJobs,
     ExcludesNodes,
     HoldsAllocations,
+    JobVariables,
     Queue,
     ReadsOptions,
     Requeues,
@@ -27,7 +28,6 @@ from launcher.schedulers.scheduler import (
 from launcher.schedulers.slurm import directives, job_step
 from launcher.schedulers.slurm.commands import Slurm, ambiguous_cluster, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
-from launcher.script.job_variables import JobVariables
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster

@@ -17,7 +17,7 @@ import pytest
 from launcher.cli import commands, complete
 from launcher.cli.completion import candidates
 from launcher.errors import ConfigError
-from launcher.paths import PACKAGE, resource
+from launcher.paths import PACKAGE
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_hydra_is_not_loaded() -> None:
 
 # -- shells
 
-LOAD_BASH = f". {quote(str(resource('templates') / 'complete.bash'))}"
+LOAD_BASH = f". {quote(str(PACKAGE / 'cli' / 'complete.bash'))}"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_real_terminal(shell: str, tmp_path: Path) -> None:
         os.chdir(PACKAGE.parent)
         os.execvpe(SHELLS[shell][0], SHELLS[shell], env)
     try:
-        load = f". {quote(str(resource('templates') / f'complete.{shell}'))}; echo rea''dy\n"
+        load = f". {quote(str(PACKAGE / 'cli' / f'complete.{shell}'))}; echo rea''dy\n"
         _type(terminal, load, until=b"ready")
         _type(terminal, "python -m launcher workload=ddp\t", until=b"ddp_mnist")
         _type(terminal, " nodes=2 prefl\t", until=b"preflight=")

@@ -19,10 +19,9 @@ from launcher.config.compose import typed
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.schedulers import job_script
 from launcher.spec import pools
 from launcher.spec.build import Site
-from launcher.submission import configs
+from launcher.submission import configs, render
 from launcher.submission.inputs import Inputs
 from launcher.submission.prepare import planned
 
@@ -46,7 +45,7 @@ def profile(name: str) -> Config:
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 
 
-def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys: Any) -> job_script.Rendered:
+def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys: Any) -> render.Rendered:
     """A run's script, in which it is checked against the profile's limits, and what its driver is told."""
     config = copy.deepcopy(profile(name))
     config.launch.mode = LaunchMode(launch)
@@ -58,7 +57,7 @@ def rendered(name: str, *, required: bool = True, launch: str = "agent", **keys:
     if required and name == "miyabi-g":
         config.cluster.directives["W"] = ["group_list=abc123"]
     plan, _ = planned(replace(config, **keys), Site("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
-    return job_script.rendered(plan, token="t")
+    return render.rendered(plan, token="t")
 
 
 def script_of(name: str, **keys: Any) -> list[str]:

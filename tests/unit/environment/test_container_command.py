@@ -18,9 +18,9 @@ from launcher.environment import container_command, containers
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
-from launcher.schedulers import job_script
 from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan
+from launcher.submission import render
 from launcher.submission.inputs import Inputs
 from tests.launch import ROOT
 from tests.unit.plans import SITE, make_config, with_fields
@@ -63,7 +63,7 @@ def test_folders_that_a_node_does_not_have_are_not_bound() -> None:
 @pytest.mark.parametrize(("folder", "mark"), [("/runs,old", ","), ("/runs:old", ":")])
 def test_folders_that_no_runtime_could_bind_are_refused(env: dict[str, Any], folder: str, mark: str) -> None:
     with pytest.raises(ConfigError, match=rf"/runs{mark}old is bound into env\.container, .*choose another one"):
-        job_script.rendered(planned(folder, env=env), token="t")
+        render.rendered(planned(folder, env=env), token="t")
 
 
 def test_folders_that_ranks_would_make_are_made_before() -> None:
@@ -71,8 +71,8 @@ def test_folders_that_ranks_would_make_are_made_before() -> None:
     elsewhere: dict[str, Any] = {"checkpoint": {"dir": "/ckpt/x"}, "tracking": {"dir": "/home/me/tb"}}
     assert container_command.folders_to_make(with_fields(planned(), **elsewhere)) == ["/ckpt/x"]
     assert container_command.folders_to_make(planned()) == []
-    assert "mkdir -p" not in job_script.script(with_fields(planned(), **elsewhere), token="t")  # a node does it
-    script = job_script.script(with_fields(planned(env=PYXIS), **elsewhere), token="t")
+    assert "mkdir -p" not in render.script(with_fields(planned(), **elsewhere), token="t")  # a node does it
+    script = render.script(with_fields(planned(env=PYXIS), **elsewhere), token="t")
     assert "(umask 077 && mkdir -p /ckpt/x)\n" in script
 
 
@@ -136,7 +136,7 @@ def test_pyxis_is_told_by_srun() -> None:
     assert containers.node_command(plan) == words
     # Of the host: unset outside, for inside they may be the image's own.
     unset = " ".join(f"-u {name}" for name in container_command.BREAKING)
-    assert f"env {unset} srun --nodes=1 " in " ".join(json.loads(job_script.rendered(plan, token="t").job)["start"])
+    assert f"env {unset} srun --nodes=1 " in " ".join(json.loads(render.rendered(plan, token="t").job)["start"])
 
 
 def test_the_images_own_pythonpath_comes_behind_ours() -> None:

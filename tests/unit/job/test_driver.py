@@ -20,8 +20,8 @@ from launcher.runs import lease, time_left
 from launcher.runs.directory import Run
 from launcher.runs.events import Stop
 from launcher.runs.job_file import NAME, LeaseTimes
-from launcher.schedulers import job_script
 from launcher.schedulers.exports import exports, parse_exports
+from launcher.submission import render
 from tests.unit.clock import Clock
 from tests.unit.faults import FOR_EVER, FileServer
 from tests.unit.sandbox import Outcome, Sandbox
@@ -53,7 +53,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
 
 def drive(sandbox: Sandbox, *, code: int = 0, job: str = "7", **fields: Any) -> Outcome:
     """Runs a job's driver; its agents end with `code`."""
-    job_script.write(Run(sandbox.run_dir), sandbox.plan(**fields), token="token")
+    render.write(Run(sandbox.run_dir), sandbox.plan(**fields), token="token")
     os.environ.update(
         PATH=f"{sandbox.folder}/bin:/usr/bin:/bin", SANDBOX=str(sandbox.folder), STAND_IN_EXIT=str(code),
         LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID=job,
@@ -291,7 +291,7 @@ def test_reads_before_the_attempt_are_retried_as_long_as_those_in_it(sandbox: Sa
 def test_a_file_of_secrets_that_is_damaged_is_one_that_cannot_be_read(
     sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job_script.write(Run(sandbox.run_dir), sandbox.plan(cluster={"scheduler": "pbs"}), token="token")
+    render.write(Run(sandbox.run_dir), sandbox.plan(cluster={"scheduler": "pbs"}), token="token")
     path = sandbox.run_dir / NAME
     path.write_text(path.read_text().replace('"secrets_file": null', f'"secrets_file": "{sandbox.folder}/secrets"'))
     (sandbox.folder / "secrets").write_text("export A='x")
@@ -304,7 +304,7 @@ def test_a_file_of_secrets_that_is_damaged_is_one_that_cannot_be_read(
 def test_a_set_up_line_that_a_stop_has_ended_is_no_failure(sandbox: Sandbox) -> None:
     os.environ["LAUNCHER_STOP"] = "SIGTERM"
     sandbox.python.write_text("#!/bin/bash\nexit 75\n")
-    job_script.write(Run(sandbox.run_dir), sandbox.plan(cluster={"setup": ("sleep 9",)}), token="token")
+    render.write(Run(sandbox.run_dir), sandbox.plan(cluster={"setup": ("sleep 9",)}), token="token")
     os.environ.update(LAUNCHER_RUN_DIR=str(sandbox.run_dir), LAUNCHER_JOB_ID="7")
     assert driver.main([str(sandbox.run_dir / NAME), "--failed", "setup", "1", "143"]) == 75
     assert "setup_failed" not in [event["event"] for event in Outcome(sandbox, 75, "").events()]

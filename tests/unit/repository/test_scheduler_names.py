@@ -84,4 +84,4 @@ def test_no_module_asks_which_scheduler_it_is(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(resource("templates").rglob("*.j2")), ids=lambda path: path.name)
 def test_no_template_asks_which_scheduler_it_is(path: Path) -> None:
-    assert "plan.scheduler" not in path.read_text(), "make it a field of launcher/script/job_variables.py"
+    assert "plan.scheduler" not in path.read_text(), "make it a field of JobVariables"

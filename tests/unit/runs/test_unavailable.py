@@ -36,7 +36,7 @@ from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.functions.executor import JobWatcher
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm
-from launcher.submission import dependencies
+from launcher.submission import dependencies, render
 from launcher.sweeps import local_points
 from launcher.sweeps.control import points_to_restart
 from launcher.worker import main as rank
@@ -407,7 +407,7 @@ def test_nothing_is_submitted_while_nobody_can_tell_whether_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
 ) -> None:
     run = make_run(tmp_path)
-    executor = RunExecutor(run, run.plan(), "t", resumed=True)
+    executor = RunExecutor(run, run.plan(), "t", scripts=render, resumed=True)
     sent: list[str] = []
 
     def send() -> str:

@@ -15,13 +15,12 @@ from launcher.job import wait_for_others as gate
 from launcher.monitoring.state import RunState
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
-from launcher.schedulers import job_script
 from launcher.schedulers.pbs import commands as pbs
 from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm import commands as slurm
 from launcher.schedulers.slurm.commands import Slurm
-from launcher.submission import dependencies, prepare
+from launcher.submission import dependencies, prepare, render
 from launcher.submission.dependencies import Decision, Dependency, decide, jobs_to_wait_for, parse
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sandbox import DRIVER, Sandbox
@@ -153,8 +152,8 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
 
 
 def test_only_the_script_of_a_run_that_waits_looks_at_others() -> None:
-    assert "launcher.job.wait_for_others" in job_script.rendered(bare_plan(after=("ok:/runs/prep",)), token="t").job
-    assert "launcher.job.wait_for_others" not in job_script.rendered(bare_plan(), token="t").job
+    assert "launcher.job.wait_for_others" in render.rendered(bare_plan(after=("ok:/runs/prep",)), token="t").job
+    assert "launcher.job.wait_for_others" not in render.rendered(bare_plan(), token="t").job
 
 
 def test_the_points_of_a_sweep_have_what_the_sweep_waits_for(tmp_path: Path) -> None:
@@ -376,7 +375,7 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
 ) -> None:
     run = Run.create(tmp_path / "mine")
     plan = bare_plan(run_id="mine", run_dir=str(run.path), cluster={"scheduler": "pbs"}, after=("ok:/runs/prep",))
-    executor = PBSRunExecutor(run, plan, "token", blocking_jobs=lambda: held.pop(0))
+    executor = PBSRunExecutor(run, plan, "token", scripts=render, blocking_jobs=lambda: held.pop(0))
     asked: list[tuple[str, ...]] = []
 
     class Server:

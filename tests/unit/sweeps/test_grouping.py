@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Env, Program, Runtime, Workload
 from launcher.errors import ConfigError
-from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
+from launcher.submission import render
 from launcher.sweeps import grouping
 from tests.unit.plans import plan_of, with_fields
 
@@ -43,7 +43,7 @@ def script(plan: JobPlan) -> str:
 
 
 def rendered(plan: JobPlan) -> str:
-    found = job_script.rendered(plan, token="t", array="0-9", elements=ELEMENTS)
+    found = render.rendered(plan, token="t", array="0-9", elements=ELEMENTS)
     return found.script + found.job
 
 

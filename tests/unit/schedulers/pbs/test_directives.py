@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import LaunchMode
 from launcher.errors import ConfigError
-from launcher.schedulers import job_script
 from launcher.schedulers.pbs import directives as qsub
 from launcher.schedulers.pbs.directives import (
     LONGEST_NAME,
@@ -30,6 +29,7 @@ from launcher.schedulers.pbs.directives import (
 )
 from launcher.schedulers.pbs.settings import GpuDirective
 from launcher.spec.plan import CONTROL, JobPlan
+from launcher.submission import render
 from tests.unit.plans import bare_plan, plan_of
 
 PLAIN = [
@@ -469,7 +469,7 @@ def test_the_options_of_a_script_are_those_of_the_plan(text: str) -> None:
         run_dir=f"/runs/{text}",
     )
     for array, elements in ((None, None), ("0-9%2", Path(plan.run_dir, "arrays/token"))):
-        script = job_script.script(plan, token="token", array=array, elements=elements)
+        script = render.script(plan, token="token", array=array, elements=elements)
         assert read(script) == options(of_plan(plan, "token", array, elements and str(elements.parent)))
         assert script.count("\n#PBS") == len(read(script))
     assert ("h", "") in read(script)

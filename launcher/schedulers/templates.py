@@ -1,4 +1,4 @@
-"""Loads the templates of job scripts with jinja2.
+"""Loads the templates of job scripts with jinja2, and quotes what they print.
 
 Every value that a template prints is quoted for the shell, unless it is wrapped in `Raw`; no filter or alias turns
 that off. Values with control characters are refused.
@@ -7,15 +7,50 @@ that off. Values with control characters are refused.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.paths import resource
-from launcher.script.quoting import Raw, Rendered, quote
+from launcher.spec.plan import CONTROL
 
 if TYPE_CHECKING:
     import jinja2
+
+
+class Raw:
+    """Text that is shell code on purpose, such as a set-up line of the cluster's profile."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Rendered(str):
+    """The rendered text of a block or macro (`{{ super() }}`), in which values are quoted; not quoted a second time."""
+
+    __slots__ = ()
+
+
+def quote(value: Any) -> str:
+    """Returns a value quoted as one shell word; `Raw` and `Rendered` text unchanged. jinja2 calls it for each value.
+
+    Raises:
+        ValueError: the value contains a line break or another control character.
+    """
+    if isinstance(value, Raw):
+        return value.text
+    if isinstance(value, Rendered):
+        return value
+    text = str(value)
+    if match := CONTROL.search(text):
+        raise ValueError(f"refusing to write the control character {match[0]!r} of {text!r} into a script")
+    return shlex.quote(text)
+
+
+def command(words: Sequence[Any]) -> Raw:
+    """Returns the shell code of a command, with each word quoted (except `Raw` ones)."""
+    return Raw(" ".join(map(quote, words)))
 
 
 def template(name: str) -> jinja2.Template:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
-from launcher.schedulers import job_script
+from launcher.schedulers import tasks, templates
 from launcher.schedulers.pbs import directives as qsub
-from launcher.script import render, start_command, templates
 from launcher.spec.plan import CONTROL, JobPlan
+from launcher.submission import render
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox
 
@@ -94,7 +94,7 @@ def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:
             gpus_per_node=1,
             cluster={**dict.fromkeys(TEXTS, text), "gpu_directive": "gres", "setup": (":",)},
         )
-        script = job_script.write(Run(sandbox.run_dir), plan, token=text)
+        script = render.write(Run(sandbox.run_dir), plan, token=text)
         outcome = sandbox.start(script, {"SLURM_JOB_ID": "7"})
         assert (outcome.code, safe(outcome)) == (0, True), script.read_text()
 
@@ -135,12 +135,12 @@ def options(script: str) -> dict[str, str]:
 def test_directives_arrive_as_they_are(sandbox: Sandbox, field: str) -> None:
     for text in evil(sandbox):
         plan = bare_plan(cluster={field: text, "directives": {"mcs-label": text}})
-        read = options(job_script.script(plan, token=text))
+        read = options(render.script(plan, token=text))
         assert (read[field], read["comment"], read["mcs-label"]) == (text, text, text)
 
 
 def test_directives_come_before_the_first_command() -> None:
-    lines = job_script.script(bare_plan(cluster={"partition": "p"}), token="token").splitlines()
+    lines = render.script(bare_plan(cluster={"partition": "p"}), token="token").splitlines()
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert lines[0] == "#!/bin/bash"
     assert all(line.startswith("#SBATCH") for line in lines[1 : last + 1])
@@ -167,7 +167,7 @@ def test_options_of_qsub_are_written_as_it_reads_them(letter: str, value: str, l
 )
 def test_a_word_of_mpiexec_that_cannot_be_filled_in_is_told(word: str, problem: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        start_command.spawn("python", 2, 4, 1, starter="mpiexec", mpiexec=["mpiexec", word])
+        tasks.command("python", 2, 4, 1, starter="mpiexec", mpiexec=["mpiexec", word])
     assert str(refusal.value).startswith(f"mpiexec: {problem}")
     assert str(refusal.value).endswith(" cannot be filled in; there are {nodes}, {tasks} and {tasks_per_node}")
 
@@ -201,14 +201,14 @@ def test_control_characters_never_reach_a_script(fields: dict[str, Any], char: s
 
     plan = bare_plan(**{name: filled(value) for name, value in fields.items()})
     with pytest.raises(ValueError, match="refusing to write the control character") as refusal:
-        job_script.rendered(plan, token="token")
+        render.rendered(plan, token="token")
     assert repr(char) in str(refusal.value)
 
 
 @pytest.mark.parametrize("char", CONTROLS)
 def test_a_token_with_a_control_character_is_refused(char: str) -> None:
     with pytest.raises(ValueError, match="control character"):
-        job_script.script(bare_plan(), token=f"a{char}b")
+        render.script(bare_plan(), token=f"a{char}b")
 
 
 def test_a_variable_of_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_templates_quote_by_default_and_no_filter_turns_it_off(tmp_path: Path) -
 
 
 def test_the_same_plan_gives_the_same_script() -> None:
-    assert job_script.script(bare_plan(), token="t") == job_script.script(bare_plan(), token="t")
+    assert render.script(bare_plan(), token="t") == render.script(bare_plan(), token="t")
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda text: not CONTROL.search(text))
@@ -245,6 +245,6 @@ def test_any_text_arrives_as_it_is(values: list[str], arguments: list[str]) -> N
 
 @given(words, words)
 def test_any_text_is_one_word_of_the_shell_and_of_sbatch(first: str, second: str) -> None:
-    assert shlex.split(f"{render.quote(first)} {render.quote(second)}") == [first, second]
+    assert shlex.split(f"{templates.quote(first)} {templates.quote(second)}") == [first, second]
     plan: JobPlan = bare_plan(cluster={"partition": first, "account": second})
-    assert {"partition": first, "account": second}.items() <= options(job_script.script(plan, token="token")).items()
+    assert {"partition": first, "account": second}.items() <= options(render.script(plan, token="token")).items()

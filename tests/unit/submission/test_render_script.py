@@ -14,7 +14,7 @@ from launcher.own_module import own_module
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME
-from launcher.schedulers import job_script
+from launcher.submission import render
 from tests.unit.sandbox import DRIVER, Sandbox
 
 HOST = socket.gethostname()
@@ -67,7 +67,7 @@ def test_each_start_is_the_next_attempt(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("missing", ["the run directory", "attempts", "a file in its place"])
 def test_a_run_directory_that_cannot_be_written_to_is_told_and_not_tried_again(sandbox: Sandbox, missing: str) -> None:
-    script = job_script.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
+    script = render.write(Run(sandbox.run_dir), sandbox.plan(), token="token")
     (sandbox.run_dir / "attempts").rmdir()
     if missing == "a file in its place":
         (sandbox.run_dir / "attempts").touch()
@@ -228,7 +228,7 @@ def test_the_checkout_comes_first_on_the_python_path(
 
 
 def test_a_node_that_does_not_see_the_launcher_is_told(sandbox: Sandbox) -> None:
-    script = job_script.write(Run(sandbox.run_dir), sandbox.plan(python="/gone/python"), token="token")
+    script = render.write(Run(sandbox.run_dir), sandbox.plan(python="/gone/python"), token="token")
     (sandbox.folder / "bin/sleep").write_text("#!/bin/bash\n")
     (sandbox.folder / "bin/sleep").chmod(0o700)
     (sandbox.run_dir / "attempts/0").mkdir()
@@ -332,6 +332,6 @@ def test_the_job_finds_its_payload_under_its_own_id(sandbox: Sandbox, given: dic
 def test_variables_of_the_users_own_are_left_alone(sandbox: Sandbox, scheduler: str) -> None:
     plan = sandbox.plan(cluster={"scheduler": scheduler})
     assigned = set(
-        re.findall(r"^ *(?:\w+=\S+ |until |export )*([a-z]\w*)=", job_script.script(plan, token="t"), re.MULTILINE)
+        re.findall(r"^ *(?:\w+=\S+ |until |export )*([a-z]\w*)=", render.script(plan, token="t"), re.MULTILINE)
     )
     assert not {name for name in assigned if not name.startswith("launcher_")}

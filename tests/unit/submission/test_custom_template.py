@@ -12,10 +12,10 @@ from launcher.errors import ConfigError
 from launcher.files.shared_files import read_json, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.job_file import NAME
-from launcher.schedulers import job_script, registry
+from launcher.schedulers import registry
 from launcher.schedulers.planning import make_plan
-from launcher.script import custom_template
 from launcher.spec.plan import JobPlan
+from launcher.submission import custom_template, render
 from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
@@ -71,7 +71,7 @@ def planned(template: str, **cluster: object) -> JobPlan:
 def test_what_is_wrong_with_one_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
     path = write(tmp_path, EXTENDS + text + "\n")
     with pytest.raises(ConfigError, match=rf"(?s)cluster\.template: {path}{told}"):
-        job_script.rendered(planned(path), token="t")
+        render.rendered(planned(path), token="t")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_those_that_it_extends_are_looked_at_as_well(tmp_path: Path) -> None:
 def test_one_that_extends_itself_or_is_no_text_is_told_with_its_name(tmp_path: Path) -> None:
     path = write(tmp_path, f'\n{{% extends "{tmp_path}/mine.sh.j2" %}}\n')
     with pytest.raises(ConfigError, match=rf"cluster\.template: {path}:2: it extends or calls itself"):
-        job_script.script(planned(path), token="t")
+        render.script(planned(path), token="t")
     Path(path).write_bytes(b"\xff\n")
     with pytest.raises(ConfigError, match=rf"cluster\.template: {path}:1: it cannot be read as text: .*utf-8"):
         planned(path)
@@ -130,7 +130,7 @@ def test_each_block_does_what_it_is_for(tmp_path: Path) -> None:
     script = (sandbox.run_dir / "script.sh").read_text()
     assert {"#SBATCH --nice=5", f"#SBATCH --wckey='{name}'", "#SBATCH --nodes=1"} <= set(script.splitlines())
     assert not list(tmp_path.rglob("bad"))
-    assert job_script.notes(plan, token="token") == ()
+    assert render.notes(plan, token="token") == ()
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "sge"])
@@ -140,14 +140,14 @@ def test_an_option_of_the_job_that_is_lost_is_named(tmp_path: Path, scheduler: s
     plan = planned(path, scheduler=scheduler)
     options = registry.scheduler(scheduler).directives(plan, "t", None, None)
     wanted = tuple(f"cluster.template={path}: the job does not ask for {option}" for option in options)
-    assert job_script.notes(plan, token="t") == wanted
+    assert render.notes(plan, token="t") == wanted
 
 
 def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
     path = write(tmp_path, EXTENDS + "{% block setup %}\n{{ super() }}first\n{% endblock %}\n")
-    assert "\nfirst\n" in job_script.script(planned(path), token="t")
+    assert "\nfirst\n" in render.script(planned(path), token="t")
     write(tmp_path, EXTENDS + "{% block setup %}\n{{ super() }}second\n{% endblock %}\n")
-    assert "\nsecond\n" in job_script.script(planned(path), token="t")
+    assert "\nsecond\n" in render.script(planned(path), token="t")
 
 
 def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path:
     run = Run.create(tmp_path / "runs/run-1")
     run.write_record(plan, {}, {"token": "t"})
     elements = [Run.create(run.path / str(number)) for number in range(2)]
-    executor = SlurmExecutor(run, plan, "token")
+    executor = SlurmExecutor(run, plan, "token", scripts=render)
     executor._write_scripts(elements, "token")
     assert "run-1/1" in (elements[1].path / "script.sh").read_text()
     after = Path(unwrap(read_json(elements[1].path / NAME))["after"])
@@ -174,7 +174,7 @@ def test_the_command_prints_one_that_changes_nothing(
     path = write(tmp_path, capsys.readouterr().out)
     assert list(custom_template.problems(Path(path))) == []
     scheduler = "slurm" if cluster == "slurm" else "pbs"
-    mine = job_script.script(planned(path, scheduler=scheduler), token="t")
-    ours = job_script.script(make_plan(make_config(cluster={"scheduler": scheduler}), SITE), token="t")
+    mine = render.script(planned(path, scheduler=scheduler), token="t")
+    ours = render.script(make_plan(make_config(cluster={"scheduler": scheduler}), SITE), token="t")
     changed = set(ours.splitlines()) - set(mine.splitlines())
     assert all("launcher_modules=" in line for line in changed)  # its set-up block may need `module`

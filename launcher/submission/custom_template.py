@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from launcher.errors import ConfigError, near
 from launcher.paths import resource, user_config_dir
-from launcher.script import templates
+from launcher.schedulers import templates
 from launcher.spec.plan import JobPlan
 
 if TYPE_CHECKING:
