@@ -19,7 +19,8 @@ from launcher.failures.kinds import Kind
 from launcher.files.shared_files import IN_A_JOB
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Fault, first_fault
+from launcher.runs.events import Fault
+from launcher.runs.history import first_fault
 from launcher.schedulers import allocation, task_group
 from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import mpiexec, pbsdsh
