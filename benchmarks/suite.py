@@ -27,7 +27,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "checkpoint": {"large": 5_000_000, "small": 1_000_000, "repeats": 1},
     "stop": {"world_size": 2, "steps": 3, "repeats": 1},
     "invariant": {"repeats": 1, "batch_size": 16},
-    "restart": {"kills": 1, "trials": 1},
+    "restart": {"kills": 2, "trials": 1},
     "preflight": {"repeats": 1, "warmup": 0},
     "binding": {"repeats": 1, "warmup": 0, "steps": 11},
     "rendezvous": {"agents": 8, "clients": 2, "rest": 0.5},
