@@ -33,7 +33,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "rendezvous": {"agents": 8, "clients": 2, "rest": 0.5},
     "pbs": {"repeats": 1, "batch": 2, "many": 5},
     "fabric": {"scale": 0},
-    "sweep": {"points": 10, "elements": 2, "repeats": 1},
+    "sweep": {"points": 25, "elements": 2, "repeats": 1},
     "pilots": {"points": 8, "seconds": 4, "listed": 200, "elements": 2, "repeats": 1},
     "search": {"values": 2, "epochs": 6},
     "logs": {"repeats": 1, "size": 1 << 22},
