@@ -27,6 +27,8 @@ READY := $(VENV)/ready
 # Tests that import torch, or what imports it.
 CONCERNS_TORCH := '^ *(import|from) (torch|workloads|tests.processes.workload_ranks|launcher.(agent|checkpoint|node|preflight|worker))\b'
 RUN := $(VENV)/bin/python
+# Else each process of a test, and of `make demo`, would compile the launcher anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests of milliseconds each, which wait for nothing.
 UNIT_TESTS := tests/unit tests/golden
 
