@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _report_errors(arguments: list[str]) -> int:
-    """Runs a command line and returns its exit code. Prints errors that the user can fix without a traceback."""
+    # Prints errors that the user can fix without a traceback
     # Lazily: nothing may be imported before the check of the working folder
     from launcher.errors import DONE, FAILED, INTERRUPTED, LauncherError
 
@@ -61,7 +61,6 @@ def _report_errors(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Passes a command line to `cli.commands`, `cli.help` or `cli.submit`, and returns its exit code."""
     at = next((at for at, word in enumerate(arguments) if word not in IN_FRONT), len(arguments))
     if at < len(arguments) and not arguments[at].startswith(("-", "~")) and "=" not in arguments[at]:
         # Lazily: each kind of command line needs its own
@@ -81,7 +80,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Discards buffered output that cannot be written. Otherwise the interpreter reports an error at exit."""
+    # Otherwise the interpreter reports an error at exit
     try:
         sys.stdout.flush()
     except OSError:

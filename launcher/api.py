@@ -264,7 +264,7 @@ def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run:
 
 
 def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
-    """Converts the arguments of `submit` to overrides as on a command line. Pure.
+    """Converts the arguments of `submit` to overrides as on a command line.
 
     Raises:
         ConfigError: an override is not KEY=VALUE, or a value has a type that a config cannot hold.
@@ -285,18 +285,12 @@ def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
 
 
 def _written(key: str, value: Any) -> str:
-    """Returns the override `key=value`, with the value quoted for Hydra."""
     if key in GROUPS:  # the value is the name of a file in conf/, which Hydra takes without quotes
         return f"{key}={value}"
     return f"{key}={element(_plain(key, value))}"
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Converts a value to text, numbers, None, lists and dictionaries.
-
-    Raises:
-        ConfigError: the value has another type.
-    """
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, os.PathLike):

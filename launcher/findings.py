@@ -38,6 +38,6 @@ def problem(about: str, says: str, do: str = "") -> Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Level:
-    """Returns the worst level among the findings; OK if there are none. Pure."""
+    """Returns the worst level among the findings; OK if there are none."""
     levels = {each.level for each in findings}
     return next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)

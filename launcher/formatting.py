@@ -1,4 +1,4 @@
-"""Formats sizes, times, numbers and lists of numbers. `units` parses what users write. Pure."""
+"""Formats sizes, times, numbers and lists of numbers. `units` parses what users write."""
 
 from __future__ import annotations
 
@@ -94,7 +94,6 @@ def long_size(size: float | None) -> str:
 
 
 def _scaled(size: float) -> tuple[str, str]:
-    """Returns a size as a rounded number, and its unit from `_UNITS`."""
     power = next((each for each in range(len(_UNITS) - 1) if size < 1024 ** (each + 1)), len(_UNITS) - 1)
     value = size / 1024**power
     return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", _UNITS[power]

@@ -14,7 +14,7 @@ _CODE = (
 
 
 def own_module(name: str) -> list[str]:
-    """Returns arguments with which a Python interpreter runs a module of the launcher. Pure.
+    """Returns arguments with which a Python interpreter runs a module of the launcher.
 
     The module's own arguments can be appended. The working folder is not on sys.path while modules are imported.
     """

@@ -1,4 +1,4 @@
-"""Redaction: recognizes the names of secret settings and variables, and removes passwords from URLs. Pure."""
+"""Redaction: recognizes the names of secret settings and variables, and removes passwords from URLs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
 
 
 def secrets_in(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
-    """Returns the environment variables that hold secrets, with their values. Pure."""
+    """Returns the environment variables that hold secrets, with their values."""
     patterns = list(patterns)
     return {name: value for name, value in environ.items() if value is not None and is_secret(name, patterns)}
 

@@ -142,7 +142,6 @@ def destroy_without_gil(group: object) -> None:
 
 
 def _keep_until_gone(owner: object, kept: object) -> None:
-    """Keeps `kept` alive until `owner` is garbage-collected."""
     weakref.finalize(owner, lambda _: None, kept).atexit = False
 
 

@@ -42,7 +42,6 @@ def load_saved(stream: IO[bytes]) -> Any:
 
 @functools.cache
 def _torch_load_runs_pickles() -> bool:
-    """Returns whether torch.load executes pickles by default, as it does before 2.6."""
     buffer = io.BytesIO()
     torch.save(pathlib.PurePosixPath("."), buffer)
     buffer.seek(0)

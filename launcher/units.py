@@ -1,4 +1,4 @@
-"""Parses what users write: wall times, sizes and ranges of numbers. `formatting` formats them. Pure."""
+"""Parses what users write: wall times, sizes and ranges of numbers. `formatting` formats them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,6 @@ def parse_time(text: str, *, zero: bool = False) -> int:
 
 
 def _clock(days: str | None, fields: list[int], text: str) -> int:
-    """Returns the seconds of a time in one of Slurm's formats.
-
-    Args:
-        days: the part before the dash; None: there is none.
-        fields: the numbers between the colons.
-        text: the whole text, for the error.
-
-    Raises:
-        ValueError: a field is too large, such as 60 seconds.
-    """
     limits: tuple[tuple[str, int, int], ...]
     if days is not None:  # days-hours[:minutes[:seconds]]
         hours, minutes, seconds = (*fields, 0, 0)[:3]

@@ -67,7 +67,6 @@ class _Bucket:
 
 
 def _groups(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
-    """Returns groups of neighbouring parameters of one type and device, of at most `limit` bytes or one parameter."""
     groups: list[list[nn.Parameter]] = []
     filled = 0
     for parameter in parameters:

@@ -136,7 +136,7 @@ def own_network(rank: int) -> Fabric | None:
 
 
 def networks(fabrics: Sequence[Fabric | None]) -> list[str]:
-    """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`. Pure.
+    """Returns a line for each network that NCCL uses: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`.
 
     Args:
         fabrics: the network of each rank; None: unknown.

@@ -105,7 +105,6 @@ def load(found: Found, device: torch.device | str = "cpu") -> Data:
 
 
 def _moments(images: Tensor) -> tuple[float, float]:
-    """Returns mean and standard deviation of the pixels, computed from integer counts to be equal on every machine."""
     counts = torch.bincount(images.flatten().cpu(), minlength=256)
     values = torch.arange(256)
     number = int(counts.sum())

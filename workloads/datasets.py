@@ -289,13 +289,6 @@ def _present(file: IdxFile, folder: Path) -> Path | None:
 
 
 def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple[Path, str] | None:
-    """Returns the first directory with at least one of the data set's files, and text on where it is; None: none.
-
-    Args:
-        dataset: the data set.
-        data_dir: data directory; None: the default one.
-        named: whether the user chose the data set by name, so that `data_dir` itself may have the files.
-    """
     base = _base(data_dir)
     below = [(base / sub, "in the data folder") for sub in (dataset.name, *dataset.subfolders)]
     # The files of mnist and fashion-mnist have the same names, so `base` itself counts only for a named data set.
@@ -421,8 +414,8 @@ def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | N
 
 @contextmanager
 def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yields the path and stream of a new file in the directory of `target`; deletes it at the end unless it was
-    renamed."""
+    # Yields the path and stream of a new file in the directory of `target`; deletes it at the end unless it was
+    # renamed.
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with temporary.open("xb") as stream:

@@ -1,4 +1,4 @@
-"""The bandwidths of collective operations, as nccl-tests defines them, and the spread of times. Pure.
+"""The bandwidths of collective operations, as nccl-tests defines them, and the spread of times.
 
 algbw is the size of an operation divided by its time. busbw is algbw times a factor that depends on the operation and
 on the number of ranks n, so that it can be compared with the speed of the hardware at any n. Source: nccl-tests,

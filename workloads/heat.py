@@ -1,4 +1,4 @@
-"""Formats a matrix of links as a heat map of characters for a terminal. Pure."""
+"""Formats a matrix of links as a heat map of characters for a terminal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ def _digit(share: float | None) -> str:
 
 
 def _mean(shares: Shares, row: int) -> float:
-    """Returns the mean of a row and its column; infinity if nothing was measured."""
     values = [value for other in range(len(shares)) for value in (shares[row][other], shares[other][row])]
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else math.inf

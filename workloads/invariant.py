@@ -51,7 +51,7 @@ def _cover(node: Node, first: int, stop: int) -> list[Node]:
 
 
 def inner_nodes(node: Node) -> list[Node]:
-    """Returns a tree node and all below it, without leaves; each comes after the tree nodes below it. Pure."""
+    """Returns a tree node and all below it, without leaves; each comes after the tree nodes below it."""
     begin, end = node
     if end - begin == 1:
         return []
@@ -76,7 +76,7 @@ def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], 
 
 
 def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
-    """Returns whether ranks can add their sums in pairs: neighbouring ranks, then pairs of them, up the tree. Pure.
+    """Returns whether ranks can add their sums in pairs: neighbouring ranks, then pairs of them, up the tree.
 
     They can if the numbers of ranks and of leaves are powers of two, and in some other cases.
 
@@ -141,13 +141,9 @@ class TreeReduction:
         return total.to(sums[0].device) if through_cpu else total
 
     def _in_pairs(self, total: Tensor) -> Tensor:
-        """Adds the sums of ranks r and r ^ 1, then of r and r ^ 2, and so on up the tree. Returns the sum; changes
-        `total` in place.
-
-        Floating-point addition is commutative, so both partners get the same bits. Of a large vector each partner adds
-        one half, and the halves are exchanged afterwards (recursive halving and doubling; Thakur, Rabenseifner, Gropp,
-        "Optimization of collective communication operations in MPICH", 2005).
-        """
+        # Floating-point addition is commutative, so both partners get the same bits. Of a large vector each partner
+        # adds one half, and the halves are exchanged afterwards (recursive halving and doubling; Thakur, Rabenseifner,
+        # Gropp, "Optimization of collective communication operations in MPICH", 2005).
         halve = total.numel() * total.element_size() > SMALL
         kept, levels = total, []
         received = self._buffer("received", total, tuple(total.shape))
@@ -179,8 +175,8 @@ class TreeReduction:
             work.wait()
 
     def _in_slices(self, sums: Sequence[Tensor]) -> Tensor:
-        """Returns the sum over all leaves. Each rank receives one slice of the sums of all subtrees, adds them along
-        the tree, and sends the result to all ranks."""
+        # Each rank receives one slice of the sums of all subtrees, adds them along the tree, and sends the result to
+        # all ranks.
         count, number = sums[0].numel(), len(sums)
         size = -(-count // self.world_size)
         nodes = [node for parts in self.parts for node in parts]
@@ -202,10 +198,7 @@ class TreeReduction:
         return total.view(-1)[:count]
 
     def _buffer(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Returns the buffer of this name, of the shape `shape` and with the type and device of `like`.
-
-        The buffer is reused at each step, since new memory pages would take as long as adding.
-        """
+        # The buffer is reused at each step, since new memory pages would take as long as adding
         known = self._buffers.get(name)
         if known is None or known.shape != shape or known.dtype != like.dtype or known.device != like.device:
             known = self._buffers[name] = like.new_zeros(shape)
@@ -279,7 +272,6 @@ class InvariantGradients:
             parameter.grad = view
 
     def _take(self) -> list[Tensor]:
-        """Returns the gradients in `.grad`, and removes them from the parameters: autograd then creates new ones."""
         taken = []
         for parameter in self.parameters:
             # Zeros if a leaf does not use a parameter.

@@ -1,4 +1,4 @@
-"""Decides in which order links are measured, which links are slow, and which nodes are the cause. Pure.
+"""Decides in which order links are measured, which links are slow, and which nodes are the cause.
 
 Free of torch. A matrix is a list of rows: `matrix[a][b]` is measured from a to b; None: not measured.
 """

@@ -221,8 +221,6 @@ def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env
 
 
 def _labels(ranks: Sequence[int], hosts: Sequence[str], nodes: Sequence[int]) -> list[str]:
-    """Returns a unique name of each rank: `HOST`, `HOST#NODE` if nodes share a host name, and `...:RANK` if a node has
-    several ranks."""
     shared = len(set(zip(hosts, nodes, strict=True))) > len(set(hosts))
     names = [f"{host}#{node}" if shared else host for host, node in zip(hosts, nodes, strict=True)]
     several = len(set(nodes)) < len(ranks)
@@ -230,7 +228,6 @@ def _labels(ranks: Sequence[int], hosts: Sequence[str], nodes: Sequence[int]) ->
 
 
 def _blocks(values: links.Matrix, block: int, worst: np.ufunc) -> list[list[float | None]]:
-    """Returns the worst value of each block of pairs; None: no pair of the block was measured."""
     begins = range(0, len(values), block)
     cells = worst.reduceat(worst.reduceat(np.array(values, float), begins, axis=0), begins, axis=1)
     return [[None if math.isnan(cell) else cell for cell in row] for row in cells.tolist()]
@@ -243,13 +240,6 @@ def _square(ranks: Sequence[int], found: Mapping[links.Pair, float]) -> list[lis
 def _earlier(
     before: Mapping[str, Any] | None, labels: Sequence[str], sizes: tuple[int, int]
 ) -> tuple[dict[links.Pair, links.Usual], str]:
-    """Returns the values of an earlier run, by pairs of rows of this matrix; and why there are none, or "".
-
-    Args:
-        before: matrix of the earlier run; None: there is none.
-        labels: names of the rows of this matrix.
-        sizes: bytes of this matrix's messages, for latency and for bandwidth.
-    """
     if before is None:
         return {}, ""
     if (before["latency_size"], before["size"]) != sizes:

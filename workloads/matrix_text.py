@@ -1,4 +1,4 @@
-"""Makes the printed lines about a matrix of links: heat map, slow pairs, suspects and how to exclude them. Pure."""
+"""Makes the printed lines about a matrix of links: heat map, slow pairs, suspects and how to exclude them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ def _verdict(matrix: Matrix, config: P2P, how_to_exclude: Callable[[str], str]) 
 
 
 def _slow_in_words(slow: links.Slow) -> str:
-    """Returns both values of a slow pair, the bad one first: `0.31 GB/s, 17 % of the median (110.2 us)`."""
     speed, time = f"{slow.bandwidth / 1e9:.2f} GB/s", f"{bench.microseconds(slow.latency)} us"
     if slow.measure == "bandwidth":
         return f"{speed}, {slow.ratio * 100:.0f} % of the {slow.against} ({time})"

@@ -49,16 +49,6 @@ def on_node(read: Read) -> int | None:
 
 
 def _free(read: Read, root: str, path: str, limit: str, usage: str, cache: str) -> list[int]:
-    """Returns the free bytes of a cgroup and of each of its parents that has a limit.
-
-    Args:
-        read: reads a file.
-        root: mount point of the cgroup hierarchy.
-        path: path of the cgroup below it.
-        limit: name of the file with the limit.
-        usage: name of the file with the usage.
-        cache: key in memory.stat of the caches that the kernel can free.
-    """
     free = []
     parts = [part for part in path.split("/") if part and part != ".."]
     for depth in range(len(parts), -1, -1):

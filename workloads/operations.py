@@ -159,7 +159,6 @@ class Operation:
 
 
 def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yields pieces of at most PIECE elements of a tensor, each after the index of its first element."""
     for start in range(0, len(tensor), PIECE):
         yield start, tensor[start : start + PIECE]
 
@@ -182,8 +181,7 @@ def _element(case: Case, source: int | None, start: int, count: int, *, put_in: 
 
 
 def _bound(function: Work, wait: bool, *arguments: object, **options: object) -> Call:
-    """Returns a call of a torch.distributed function with these arguments. With `wait`, the call starts the operation
-    asynchronously and waits for it."""
+    # With `wait`, the call starts the operation asynchronously and waits for it
     call = partial(function, *arguments, **options)
     if not wait:
         return call
@@ -207,7 +205,6 @@ def _one_block(case: Case) -> int:
 
 
 def _everyone(case: Case) -> list[Piece]:
-    """Returns one block of every rank's input."""
     return [Piece(rank, 0, case.block) for rank in range(case.n)]
 
 
@@ -274,7 +271,7 @@ def _parts_for_me(case: Case) -> list[Piece]:
 
 
 def _send_recv(case: Case, buffers: Buffers, wait: bool) -> Call:
-    """Returns a call that sends and receives at the same time and waits for both. `wait` has no effect."""
+    # `wait` has no effect
     after, before = case.ranks[(case.me + 1) % case.n], case.ranks[case.me - 1]
     both = [
         dist.P2POp(dist.isend, buffers.data, after, case.group),

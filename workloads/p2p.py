@@ -120,11 +120,6 @@ def _silent(line: str) -> None:
 
 
 def _stop(reason: str, written: results.Results, write: Callable[[str], object]) -> None:
-    """Prints why some sizes are not measured, and records it in the results.
-
-    Raises:
-        WorkloadError: nothing has been measured so far.
-    """
     if not written.rows:
         raise WorkloadError(f"{reason}: use smaller workload.sizes")
     written.reason = "; ".join(filter(None, [written.reason, reason]))
@@ -139,12 +134,7 @@ def _judge(
     config: P2P,
     env: Env,
 ) -> None:
-    """Compares the results with the baseline, and checks that they do not fail the run. All ranks must call it.
-
-    Raises:
-        WorkloadError: a result was wrong, a speed is lower than the baseline allows, or pairs are slow and
-            `fail_on_slow` is set.
-    """
+    # All ranks must call it
     if faults:
         more = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
         raise WorkloadError("; ".join([*faults[:FAULTS], *more]))

@@ -181,8 +181,6 @@ def _windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
 
 
 def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:
-    """Makes the iterations before the timed ones; returns the number of timed ones, which rank a computes from a
-    budget."""
     device = pair.values.device
     took = [bench.timed(device, run) for _ in range(max(runs.warmup, 0 if runs.budget is None else 2))]
     if runs.budget is None:
@@ -197,7 +195,6 @@ def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:
 
 
 def _meet(pair: Pair) -> None:
-    """Waits until both ranks have called this function."""
     token = _token(pair)
     if pair.rank == pair.a:
         dist.send(token, pair.b)

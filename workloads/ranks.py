@@ -84,7 +84,7 @@ def name_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 
 def _by_value(value: V, env: Env) -> dict[V, str]:
-    """Returns each value of any rank, with text that names the ranks that have it. All ranks must call it."""
+    # All ranks must call it
     everyone = gather((value, env.host), env)
     hosts = [host for _, host in everyone]
     ranks_of: dict[V, list[int]] = {}

@@ -104,14 +104,7 @@ def _stream(values: Values, redop: str, key: Key, n: int, start: int, count: int
 
 
 def _sparse(stream: Tensor, start: int, every: int, otherwise: int) -> Tensor:
-    """Returns the stream with `otherwise` at all positions that are no multiple of `every`.
-
-    Args:
-        stream: elements of the stream.
-        start: position of the first one.
-        every: distance of the positions that keep their values.
-        otherwise: value at the other positions.
-    """
+    # Returns the stream with `otherwise` at all positions that are no multiple of `every`
     if every == 1:
         return stream
     places = torch.arange(start, start + len(stream), device=stream.device)

@@ -155,7 +155,7 @@ class Results:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Returns the rows as CSV with a header line. `seconds` becomes `seconds_min`, `seconds_median` and so on. Pure."""
+    """Returns the rows as CSV with a header line. `seconds` becomes `seconds_min`, `seconds_median` and so on."""
     flat = [_flat(row) for row in rows]
     titles = list(dict.fromkeys(title for row in flat for title in row))
     text = io.StringIO()
@@ -228,7 +228,7 @@ class Difference:
 
 
 def compare(now: Sequence[Row], baseline: Sequence[Row], tolerance: float) -> tuple[list[Difference], int]:
-    """Returns the rows that became slower, the worst first, and the number of compared rows. Pure.
+    """Returns the rows that became slower, the worst first, and the number of compared rows.
 
     Two rows are compared if all their keys but MEASURED are equal (operation, size, type, ranks and so on): by their
     busbw or bandwidth, or by the median time if they have neither (barriers). A row without a measured value now counts
@@ -260,7 +260,6 @@ def _identity(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _speed(row: Row) -> tuple[str, float, float] | None:
-    """Returns what was measured (busbw, bandwidth or time), as a speed, and as it was measured; None: nothing was."""
     for measure in ("busbw", "bandwidth"):
         if row.get(measure):
             return measure, float(row[measure]), float(row[measure])

@@ -120,10 +120,7 @@ def copy_speed(device: torch.device, size: int) -> float:
 
 
 def _socket_roof(env: Env) -> tuple[float | None, str]:
-    """Returns the speed of the TCP stream in bytes/s and how it was measured; or None and why it was not.
-
-    All ranks must call it: every rank takes part in every gather, even after an error.
-    """
+    # All ranks must call it: every rank takes part in every gather, even after an error
     pair = ends(env)
     if pair is None:
         return None, "socket: one rank, so there is no link"
@@ -158,8 +155,8 @@ def _socket_roof(env: Env) -> tuple[float | None, str]:
 
 
 def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
-    """Returns the step's result and ""; or None and the text of its OSError, so that this rank still joins the next
-    gather."""
+    # Returns the step's result and ""; or None and the text of its OSError, so that this rank still joins the next
+    # gather.
     try:
         return step(), ""
     except OSError as error:
@@ -216,7 +213,6 @@ def drain(server: socket.socket, token: bytes) -> None:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Returns the next `size` bytes; fewer if the connection ends or times out."""
     received = b""
     with contextlib.suppress(OSError):
         while len(received) < size and (more := connection.recv(size - len(received))):

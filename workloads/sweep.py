@@ -129,17 +129,13 @@ def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
 
 
 def _timeout(env: Env) -> timedelta | None:
-    """Returns the timeout of the default group (`launch.timeout`), which new groups do not inherit; None with MPI."""
     assert dist.group.WORLD is not None
     options = getattr(dist.group.WORLD._get_backend(env.device), "options", None)
     return getattr(options, "_timeout", None)
 
 
 def _remade(groups: Groups, env: Env) -> Groups:
-    """Replaces this rank's group, and returns new groups of the same kind.
-
-    After an operation has failed in a gloo group, barriers in that group repeat its error.
-    """
+    # After an operation has failed in a gloo group, barriers in that group repeat its error
     if groups.mine is not None and groups.mine is not dist.group.WORLD:
         dist.destroy_process_group(groups.mine)
     return make_groups(groups.kind, env, anew=True)
@@ -298,10 +294,7 @@ class Sweep:
         return Case(groups.mine, groups.ranks, me, self.settings.root, count, self.values, self.settings.redop, key)
 
     def _no_room(self, case: Case, place: str) -> str:
-        """Estimates whether the buffers fit into memory; returns why not, or "".
-
-        On a CPU the kernel would kill the rank, in place of an error of the allocation.
-        """
+        # On a CPU the kernel would kill the rank, in place of an error of the allocation
         both, larger = self.operation.elements(case, place)
         need = (both + larger) * self.values.dtype.itemsize  # the library may need as much as the larger one
         have = memory.available(self.env)
@@ -311,7 +304,7 @@ class Sweep:
 
 
 def _allocated(operation: Operation, case: Case, place: str) -> tuple[Buffers | None, str]:
-    """Returns filled buffers and ""; or None and why they could not be allocated."""
+    # Returns filled buffers and ""; or None and why they could not be allocated
     try:
         buffers = operation.allocate(case, place)
         operation.fill(case, buffers)

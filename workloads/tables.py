@@ -1,4 +1,4 @@
-"""Formats the table of a collective sweep for a terminal of 80 columns, line by line, to be printed live. Pure.
+"""Formats the table of a collective sweep for a terminal of 80 columns, line by line, to be printed live.
 
 The columns are those of nccl-tests. Values that are equal in all rows of a table (type, redop, root) are in its title.
 """
@@ -64,7 +64,6 @@ def _microseconds(seconds: float) -> str:
 
 
 def _speed(value: float | None) -> str:
-    """Returns a speed in 10^9 bytes/s, with as many decimals as fit into five characters; "-" for None."""
     if value is None:
         return "-"
     speed = value / 1e9

@@ -89,13 +89,13 @@ def read(text: Text) -> bytes:
 def split(length: int, context: int) -> int:
     """Returns the number of first bytes of a text of `length` bytes that are for training; the rest is for validation.
 
-    The rest is the share VALIDATION of the text, but at least one window of `context` tokens. Pure.
+    The rest is the share VALIDATION of the text, but at least one window of `context` tokens.
     """
     return length - max(int(length * VALIDATION), context + 1)
 
 
 def windows(length: int, context: int) -> int:
-    """Returns how many windows of `context` tokens, each followed by one more token, `length` tokens contain. Pure."""
+    """Returns how many windows of `context` tokens, each followed by one more token, `length` tokens contain."""
     return max(0, (length - 1) // context)
 
 
@@ -147,7 +147,6 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
 
 
 def _check_length(config: FSDPLm, length: int) -> None:
-    """Checks that the text has enough windows for one batch and for validation."""
     training = windows(split(length, config.context), config.context)
     if training >= config.batch_size:
         return
@@ -164,7 +163,6 @@ def _check_length(config: FSDPLm, length: int) -> None:
 
 
 def _length(file: Path, text: str) -> int:
-    """Returns the unpacked size of one file in bytes."""
     with _as_text_errors(text, file):
         if file.suffix != ".gz":
             with file.open("rb") as plain:  # opened, to check that it may be read
@@ -184,7 +182,6 @@ def _opened(file: Path, text: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _as_text_errors(text: str, file: Path) -> Iterator[None]:
-    """Turns errors of reading a file into TextErrors."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

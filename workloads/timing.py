@@ -103,10 +103,8 @@ class Run:
 
 
 def _missing_at_barrier(case: Case, barrier: Call) -> int | None:
-    """Returns how many ranks had not arrived at the barrier when this rank left it. The root arrives LATE seconds late.
-
-    None: unknown, since there is no store in which ranks are counted (MPI).
-    """
+    # The root arrives LATE seconds late.
+    # None: unknown, since there is no store in which ranks are counted (MPI).
     store = dist.distributed_c10d._get_default_store()
     name = f"barrier/{case.key}/{case.ranks}"
     _met[name] += 1

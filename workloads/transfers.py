@@ -122,17 +122,6 @@ class Transfers:
         return self._measured(row, sum(checked for _, checked, _ in everyone), found)
 
     def _run(self, pattern: str, count: int, run: int, wrong: dict[int, int]) -> tuple[list[float], int, int]:
-        """Does one run of a pattern on this rank.
-
-        Args:
-            pattern: name of the pattern.
-            count: elements of a message.
-            run: index of the run.
-            wrong: number of wrong elements by sending rank, to which this run's are added.
-
-        Returns:
-            The seconds of each exchange, the number of sent messages, the number of compared elements.
-        """
         seconds, messages, checked = [], 0, 0
         for exchange in EXCHANGES[pattern](Case(self.env.rank, self.env.world_size, count, self.values, run)):
             dist.barrier()
@@ -152,8 +141,7 @@ class Transfers:
         }  # fmt: skip
 
     def _measured(self, row: dict[str, Any], checked: int, wrong: dict[tuple[int, int], int]) -> Measured:
-        """Returns the result of one pattern at one size. `wrong` has the wrong elements by receiving and sending
-        rank."""
+        # `wrong` has the wrong elements by receiving and sending rank
         faults = tuple(
             f"{row['pattern']}: {bad} wrong elements of {row['count']} a message arrived on "
             f"{name_ranks([to], self.hosts)} from {name_ranks([source], self.hosts)}"

@@ -71,10 +71,7 @@ def main(run_dir: str) -> int:
 
 
 def _pose_as_local_job() -> None:
-    """Sets the variables that submitit's LocalJobEnvironment reads, from the job's id and topology.
-
-    For every scheduler but Slurm, for which submitit has an environment of its own.
-    """
+    # For every scheduler but Slurm, for which submitit has an environment of its own
     place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
     os.environ.update(
         SUBMITIT_EXECUTOR="local",

@@ -109,11 +109,6 @@ def run(run_dir: str) -> dict[str, Any]:
 
 
 def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events) -> None:
-    """Checks before the rendezvous that the hard limit of open files suffices for all ranks of the job.
-
-    Raises:
-        AttemptFailed: it does not; a retry would fail too.
-    """
     leads = place.rank == 0 or plan.min_nodes < plan.nodes
     nodes = len(place.hosts) if leads else 0
     ranks = plan.procs_per_node // plan.tasks_per_node
@@ -129,13 +124,7 @@ def _require_open_files(plan: JobPlan, place: topology.Topology, events: Events)
 
 
 def _can_enter(folder: str) -> bool:
-    """Returns whether this process can use a directory as its working directory.
-
-    Slurm does not fail if it cannot: it starts the task in /tmp, and only logs that.
-
-    Raises:
-        OSError: that is unknown now.
-    """
+    # Slurm does not fail if it cannot: it starts the task in /tmp, and only logs that
     try:
         return bool(os.stat(f"{folder}/."))
     except OSError as error:
@@ -242,12 +231,6 @@ class _Agent:
         return outcome.metrics
 
     def _continued_by_others(self, number: int, *, wait: bool) -> bool:
-        """Returns whether other agents have started a round without this agent; False as well if that is unknown.
-
-        Args:
-            number: index of the round, from 0.
-            wait: whether to wait for as long as the others may need to start the round.
-        """
         if not self._control.elastic:
             return False
         try:
@@ -256,12 +239,6 @@ class _Agent:
             return False
 
     def _round(self, history: History, rendezvous: Rendezvous) -> Done | NextRound:
-        """Starts the ranks of this agent, and supervises them until the end of the round. Returns what follows.
-
-        Raises:
-            AttemptFailed: the attempt is over.
-            RendezvousError: a list of launch.bind does not fit this node.
-        """
         plan, context = self._plan, self._context
         place = rendezvous.place_of(self.own.index)
         assert place is not None
@@ -295,11 +272,6 @@ class _Agent:
                 shutil.rmtree(sockets, ignore_errors=True)
 
     def _bound(self, rendezvous: Rendezvous, place: int, ranks: list[Placement]) -> list[Placement]:
-        """Returns the ranks with the CPUs that they may run on, and writes the event `bound`.
-
-        Raises:
-            RendezvousError: a list of launch.bind does not fit this node.
-        """
         try:
             ranks, event = self._binder.bind(rendezvous.members, place, ranks)
         except BindingRefused as error:
@@ -309,7 +281,6 @@ class _Agent:
         return ranks
 
     def _files(self, placement: Placement) -> dict[str, int]:
-        """Returns the descriptors of the files that a rank shares with its agent, by argument of `run_rank`."""
         context = self._context
         return {"pulse_file": context.pulse.share(), "stacks_file": context.stacks.file(placement.place)}
 
@@ -318,12 +289,7 @@ class _Agent:
         return Fresh(fresh_command(placement.place, **files, lives=self._lives), list(files.values()))
 
     def _start(self, rendezvous: Rendezvous, ranks: Sequence[Placement]) -> None:
-        """Starts the ranks of this agent. They wait at the gate of `WorkerGroup`.
-
-        Raises:
-            AttemptFailed: this node cannot start them.
-        """
-
+        # They wait at the gate of `WorkerGroup`
         def run(placement: Placement) -> dict[str, Any]:
             return run_rank(self._plan, placement.place, **self._files(placement), lives=self._lives)
 
@@ -340,11 +306,6 @@ class _Agent:
             raise self._cannot_start(rendezvous, fault_of_end(error.left, self.own.host)) from None
 
     def _serve(self, rendezvous: Rendezvous, listener: socket.socket) -> store.RanksStore:
-        """On the leader: starts the ranks' store, and returns it.
-
-        Raises:
-            AttemptFailed: no process or memory is left for it.
-        """
         try:
             return store.RanksStore(listener, rendezvous.addresses)
         except OSError as error:
@@ -352,12 +313,6 @@ class _Agent:
             raise self._cannot_start(rendezvous, fault) from None
 
     def _cannot_start(self, rendezvous: Rendezvous, fault: Fault) -> AttemptFailed:
-        """Reports to the other agents, who may continue without this one, that it cannot run ranks. Returns the error.
-
-        Args:
-            rendezvous: the agents of the round.
-            fault: why it cannot; host, node and step are filled in here.
-        """
         own, leader = self.own, rendezvous.members[0]
         fault = replace(fault, host=own.host, node=own.node_rank, accused=(Accused(host=own.host),), step=-1)
         failure = RoundFailure(Kind.LOST_NODE, fault, leader.index, listens=True, lost=(own.index,))
@@ -370,16 +325,6 @@ class _Agent:
         return AttemptFailed(fault, errors.RESUME, decides=not continues)
 
     def _next(self, outcome: NextRound, before: Rendezvous) -> tuple[History, Rendezvous]:
-        """Joins the next round. Returns the history and the rendezvous of it.
-
-        Args:
-            outcome: the end of the last round.
-            before: the rendezvous of the last round.
-
-        Raises:
-            AttemptFailed: the round does not start; the run can be resumed.
-            AttemptOver: the other agents have continued without this one, and the attempt has ended.
-        """
         history = outcome.history
         try:
             if self.own.index not in outcome.lost:
@@ -398,18 +343,8 @@ class _Agent:
         return self._control.join()
 
     def _preflighted(self, rendezvous: Rendezvous) -> tuple[History, Rendezvous]:
-        """Runs the preflight until all nodes pass. After each failure, a new round starts without the bad nodes.
-
-        Returns the history and the rendezvous of the round in which all nodes have passed.
-
-        Args:
-            rendezvous: the rendezvous of round 0.
-
-        Raises:
-            _LeftOut: this node is bad.
-            AttemptFailed: too few nodes are left.
-            RendezvousError: the next rendezvous failed.
-        """
+        # After each failure, a new round starts without the bad nodes.
+        # Returns the history and the rendezvous of the round in which all nodes have passed.
         number = 0
         while True:
             verdict = Preflight(
@@ -434,7 +369,6 @@ class _Agent:
                 self._report_changes(number, before, rendezvous)
 
     def _report_changes(self, number: int, before: Rendezvous, now: Rendezvous) -> None:
-        """Writes the event `resized` if agents were lost or came back before round `number`."""
         old, new = ({member.index: member for member in rendezvous.members} for rendezvous in (before, now))
         if old.keys() == new.keys():
             return
@@ -444,5 +378,4 @@ class _Agent:
         ))  # fmt: skip
 
     def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
-        """Returns the hosts and nodes of these members, in the order of their indices."""
         return tuple(place_of(self._plan, members[index]) for index in sorted(indices))

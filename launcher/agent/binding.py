@@ -85,11 +85,8 @@ class Binder:
     def _binding(
         self, node: Node, allowed: Set[int], agents: Sequence[AgentLike], position: int
     ) -> tuple[int, Binding]:
-        """Returns a binding, and the index in it of this agent's first rank.
-
-        The binding covers the ranks of all agents of this host, since simulated nodes share the cores of one machine.
-        With launch=tasks it covers only this agent's rank, which has its own CPUs from the scheduler.
-        """
+        # The binding covers the ranks of all agents of this host, since simulated nodes share the cores of one machine.
+        # With launch=tasks it covers only this agent's rank, which has its own CPUs from the scheduler.
         own = agents[position]
         tasks = self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == wanted.AUTO:
@@ -120,13 +117,6 @@ class Binder:
         )  # fmt: skip
 
     def _variables(self, rank: Placement, binding: masks.RankBinding, *, is_bound: bool) -> dict[str, str]:
-        """Returns a rank's variables for its cores, if it is bound, and for the network device paired with its GPU.
-
-        Args:
-            rank: the rank.
-            binding: the rank's cores and devices.
-            is_bound: whether the rank is bound to cores.
-        """
         plan = self._plan
         found = {OWN_CORES: str(binding.own), **threads(self._environ, plan, binding.own)} if is_bound else {}
         local_rank = int(rank.environment["LOCAL_RANK"])
@@ -137,7 +127,7 @@ class Binder:
 
 
 def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, str]:
-    """Returns the variable OMP_NUM_THREADS of a bound rank, or nothing if it keeps the agent's value. Pure.
+    """Returns the variable OMP_NUM_THREADS of a bound rank, or nothing if it keeps the agent's value.
 
     | OMP_NUM_THREADS of the agent | OMP_NUM_THREADS of the rank |
     |---|---|

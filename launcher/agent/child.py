@@ -81,7 +81,6 @@ def run_child(
 
 
 def _reset_signals(ignore: Collection[signal.Signals]) -> None:
-    """Replaces the agent's signal handlers by the defaults, and ignores the signals in `ignore`."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number in ignore:
@@ -91,7 +90,7 @@ def _reset_signals(ignore: Collection[signal.Signals]) -> None:
 
 
 def _take_cpus(placement: Placement) -> None:
-    """Binds this process to the rank's CPUs. If the job has lost them in the meantime, the rank runs unbound."""
+    # If the job has lost them in the meantime, the rank runs unbound
     try:
         if placement.cpus:
             os.sched_setaffinity(0, placement.cpus)
@@ -102,7 +101,6 @@ def _take_cpus(placement: Placement) -> None:
 
 
 def _take_streams(out: int, err: int) -> None:
-    """Redirects stdin to /dev/null, and stdout and stderr to the descriptors of the rank's files."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (out, 1), (err, 2)):
         os.dup2(descriptor, number)  # makes it inheritable by child processes

@@ -111,18 +111,12 @@ class Control(Link):
         return True
 
     def _pause(self) -> None:
-        """Waits at most LOOK seconds, and keeps messages for `poll`. Raises StopRequested if a signal has arrived."""
         others, self._inbox = self._inbox, []
         self._inbox = [*others, *self.poll(LOOK)]
         self._signals.require_none()
 
     def _read(self, read: Callable[[], T]) -> T:
-        """Returns the result of `read`, which reads files of rounds. Retries it on OSError, for the join timeout.
-
-        Raises:
-            RendezvousError: it failed for the whole join timeout.
-            StopRequested: a signal asks this agent to stop.
-        """
+        # Retries it on OSError, for the join timeout
         give_up = time.monotonic() + self._join_timeout
         while True:
             try:
@@ -135,7 +129,6 @@ class Control(Link):
             self._pause()
 
     def _attempt_over(self) -> bool:
-        """Returns whether the attempt has ended (its exit code is written); False as well if that is unknown."""
         return exists(self._exit_code, retry_seconds=0) == Ok(True)
 
     def _heartbeat(self) -> None:
@@ -239,20 +232,7 @@ class Control(Link):
     def _round_of(
         self, history: History, leader: int, wanted: Collection[int], timeout: float
     ) -> tuple[History, Rendezvous]:
-        """Joins a round that this agent leads, or with a leader that it is not connected to yet.
-
-        Returns the history and the rendezvous of the round.
-
-        Args:
-            history: the rounds so far; `history.round` is the index of the round.
-            leader: member index of the leader.
-            wanted: indices of the members that the leader waits for.
-            timeout: seconds in which they have to arrive.
-
-        Raises:
-            RendezvousError: the leader was not reached, or too few members arrived.
-            StopRequested: a signal asks this agent to stop.
-        """
+        # Returns the history and the rendezvous of the round
         ports = candidate_ports(secret_of(self._secret, f"{history.round}"), self._port_range)
         if leader == self.own.index:
             if self._hub is None:
@@ -287,16 +267,10 @@ class Control(Link):
         return history, replace(rendezvous, listener=self._store_listener)
 
     def _listen_for_ranks(self, members: Sequence[Member]) -> int:
-        """Opens the listening socket of the round's store, where the members have reached this agent. Returns the port.
-
-        Raises:
-            RendezvousError: no port is free.
-        """
         self._store_listener = listen(free_ports(self._port_range), address_reached(members))
         return int(self._store_listener.getsockname()[1])
 
     def _claim(self, number: int, members: Sequence[Member]) -> Fault | None:
-        """Records the start of a round in its file. Returns why the round cannot start; None: it can."""
         assert self._hub is not None
         self._began = None
         try:
@@ -316,17 +290,6 @@ class Control(Link):
         return Fault(code=FaultCode.LATE, host=place.host, node=place.node)
 
     def _await_begin(self, leader: int, timeout: float | None) -> tuple[History, Rendezvous]:
-        """Waits for the leader's `begin` message. Returns the history and the rendezvous of the new round.
-
-        Args:
-            leader: member index of the leader.
-            timeout: seconds to wait; None: until the attempt ends.
-
-        Raises:
-            RendezvousError: the leader has refused this agent, is lost, or has sent nothing in time.
-            AttemptOver: the attempt has ended.
-        """
-
         def lost(problem: str) -> RendezvousError:
             accused = (accuse(self._places[leader]),)
             return RendezvousError(

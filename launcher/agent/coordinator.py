@@ -231,7 +231,6 @@ class Coordinator:
             self._look_at_waiting()
 
     def _is_due(self, now: float) -> bool:
-        """Returns whether to look at all agents now, rather than after one of the next messages."""
         if now < self._look_from:
             return False
         self._look_from = now + LOOK * max(0, len(self._watch.agents) - FEW)
@@ -323,10 +322,8 @@ class Coordinator:
             self.broadcast({"type": "hang"})
 
     def _found(self, failure: RoundFailure | None) -> None:
-        """Decides what follows a failure, and broadcasts the verdict. Only the first failure of a round counts.
-
-        If the ranks are independent and enough members are left, the loss of a node does not end the round.
-        """
+        # Only the first failure of a round counts.
+        # If the ranks are independent and enough members are left, the loss of a node does not end the round.
         if failure is None or self.verdict is not None:
             return
         failure = early_exit(failure, tuple(self._watch.done.values()), asked=bool(self._announced))
@@ -359,7 +356,6 @@ class Coordinator:
         self._send([self._own.index], {"type": "resized", "resized": events.values(resized)})
 
     def _look_at_waiting(self) -> None:
-        """Sends `regroup` if agents wait to join, all ranks can resume, and this round has made progress."""
         if self._announced & {"stop", "regroup"} or not self._watch.all_resumable:
             return
         if self._watch.step > self.history.best and (waiting := self.waiting):

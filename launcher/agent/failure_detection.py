@@ -292,7 +292,6 @@ class FailureDetector:
         )  # fmt: skip
 
     def _member_of(self, rank: int | None) -> Member | None:
-        """Returns the agent of a global rank; None: no such rank."""
         first = 0
         for agent in self.agents.values():
             if rank is not None and first <= rank < first + agent.member.ranks:

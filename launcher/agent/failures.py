@@ -1,4 +1,4 @@
-"""Decides what exits of ranks, a lost leader and errors of an agent mean: faults with codes, or a stop. Pure.
+"""Decides what exits of ranks, a lost leader and errors of an agent mean: faults with codes, or a stop.
 
 The codes are those of launcher/failures/codes.py.
 """
@@ -142,7 +142,7 @@ def to_blame(failures: Sequence[Failure]) -> Failure:
 def exited_to_resume(
     failed: Sequence[Failure], *, resumable: bool, left_first: bool, saving: bool, signalled: bool
 ) -> bool:
-    """Returns whether an agent's ranks that have failed did so to resume later. Pure.
+    """Returns whether an agent's ranks that have failed did so to resume later.
 
     | the ranks | condition | result |
     |---|---|---|
@@ -167,7 +167,7 @@ def exited_to_resume(
 
 
 def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *, killed_after: float | None) -> Stop:
-    """Returns the event of an agent's ranks that have exited to resume later. Pure.
+    """Returns the event of an agent's ranks that have exited to resume later.
 
     Args:
         exits: the exits of the agent's ranks.
@@ -185,7 +185,7 @@ def stop_of_exits(exits: Iterable[WorkerExit], asked: Stop | None, host: str, *,
 def fault_of_lost_leader(
     leader: Member, reason: str, *, stopping: bool, ended_by: int | None, asked: Stop | None
 ) -> Fault:
-    """Returns the fault of a round of which the leader is lost. Pure. The first row that applies decides.
+    """Returns the fault of a round of which the leader is lost. The first row that applies decides.
 
     | this agent | FaultCode |
     |---|---|
@@ -212,7 +212,7 @@ def fault_of_lost_leader(
 
 
 def failed_by(error: Exception, host: str) -> AttemptFailed:
-    """Returns how the attempt ends after an error that stops an agent. Pure.
+    """Returns how the attempt ends after an error that stops an agent.
 
     | error | the attempt |
     |---|---|
@@ -236,12 +236,12 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
 
 
 def stopped_early(host: str, request: StopRequested, during: AgentPhase) -> Fault:
-    """Returns the fault of the agent of `host`, which was asked to stop while it waited for other agents. Pure."""
+    """Returns the fault of the agent of `host`, which was asked to stop while it waited for other agents."""
     return Fault(code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name, during=during)
 
 
 def preflight_fault(verdict: Verdict, rendezvous: Rendezvous, host: str) -> Fault:
-    """Returns the event of a preflight that ends the attempt. Pure.
+    """Returns the event of a preflight that ends the attempt.
 
     Args:
         verdict: the verdict on all nodes.

@@ -57,7 +57,7 @@ def use_large_pages() -> None:
 
 
 def large_ranges(maps: Iterable[str]) -> list[tuple[int, int]]:
-    """Returns the address ranges (begin, end) of a process's private memory that consist of whole large pages. Pure.
+    """Returns the address ranges (begin, end) of a process's private memory that consist of whole large pages.
 
     Args:
         maps: lines of /proc/PID/maps (man 5 proc).
@@ -90,7 +90,6 @@ def unsafe_to_fork() -> str:
 
 
 def _threads() -> int:
-    """Returns the number of threads of this process, including threads of native libraries."""
     with os.scandir("/proc/self/task") as threads:
         return sum(1 for _ in threads)
 

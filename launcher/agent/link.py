@@ -74,19 +74,6 @@ class Link:
     # -- connections
 
     def _connect(self, host: str, ports: Sequence[int], secret: bytes, leader: int, timeout: float) -> None:
-        """Connects to the leader, and sends `hello`.
-
-        Args:
-            host: name or address of the leader's host.
-            ports: ports that the leader may listen on.
-            secret: the attempt's secret.
-            leader: member index of the leader.
-            timeout: seconds in which to find the leader.
-
-        Raises:
-            RendezvousError: the leader was not found in time.
-            StopRequested: a signal asks this agent to stop.
-        """
         self._disconnect()
         deadline, backoff, problem = time.monotonic() + timeout, ConnectBackoff(self.size), NO_ANSWER
         while True:
@@ -113,7 +100,6 @@ class Link:
             self._channel = None
 
     def _stop_leading(self) -> None:
-        """Closes all connections, and stops being the leader: the others continue without this agent."""
         if self._hub is not None:
             self._hub.close()
             self._hub = self.coordinator = None
@@ -140,10 +126,7 @@ class Link:
             self._disconnect()
 
     def _finish(self, channel: Channel) -> None:
-        """Waits until the leader has read everything, for at most CLOSING seconds.
-
-        Closing a connection with unread data would reset it, and the leader would lose what it has not read yet.
-        """
+        # Closing a connection with unread data would reset it, and the leader would lose what it has not read yet
         give_up = time.monotonic() + CLOSING
         with contextlib.suppress(ChannelError):
             while channel.unsent and (left := give_up - time.monotonic()) > 0:
@@ -308,18 +291,7 @@ class Link:
         return found[0]
 
     def _await(self, handle: Callable[[Message], T | None], timeout: float | None) -> T | None:
-        """Polls until `handle` accepts a message, and returns its result. Keeps the messages after that one for `poll`.
-
-        Args:
-            handle: returns None for a message that is not the awaited one. It may raise an exception.
-            timeout: seconds; None: one second, for a caller that repeats this.
-
-        Returns:
-            The result of `handle`; None: the timeout has passed.
-
-        Raises:
-            StopRequested: a signal asks this agent to stop.
-        """
+        # Keeps the messages after that one for `poll`
         give_up = time.monotonic() + (1.0 if timeout is None else timeout)
         while (left := give_up - time.monotonic()) > 0:
             messages = self.poll(min(1.0, left))
@@ -332,15 +304,7 @@ class Link:
 
 
 def _wait(timeout: float, *descriptors: int, write: bool = False) -> set[int]:
-    """Waits until one of the descriptors is ready, and returns the ready ones.
-
-    Uses poll(2), since select(2) takes no descriptors above 1023.
-
-    Args:
-        timeout: seconds.
-        descriptors: file descriptors to wait for until they are readable.
-        write: whether to wait for the last one until it is writable, too.
-    """
+    # Uses poll(2), since select(2) takes no descriptors above 1023
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def log_name(rank: int | str, round_number: int, kind: str) -> str:
-    """Returns a file name such as `rank-3.out`, or `rank-3.round-1.out` for rounds after round 0. Pure.
+    """Returns a file name such as `rank-3.out`, or `rank-3.round-1.out` for rounds after round 0.
 
     Args:
         rank: global rank.

@@ -215,7 +215,6 @@ class Forwarder:
         return sum(sink.taken for sink in self._sinks)
 
     def _copy(self, source: _Source, sink: _Sink, now: float) -> int:
-        """Copies up to READ bytes of a file, and returns how many."""
         data = source.read()
         text = source.copy_of(data) if data else b""
         if data:

@@ -13,7 +13,7 @@ OURS = "workloads"  # package whose modules start no thread and touch no GPU whe
 
 
 def modules(entry: str) -> tuple[str, ...]:
-    """Returns the names of the modules to import before ranks are forked. Pure.
+    """Returns the names of the modules to import before ranks are forked.
 
     | entry | result |
     |---|---|

@@ -74,7 +74,7 @@ def saved(plan: JobPlan, since: int) -> bool | None:
 
 
 def exit_time(grace: float, lead: float, left: float) -> float:
-    """Returns the seconds that ranks have to exit after a stop signal, before they are killed. Pure.
+    """Returns the seconds that ranks have to exit after a stop signal, before they are killed.
 
     The result is the grace period, but no longer than until the agents must record the end before the deadline.
 

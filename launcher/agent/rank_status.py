@@ -236,7 +236,6 @@ class RankStatus:
         ]
 
     def _printed(self) -> list[int]:
-        """Returns the bytes of output of each rank in this round, by place."""
         sizes = []
         for place in range(self._ranks):
             total = 0

@@ -1,4 +1,4 @@
-"""Decides what follows a failure: the ranks restart from the last checkpoint, or the attempt ends. Pure."""
+"""Decides what follows a failure: the ranks restart from the last checkpoint, or the attempt ends."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def decide(
     max_restarts: int,
     again: bool = False,
 ) -> Then:
-    """Returns what follows a failure. Pure. The first row that applies decides.
+    """Returns what follows a failure. The first row that applies decides.
 
     | condition | then |
     |---|---|

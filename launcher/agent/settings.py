@@ -20,7 +20,7 @@ FILES_PER_RANK = 4  # of a rank's agent: its output, its errors, its report, its
 
 
 def limits(plan: JobPlan, logs: Path) -> Limits:
-    """Returns the settings that the leader needs. `logs`: the directory of the ranks' output files. Pure."""
+    """Returns the settings that the leader needs. `logs`: the directory of the ranks' output files."""
     # Ranks of MPI, and programs, need not join through our store. While one rank is at a breakpoint, all are silent.
     elsewhere = (
         plan.workload.backend == Backend.mpi.value
@@ -42,7 +42,7 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
 
 
 def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
-    """Returns the number of open files that an agent, or the process of its ranks' store, needs. Pure.
+    """Returns the number of open files that an agent, or the process of its ranks' store, needs.
 
     Args:
         ranks: number of ranks of this agent.
@@ -53,7 +53,7 @@ def open_files_needed(ranks: int, agents: int, world_size: int) -> int:
 
 
 def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
-    """Returns the host and node of each agent of the job, by member index. Pure.
+    """Returns the host and node of each agent of the job, by member index.
 
     Args:
         plan: the run's plan.
@@ -68,7 +68,7 @@ def places_of(plan: JobPlan, place: topology.Topology) -> list[Place]:
 
 
 def place_of(plan: JobPlan, member: Member) -> Place:
-    """Returns the host and node of an agent; with launch=tasks also its rank. Pure."""
+    """Returns the host and node of an agent; with launch=tasks also its rank."""
     task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
     return Place(host=member.host, node=member.node_rank, task=task)
 

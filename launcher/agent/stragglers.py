@@ -25,7 +25,7 @@ SHARE = 0.01  # within these bounds, the interval as a share of the time since t
 
 
 def interval(age: float, straggler_time: float) -> float:
-    """Returns the seconds between two Pace events of an agent. Pure.
+    """Returns the seconds between two Pace events of an agent.
 
     Args:
         age: seconds since the round started.

@@ -172,21 +172,17 @@ class Supervisor:
 
     @property
     def _resumable(self) -> bool:
-        """Whether the ranks can resume: one listens for stop requests, or did in an earlier round, or a program can."""
         return self._status.listened or self._history.listened or self._plan.program_resumes
 
     @property
     def _alive(self) -> list[int]:
-        """Places of the ranks that still run."""
         return [place for place in range(self._own.ranks) if place not in self._exits]
 
     @property
     def _ending(self) -> bool:
-        """Whether this agent or another one was asked to stop at once."""
         return self._context.signals.ends() is not None or "stop" in self._requests
 
     def _pids(self) -> list[int]:
-        """Returns the process ids of the ranks, by place; GONE for a rank that has ended."""
         return [GONE if place in self._exits else pid for place, pid in enumerate(self._workers.pids())]
 
     @property
@@ -224,7 +220,7 @@ class Supervisor:
             self._leader_lost = message["reason"], now + ALONE
 
     def _agree_on_stops(self) -> None:
-        """Exchanges between ranks and leader what all ranks do at which step boundary (see `stop_agreement`)."""
+        # Exchanges between ranks and leader what all ranks do at which step boundary (see `stop_agreement`)
         pulse, stops = self._context.pulse, self._stops
         before = stops.proposal, stops.committed
         messages = stops.look(pulse.stops(), self._exits)
@@ -234,7 +230,7 @@ class Supervisor:
             self._control.send(message)
 
     def _report_status(self, now: float) -> None:
-        """Updates the status in heartbeats. The leader also judges step times, and passes on `attach` requests."""
+        # The leader also judges step times, and passes on `attach` requests
         status, ranks = self._control.status, self._status
         joined = ranks.joined(self._exits)
         changed = (status.get("resumable"), status.get("joined")) != (self._resumable, joined)
@@ -260,7 +256,6 @@ class Supervisor:
     # -- stop requests
 
     def _look_at_signals(self, now: float) -> None:
-        """Passes stop requests on to the other agents and to the ranks; ends ranks that cannot resume."""
         ends, warns = self._context.signals.ends(), self._context.signals.warns()
         for level, name, number in (("stop", "end", ends), ("warning", "warning", warns)):
             if number and level not in self._requests:
@@ -280,7 +275,6 @@ class Supervisor:
         self._control.send({"type": "stop", "level": name, "stop": events.values(stop)})
 
     def _pass_on(self, now: float) -> None:
-        """Signals the ranks that listen for stop requests, once each, and kills those that do not exit in time."""
         warned = self._context.signals.warns() or "warning" in self._requests or self._returned
         wanted = [*([signal.SIGUSR2] if warned else ()), *([signal.SIGTERM] if self._ending else ())]
         for place in self._alive:
@@ -299,7 +293,6 @@ class Supervisor:
             self._kill(now)
 
     def _signal_program(self, stop_checker: StopChecker, now: float) -> None:
-        """Sends each rank of a program the stop signal once, on any stop request or if another exits with 75."""
         watches = self._phase is Phase.RUNNING and self._alive and not self._status.listened
         if watches and "stop" not in self._requests and (reason := stop_checker.reason(now)):
             self._request("stop", "end", Stop(reason=reason))
@@ -347,13 +340,12 @@ class Supervisor:
             self._end(now)
 
     def _end(self, now: float) -> None:
-        """Reports to the leader that all ranks of this agent have ended, none of them killed because of a failure."""
+        # Reports to the leader that all ranks of this agent have ended, none of them killed because of a failure
         self._phase = Phase.ENDED
         self._gives_up = now + LATE if self._too_late else None
         self._control.send({"type": "ended"})
 
     def _report_failure(self, failure: Failure, now: float) -> None:
-        """Reports the failure of a rank to the leader, and ends this agent's other ranks."""
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._status.signs[place].gives_up)
         fault = replace(failure.fault, memory=self._memory.read())
@@ -364,7 +356,6 @@ class Supervisor:
         self._stop_ranks(now)
 
     def _report_left(self) -> None:
-        """Reports to the leader that ranks have exited to resume later, and why."""
         if self._returned and not self._ending:
             self._send_failure(Kind.REGROUP, Fault(code=FaultCode.NODE_RETURNED, back=self._returned))
             return
@@ -374,7 +365,6 @@ class Supervisor:
         self._send_failure(Kind.LEFT, Fault(code=FaultCode.LEFT), stop=stop)
 
     def _agreed_stop(self) -> Stop | None:
-        """Returns the Stop event that the ranks have written after agreeing on a stop; None: none, or unreadable."""
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError):  # it only describes the stop request
             entries = list(event_file.read(self._context.attempt.events_file("stop"), retry_seconds=0))
@@ -388,7 +378,7 @@ class Supervisor:
         self, kind: Kind, fault: Fault, *, listens: bool | None = None, lost: tuple[int, ...] = (),
         exit_code: int | None = None,
     ) -> RoundFailure:  # fmt: skip
-        """Returns a failure with this fault, completed by the step and, unless set, this agent's host and node."""
+        # Returns a failure with this fault, completed by the step and, unless set, this agent's host and node
         if not fault.host:
             fault = replace(fault, host=self._own.host)
         if fault.node is None:
@@ -415,7 +405,6 @@ class Supervisor:
             self._stop_ranks(now)
 
     def _lose_leader(self, reason: str, now: float) -> None:
-        """Handles the loss of the leader: every agent then decides for itself, by the same rules."""
         if self._over:  # the leader has left because all is done
             return
         leader = self._rendezvous.members[0]
@@ -441,7 +430,7 @@ class Supervisor:
         self._receive_verdict(verdict, now)
 
     def _write_verdict(self, verdict: Verdict) -> None:
-        """Writes the verdict to the run directory and the log. Only the agent that saw the failure first calls it."""
+        # Only the agent that saw the failure first calls it
         if verdict.restarts:
             restart = verdict.restart(self._rendezvous.world_size)
             self._context.events(restart)
@@ -459,7 +448,6 @@ class Supervisor:
             self._terminate(now)
 
     def _terminate(self, now: float) -> None:
-        """Sends SIGTERM once; ranks that are left after launch.grace are killed."""
         if self._terminated:
             return
         self._terminated = True

@@ -1,4 +1,4 @@
-"""The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (Verdict). Pure."""
+"""The failure that an agent reports to the leader (RoundFailure), and the leader's decision for all (Verdict)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Verdict:
 
 
 def early_exit(failure: RoundFailure, done: Sequence[Accused], *, asked: bool) -> RoundFailure:
-    """Returns the failure that caused a given one: ranks that had exited with 0 too early, or itself. Pure.
+    """Returns the failure that caused a given one: ranks that had exited with 0 too early, or itself.
 
     | failure | ranks that have exited with 0 | a stop request | result |
     |---|---|---|---|
@@ -137,7 +137,7 @@ def judge(
     max_restarts: int,
     saved: Callable[[], bool | None] = lambda: False,
 ) -> Verdict:
-    """Returns the verdict on a failure, by the restart policy. Pure.
+    """Returns the verdict on a failure, by the restart policy.
 
     Args:
         failure: the first failure of the round.
@@ -172,7 +172,7 @@ def judge(
 
 
 def may_be_cut_off(verdict: Verdict, least: int) -> bool:
-    """Returns whether the lost members may be alive and continue without this agent, after a network partition. Pure.
+    """Returns whether the lost members may be alive and continue without this agent, after a network partition.
 
     | kind | then | lost members | result |
     |---|---|---|---|

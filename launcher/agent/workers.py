@@ -223,7 +223,7 @@ class WorkerGroup:
             self._output.add(placement.rank, out_copy, err_copy, names[:2])
 
     def _cannot_fork(self) -> bool:
-        """Returns whether ranks must start in a new interpreter, since forking is unsafe. Logs the reason once."""
+        # Returns whether ranks must start in a new interpreter, since forking is unsafe. Logs the reason once.
         if self._fresh is None or not (why := unsafe_to_fork()):
             return False
         if not self._warned:
@@ -333,11 +333,7 @@ class WorkerGroup:
 
 
 def _retry_shortage(call: Callable[[], Any]) -> Any:
-    """Returns the result of `call`. Retries it for START_TIMEOUT while no process, memory or descriptor is left.
-
-    Raises:
-        OSError: the shortage lasted, or it is another error.
-    """
+    # Retries it for START_TIMEOUT while no process, memory or descriptor is left
     give_up, pause = time.monotonic() + START_TIMEOUT, 0.01
     while True:
         try:
@@ -351,10 +347,8 @@ def _retry_shortage(call: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[set[Any]]:
-    """Context manager that blocks all signals, so that a forked child gets none before it has reset its handlers.
-
-    Yields the former signal mask.
-    """
+    # Context manager that blocks all signals, so that a forked child gets none before it has reset its handlers.
+    # Yields the former signal mask.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield before
@@ -363,7 +357,6 @@ def _signals_blocked() -> Iterator[set[Any]]:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Reaps a child process if it has ended. Returns its exit code (negative: the signal); None: it still runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:  # it was reaped elsewhere: the exit code is lost

@@ -50,7 +50,7 @@ class JobStep:
     job: str  # id of the run's job
 
     def command(self, *arguments: str, terminal: bool) -> list[str]:
-        """Returns the command that runs `node_session` on the node with these arguments of its `main`. Pure.
+        """Returns the command that runs `node_session` on the node with these arguments of its `main`.
 
         Args:
             terminal: whether the step gets a terminal.
@@ -59,7 +59,7 @@ class JobStep:
         return self.scheduler.step(session, self.job, self.host, self.plan.run_dir, terminal=terminal)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns `environ` with the changes that the result of `command` needs to run. Pure."""
+        """Returns `environ` with the changes that the result of `command` needs to run."""
         return session_environment(self.plan, self.scheduler.step_environment(environ))
 
 
@@ -85,7 +85,7 @@ def way(plan: JobPlan, host: str, job: str | None, here: str) -> Way | JobStep:
 
 
 def session_environment(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `environ` with a PYTHONPATH on which `node_session` finds the run's launcher. Pure."""
+    """Returns `environ` with a PYTHONPATH on which `node_session` finds the run's launcher."""
     if not plan.code_root:
         return dict(environ)
     return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, [plan.code_root, environ.get("PYTHONPATH", "")]))}
@@ -168,7 +168,7 @@ class _ChannelFile(io.RawIOBase):
 
 
 def connection_lost(error: ChannelError) -> RunError:
-    """Returns the error for a connection over the network that ended before what it was connected to. Pure."""
+    """Returns the error for a connection over the network that ended before what it was connected to."""
     return RunError(f"the connection to the rank's node was lost: {error}; the run goes on, attach again")
 
 

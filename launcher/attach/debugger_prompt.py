@@ -48,7 +48,6 @@ def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
 
 
 def _ask(prompt: str, complete: Any) -> str | None:
-    """Shows a prompt and returns the line that the user types; None: the user detaches (Ctrl-D)."""
     while True:
         try:
             with complete:

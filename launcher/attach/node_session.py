@@ -82,7 +82,6 @@ def environment(location: dict[str, Any], terminal: str | None) -> dict[str, str
 
 
 def _shell(location: dict[str, Any]) -> int:
-    """Replaces this process by a shell in the rank's working folder and environment; returns 1 if the rank is gone."""
     rank, pid = location["rank"], location["pid"]
     try:
         values = environment(location, os.environ.get("TERM"))
@@ -102,7 +101,6 @@ def _execute(shell: str, values: dict[str, str]) -> NoReturn:
 
 
 def _relay(path: str) -> int:
-    """Connects stdin and stdout to the debugger's socket at `path`; returns 1 if nothing listens there, else 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rank:
         try:
             rank.connect(path)
@@ -113,7 +111,6 @@ def _relay(path: str) -> int:
 
 
 def _copy(reading: int, writing: int, other_reading: int, other_writing: int) -> int:
-    """Copies bytes in both directions between two pairs of file descriptors until one end closes; returns 0."""
     targets = {reading: other_writing, other_reading: writing}
     while True:
         ready = wait(list(targets))
@@ -160,17 +157,8 @@ def _serve(folder: Path, name: str) -> int:
 
 
 def _listen(low: int, high: int, address: str) -> socket.socket:
-    """Returns a listening socket.
-
-    Ports from `low` to `high` are tried first, since the site's firewall admits them for ranks; else any port is used.
-
-    Args:
-        low, high: first and last port of the range.
-        address: IP address of the network interface; empty: all interfaces.
-
-    Raises:
-        OSError: no port is free.
-    """
+    # Ports from `low` to `high` are tried first, since the site's firewall admits them for ranks; else any port is
+    # used.
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     for port in [*random.sample(range(low, high + 1), min(PORT_ATTEMPTS, high + 1 - low)), 0]:
@@ -180,7 +168,6 @@ def _listen(low: int, high: int, address: str) -> socket.socket:
 
 
 def _first_messages(hub: Hub) -> list[Message]:
-    """Waits for a client that proves that it knows the secret; returns its messages so far, none after a timeout."""
     deadline, found = time.monotonic() + CLIENT_TIMEOUT, list[Message]()
     while not (found and hub.channels) and (left := deadline - time.monotonic()) > 0:
         found = [message for _, message in hub.poll(left) if message is not None]
@@ -199,13 +186,6 @@ def _serve_shell(client: Channel, messages: Sequence[Message], location: dict[st
 
 
 def _serve_descriptor(client: Channel, messages: Sequence[Message], served: int) -> None:
-    """Connects the client to a pseudo-terminal or a debugger until either ends.
-
-    Args:
-        client: the connection to the client, which is closed at the end.
-        messages: the messages that the client has sent already.
-        served: file descriptor of the pseudo-terminal or of the socket.
-    """
     os.set_blocking(served, False)
     unwritten = bytearray()
     with contextlib.closing(client), contextlib.suppress(ChannelError):

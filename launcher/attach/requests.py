@@ -52,7 +52,7 @@ class RequestReader:
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """Parses a line of JSON; None: not a valid request. The `id` of a valid request is safe as a folder name. Pure."""
+    """Parses a line of JSON; None: not a valid request. The `id` of a valid request is safe as a folder name."""
     try:
         request = json.loads(text)
     except ValueError:

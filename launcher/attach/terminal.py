@@ -51,7 +51,7 @@ def connect_terminal(channel: Channel) -> int:
 
 @contextlib.contextmanager
 def _raw(keyboard: int) -> Iterator[None]:
-    """Switches a terminal to raw mode, so that every key, also Ctrl-C, is sent to the shell."""
+    # Switches a terminal to raw mode, so that every key, also Ctrl-C, is sent to the shell
     if not os.isatty(keyboard):
         yield
         return

@@ -103,17 +103,6 @@ def _masked(shown: Sequence[Gpu], mask: str, text: str, parent: Parent) -> list[
 
 
 def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> list[Gpu]:
-    """Returns the accelerators that one entry of a variable names.
-
-    Args:
-        shown: the accelerators that the variables evaluated before this one leave visible.
-        mask: name of the variable.
-        entry: a device index, a UUID or its first characters, a MIG slice, or `CARD.TILE`.
-        parent: returns the PCI address of the GPU of a MIG slice.
-
-    Raises:
-        DeviceError: the entry names no visible accelerator.
-    """
     if entry.isdecimal():
         if int(entry) < len(shown):
             return [shown[int(entry)]]
@@ -136,10 +125,7 @@ def _of_entry(shown: Sequence[Gpu], mask: str, entry: str, parent: Parent) -> li
 
 
 def _nearest(node: Node, gpu: Gpu | None) -> Nic | None:
-    """Returns one of the node's fastest network devices, on the accelerator's NUMA node; None: it has none.
-
-    Accelerators of the same NUMA node get different network devices if there are several.
-    """
+    # Accelerators of the same NUMA node get different network devices if there are several
     if gpu is None or gpu.numa is None:
         return None
     fastest = max((nic.speed for nic in node.nics), default=0)

@@ -1,4 +1,4 @@
-"""Decides which CPUs each rank of a node may use. Pure.
+"""Decides which CPUs each rank of a node may use.
 
     binding = bind(node, allowed, ranks, Wanted("auto"), cpus_per_rank=7)
     binding.ranks[0].cpus
@@ -150,7 +150,6 @@ def bind(
 
 
 def _allowed_cores(node: Node, allowed: Collection[int]) -> list[Core]:
-    """Returns the allowed cores, with their allowed CPUs only, ordered by socket, NUMA node and cache."""
     mine = frozenset(allowed)
     found = [
         Core(cpus, core.numa, core.socket, core.cache)
@@ -183,10 +182,7 @@ def _bound(cpus: Sequence[int], cores: Iterable[Core], devices: RankDevices, own
 
 
 def _home(node: Node, devices: RankDevices, cores: Sequence[Core]) -> int | None:
-    """Returns the NUMA node with allowed cores that is nearest to a rank's devices; None: unknown.
-
-    The NUMA node of the device itself may have no cores (the memory of a GPU), or none that is allowed.
-    """
+    # The NUMA node of the device itself may have no cores (the memory of a GPU), or none that is allowed
     there = sorted({core.numa for core in cores})
     known = [each.numa for each in (devices.gpu, devices.nic) if each is not None and each.numa is not None]
     if not known:
@@ -195,15 +191,8 @@ def _home(node: Node, devices: RankDevices, cores: Sequence[Core]) -> int | None
 
 
 def _by_home(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
-    """Divides the cores of each NUMA node among the ranks that have it as their home, and returns each rank's share.
-
-    Cores of a NUMA node that is no rank's home go to ranks with homes on the same socket: whole NUMA nodes if each home
-    gets the same number of them, else an equal part of each NUMA node to each of these ranks.
-
-    Args:
-        cores: the allowed cores.
-        homes: home of each rank: the NUMA node nearest to its devices (see `_home`).
-    """
+    # Cores of a NUMA node that is no rank's home go to ranks with homes on the same socket: whole NUMA nodes if each
+    # home gets the same number of them, else an equal part of each NUMA node to each of these ranks.
     shares: list[list[Core]] = [[] for _ in homes]
     sockets = {core.numa: core.socket for core in cores}
     by_numa: dict[int, list[Core]] = {}
@@ -227,8 +216,7 @@ def _by_home(cores: Sequence[Core], homes: Sequence[int]) -> list[list[Core]]:
 
 
 def _divide(cores: Sequence[Core], parts: int) -> list[list[Core]]:
-    """Returns the cores in `parts` parts of about the same size. A cut moves to the end of a NUMA node or a cache if
-    that is near."""
+    # A cut moves to the end of a NUMA node or a cache if that is near
     if not parts:
         return []
     share = len(cores) / parts
@@ -252,17 +240,7 @@ def _divide(cores: Sequence[Core], parts: int) -> list[list[Core]]:
 def _enough(
     shares: list[list[Core]], homes: Sequence[int], node: Node, need: int, cores: Sequence[Core]
 ) -> list[list[Core]]:
-    """Adds cores to the shares of ranks with fewer than `need` CPUs, and returns the shares.
-
-    The added cores are in no share yet, or from shares with more than `need` CPUs; the nearest cores come first.
-
-    Args:
-        shares: cores of each rank; changed in place.
-        homes: NUMA node nearest to each rank's devices.
-        node: hardware of the node.
-        need: number of CPUs that each rank needs.
-        cores: all allowed cores.
-    """
+    # The added cores are in no share yet, or from shares with more than `need` CPUs; the nearest cores come first
     taken = {core for share in shares for core in share}
     free = [core for core in cores if core not in taken]
     for place, share in enumerate(shares):
@@ -292,14 +270,6 @@ def _fewest(share: Sequence[Core], need: int) -> list[Core]:
 
 
 def _whole(kind: str, share: Sequence[Core], home: int | None, cores: Sequence[Core]) -> list[Core]:
-    """Returns all allowed cores of the sockets or NUMA nodes that a rank's share touches.
-
-    Args:
-        kind: "socket" or "numa".
-        share: the rank's share.
-        home: the only NUMA node that counts, or whose socket counts; None: all NUMA nodes of the share count.
-        cores: all allowed cores.
-    """
     if kind == kinds.NUMA:
         numas = {core.numa for core in share} if home is None else {home}
         return [core for core in cores if core.numa in numas]

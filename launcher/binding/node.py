@@ -1,4 +1,4 @@
-"""The hardware of a node: cores, accelerators and network devices. Pure."""
+"""The hardware of a node: cores, accelerators and network devices."""
 
 from __future__ import annotations
 

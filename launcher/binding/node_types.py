@@ -61,7 +61,7 @@ def load(name: str) -> NodeType:
 
 
 def of(name: str, about: Mapping[str, Any]) -> NodeType:
-    """Returns the node type `name` from `about`, the content of the type's JSON file. Pure."""
+    """Returns the node type `name` from `about`, the content of the type's JSON file."""
     node = Node(_cores(about), _gpus(about), _nics(about), _distances(about))
     everything = {cpu for core in node.cores for cpu in core.cpus}
     kept = parse_ranges(about["kept"]) if about["kept"] else ()

@@ -95,7 +95,7 @@ class _Files:
 
 
 def _cores(files: _Files) -> tuple[tuple[Core, ...], Unbound | None]:
-    """Returns the cores that are online and None; or no cores and the reason. Reads each list of CPUs once."""
+    # Reads each list of CPUs once
     online = files.cpus(f"{CPUS}/online")
     if not online:
         return (), Unbound(UnboundReason.NO_TOPOLOGY, path=CPUS)
@@ -138,8 +138,7 @@ def _number(name: str, prefix: str) -> int | None:
 
 
 def _distances(files: _Files) -> dict[tuple[int, int], int]:
-    """Returns the distances by pair of NUMA nodes. A NUMA node's file has one number for each NUMA node that is online,
-    in their order."""
+    # A NUMA node's file has one number for each NUMA node that is online, in their order
     folder = "/sys/devices/system/node"
     nodes = sorted(number for name in files.names(folder) if (number := _number(name, "node")) is not None)
     found: dict[tuple[int, int], int] = {}
@@ -154,8 +153,6 @@ def _distances(files: _Files) -> dict[tuple[int, int], int]:
 
 
 def _nvidia(files: _Files) -> list[Gpu]:
-    """Returns NVIDIA GPUs in the order of the bus, as CUDA numbers GPUs of one model. /proc of a container lists only
-    its own GPUs."""
     found = []
     folder = "/proc/driver/nvidia/gpus"
     for address in sorted(files.names(folder), key=_place):
@@ -170,7 +167,6 @@ def _nvidia(files: _Files) -> list[Gpu]:
 
 
 def _amd(files: _Files) -> list[Gpu]:
-    """Returns AMD GPUs in the order of the kernel's list of compute devices, as ROCm numbers them."""
     found = []
     folder = "/sys/class/kfd/kfd/topology/nodes"
     for number in sorted(int(name) for name in files.names(folder) if name.isdecimal()):
@@ -186,7 +182,7 @@ def _amd(files: _Files) -> list[Gpu]:
 
 
 def _intel(files: _Files, environ: Mapping[str, str]) -> list[Gpu]:
-    """Returns Intel GPUs in the order of the bus. Each tile is a device, unless ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE."""
+    # Each tile is a device, unless ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE
     found = []
     for card in files.names("/sys/class/drm"):
         folder = f"/sys/class/drm/{card}"
@@ -209,7 +205,6 @@ def _intel(files: _Files, environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def _place(address: str) -> tuple[int, ...]:
-    """Returns a PCI address as numbers, for sorting."""
     parts = re.split("[:.]", address)
     return tuple(int(part, 16) for part in parts) if all(re.fullmatch("[0-9a-fA-F]+", part) for part in parts) else ()
 
@@ -218,8 +213,7 @@ def _place(address: str) -> tuple[int, ...]:
 
 
 def _nics(files: _Files) -> tuple[Nic, ...]:
-    """Returns the network devices with a link, sorted by name. InfiniBand and RoCE devices have their device's name,
-    others that of their interface."""
+    # InfiniBand and RoCE devices have their device's name, others that of their interface
     interfaces = {}
     for name in files.names("/sys/class/net"):
         address = files.target(f"/sys/class/net/{name}/device")
@@ -240,5 +234,4 @@ def _nics(files: _Files) -> tuple[Nic, ...]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Returns a sort key that puts `mlx5_2` before `mlx5_10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", name)]

@@ -1,4 +1,4 @@
-"""Parses `launch.bind`. Pure."""
+"""Parses `launch.bind`."""
 
 from __future__ import annotations
 

@@ -168,7 +168,6 @@ class Peers:
 
 
 def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str | None]:
-    """Calls the function; returns (its result, None) or (None, its error)."""
     try:
         return function(), None
     except CheckpointError as error:
@@ -178,14 +177,12 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str
 
 
 def _require_no_error(outcomes: Sequence[tuple[Any, CheckpointError | str | None]]) -> None:
-    """Raises the errors in the outcomes of all ranks as one."""
     errors = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
     if errors:
         raise combined_error(errors, len(outcomes))
 
 
 def _result(outcome: tuple[T, CheckpointError | str | None]) -> T:
-    """Returns the result of the function that `_attempt` has called, or raises its error."""
     value, error = outcome
     if isinstance(error, CheckpointError):
         raise error

@@ -236,7 +236,7 @@ class Checkpointer:
             self._peers.close()
 
     def _run(self, save: Save) -> None:
-        """Runs a save, logs and records its failure, and records its end for the other ranks; never raises."""
+        # Runs a save, logs and records its failure, and records its end for the other ranks; never raises
         broken = False
         try:
             outcome = self._writer.write(save)
@@ -266,11 +266,6 @@ class Checkpointer:
         self._peers.record_end(published=outcome.failure is None, broken=broken)
 
     def _settle(self) -> None:
-        """Waits for the result of the last save on all ranks, before the next save or load, and counts failures.
-
-        Raises:
-            SavesFail: `max_failures` saves in a row have failed.
-        """
         with heartbeat.alive():
             last = self._peers.last_result()
         if last is None:
@@ -393,7 +388,6 @@ class Checkpointer:
         return None
 
     def _names(self, own: Collection[str]) -> set[str]:
-        """Returns the names in `own` of all ranks; with pipeline parallelism each rank has different ones."""
         digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()
         digests = self._peers.on_all(lambda: digest)
         if len(set(digests)) == 1:
@@ -402,13 +396,6 @@ class Checkpointer:
         return set().union(*self._peers.on_all(lambda: list(own) if first else []))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
-        """On rank 0: quarantines a damaged checkpoint, and logs it; returns its name and problems as a line.
-
-        Args:
-            path: the checkpoint.
-            problems: what is wrong with it.
-            manifest: its manifest, if that could be read.
-        """
         line = f"{path.name}: {'; '.join(problems)}"
         done = self._folder.quarantine(path, problems, manifest)
         log_line(f"a checkpoint is passed over: {line}; {done}", sys.stdout)
@@ -417,15 +404,6 @@ class Checkpointer:
         return line
 
     def _require_nothing_lost(self, passed_over: list[str], changed: bool) -> None:
-        """On rank 0: refuses to start from the beginning if there are checkpoints and none can be used.
-
-        Args:
-            passed_over: lines about the checkpoints that could not be used.
-            changed: whether tensors of the state may have been overwritten; then even `start_over` does not help.
-
-        Raises:
-            CheckpointError: there are damaged or quarantined checkpoints.
-        """
         aside = self._folder.quarantined()
         if (not passed_over and not aside) or (self._start_over and not changed):
             return
@@ -438,12 +416,10 @@ class Checkpointer:
         )
 
     def _doubts(self, manifest: Manifest) -> list[str]:
-        """Returns how world size and torch version differ from the checkpoint's, which could change the results."""
         now = {"world_size": self._peers.world_size, "torch": torch.__version__}
         return checkpoints.differences({"world_size": manifest.world_size, "torch": manifest.torch}, now)
 
     def _damages(self, path: Path, manifest: Manifest) -> list[str]:
-        """Compares checksums, each rank for its share of the blocks; returns the problems of all ranks on each rank."""
         if not self._verify:
             return []
         rank, world_size = self._peers.rank, self._peers.world_size
@@ -455,7 +431,6 @@ class Checkpointer:
         return self._problems(look)
 
     def _problems(self, look: Callable[[], list[str]]) -> list[str]:
-        """Calls `look` on all ranks, and returns the problems of all ranks; Damaged, if raised, is a problem."""
         try:
             return [problem for found in self._peers.on_all(look) for problem in found]
         except Damaged as error:
@@ -468,7 +443,6 @@ def _raise(error: Exception | None) -> None:
 
 
 def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
-    """Returns a hook for optimizers that calls `staged`, without keeping the Checkpointer alive."""
     known = weakref.ref(checkpointer)
 
     def hook(*_: object) -> None:

@@ -277,8 +277,7 @@ def load_file(path: Path, timeout: float = 0.0) -> Any:
 
 @contextlib.contextmanager
 def _opened(path: Path, timeout: float, what: str) -> Iterator[io.BufferedReader]:
-    """Context manager for a file of any size: errors of the file system and of memory become Unavailable, those of a
-    GPU CheckpointError, all others Damaged with the words `what`. Arbitrary bytes can raise anything."""
+    # Arbitrary bytes can raise anything
     size_of_file(path, timeout)  # it is there, and a file
     with RetryingFile(path, timeout) as file:
         try:
@@ -367,7 +366,6 @@ def _writer(folder: Path, files: dict[str, File]) -> FileSystemWriter:
 
 
 def _encoding(kind: object, name: object) -> _MEM_FORMAT_ENCODING:
-    """Stands in for getattr, by which Python 3.11.0 to 3.11.3 pickle a member of an enum."""
     if kind is _MEM_FORMAT_ENCODING and type(name) is str and name in _MEM_FORMAT_ENCODING.__members__:
         return _MEM_FORMAT_ENCODING[name]
     raise pickle.UnpicklingError(
@@ -391,7 +389,6 @@ class _Unpickler(pickle.Unpickler):
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Context manager: no garbage is looked for, which takes four times as long as making a million objects."""
     if not gc.isenabled():
         yield
         return
@@ -480,7 +477,7 @@ def load_tensors(path: Path, metadata: Metadata, tensors: Mapping[str, Tensor], 
 
 
 def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
-    """Returns one error for the errors of several ranks. The text of the error names the ranks. Pure.
+    """Returns one error for the errors of several ranks. The text of the error names the ranks.
 
     Args:
         errors: error or its text, by rank.
@@ -530,7 +527,7 @@ def saved_tensors(metadata: Metadata) -> dict[str, Kind]:
 def misfits(
     saved: Mapping[str, Kind], wanted: Mapping[str, Tensor], roots: Mapping[str, str], everyone: Collection[str]
 ) -> list[str]:
-    """Returns a line for each difference between a checkpoint and the state that it is to be loaded into. Pure.
+    """Returns a line for each difference between a checkpoint and the state that it is to be loaded into.
 
     Args:
         saved: type and shape of the checkpoint's tensors, by name.

@@ -209,15 +209,8 @@ class Folder:
             return False
 
     def _remove_surplus(self, published: Manifest, old: Path | None, fence: Callable[[], None] | None) -> None:
-        """Removes old checkpoints. Runs in a thread, since freeing many blocks takes the file system a while.
-
-        Checkpoints that cannot be read are neither counted nor removed. The next save repeats failed removals.
-
-        Args:
-            published: manifest of the checkpoint that was just published.
-            old: the replaced checkpoint of the same step, if it is to be removed.
-            fence: see `publish`.
-        """
+        # Runs in a thread, since freeing many blocks takes the file system a while.
+        # Checkpoints that cannot be read are neither counted nor removed. The next save repeats failed removals.
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(OSError, Unavailable):
@@ -238,7 +231,7 @@ class Folder:
 
 
 def _owns_run(fence: Callable[[], None] | None) -> bool:
-    """Returns whether this attempt certainly owns the run. If not, the next save reports the error."""
+    # If not, the next save reports the error
     try:
         if fence is not None:
             fence()
@@ -248,7 +241,6 @@ def _owns_run(fence: Callable[[], None] | None) -> bool:
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Renames a folder. Raises FileExistsError if the target exists; os.rename would replace an empty folder."""
     if target.name in reading.entries(target.parent):
         raise FileExistsError(target)
     source.rename(target)

@@ -233,7 +233,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
 
 
 def _misfit(values: dict[str, Any]) -> str | None:
-    """Returns what is wrong with the values in a manifest; None if they are valid. A metric may be NaN."""
+    # A metric may be NaN
     if not are_metrics(values.get("metrics")):
         return "metrics are not numbers by name"
     if wrong := misfit({**{key: each for key, each in values.items() if key != "crc32"}, "metrics": {}}, Manifest, ""):
@@ -255,7 +255,7 @@ def _version() -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns a line for each difference of two identities: `model.width: 256 in the checkpoint, 512 now`. Pure.
+    """Returns a line for each difference of two identities: `model.width: 256 in the checkpoint, 512 now`.
 
     Args:
         old: identity in the checkpoint.
@@ -345,7 +345,7 @@ def spread(sizes: Iterable[int], count: int) -> Iterator[int]:
 
 
 def shares(found: Sequence[Block], count: int) -> list[list[Block]]:
-    """Returns the blocks `found` in `count` parts, one for each rank, with about as many bytes. Pure."""
+    """Returns the blocks `found` in `count` parts, one for each rank, with about as many bytes."""
     parts: list[list[Block]] = [[] for _ in range(count)]
     ordered = sorted(found, key=lambda block: (-block.size, block.name, block.offset))
     for block, part in zip(ordered, spread((block.size for block in ordered), count), strict=True):
@@ -377,7 +377,6 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
 
 
 def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
-    """Returns the CRC-32 of `size` bytes of a file from `offset` on, or of fewer if the file is shorter."""
     buffer = memoryview(bytearray(min(_BUFFER, size)))
     crc32 = 0
     with RetryingFile(path, timeout) as file:

@@ -122,7 +122,6 @@ def values(path: Path, manifest: Manifest) -> dict[Any, Any]:
 
 
 def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """Returns, of a sharded checkpoint, the `values` that are not tensors and the `paths`: keys to each tensor."""
     if manifest.kind != DCP:
         return dict(files.load_file(path / VALUES_FILE))
     metadata = files.read_metadata(path)
@@ -203,7 +202,6 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
 
 
 def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> Any:
-    """Yields the parts of tensors that a rank has written, as `shard` returns them."""
     for index, info in metadata.storage_data.items():
         entry = metadata.state_dict_metadata[index.fqn]
         if not _is_of(info.relative_path, rank) or not is_named(index.fqn, keys):
@@ -220,7 +218,6 @@ def _part(name: str, shape: Sequence[int], offset: Sequence[int], tensor: Tensor
 
 
 def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None:
-    """Raises Damaged if a file has another size, or one of the files in `names` has another checksum."""
     found = [block for block in checkpoints.blocks(manifest) if block.name in names]
     problems = checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
     if problems:
@@ -228,7 +225,6 @@ def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None
 
 
 def _single(path: Path) -> dict[str, Any]:
-    """Returns the content of state.pt: a dict with `tensors`, `values`, and `paths`, the keys to each tensor."""
     state = files.load_file(path / STATE_FILE)
     if not isinstance(state, dict) or not {"tensors", "paths", "values"} <= state.keys():
         raise Damaged(f"{path / STATE_FILE} is no state")

@@ -119,7 +119,6 @@ def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> 
 
 
 def _found(operation: Callable[[], T], path: Path) -> T:
-    """Calls an operation on a file; raises _NotListed if it does not find the file, and the folder does not list it."""
     try:
         return operation()
     except FileNotFoundError:

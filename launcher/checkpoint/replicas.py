@@ -134,7 +134,7 @@ def hash_of(tensor: Tensor) -> int:
 
 
 def conflicts(tables: Sequence[Table]) -> list[str]:
-    """Returns a line for each name under which ranks have different tensors. Pure.
+    """Returns a line for each name under which ranks have different tensors.
 
     | ranks that have the name | result |
     |---|---|
@@ -162,7 +162,7 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
 
 
 def conflict_error(lines: Sequence[str]) -> str:
-    """Returns the error text for names under which ranks have different tensors or values, with what to do. Pure.
+    """Returns the error text for names under which ranks have different tensors or values, with what to do.
 
     Args:
         lines: a line for each such name, from `conflicts` or `merged_values`.
@@ -179,7 +179,7 @@ def conflict_error(lines: Sequence[str]) -> str:
 
 
 def merged_values(values: Mapping[int, Mapping[Any, Any]], groups: Sequence[int]) -> tuple[dict[Any, Any], list[str]]:
-    """Merges the values of all ranks that are not tensors. Pure.
+    """Merges the values of all ranks that are not tensors.
 
     Args:
         values: the values of each group of ranks, in the order of their numbers.

@@ -42,7 +42,7 @@ BACKGROUND = 0.1  # seconds by which one second of writing in the background del
 
 
 def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
-    """Returns the seconds between two saves that minimise the time for saving and for repeating lost steps. Pure.
+    """Returns the seconds between two saves that minimise the time for saving and for repeating lost steps.
 
     Young's formula with Daly's correction: sqrt(2 c (M + R)), where c is the cost of a save, M the time between two
     interruptions (BETWEEN_FAULTS) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
@@ -70,7 +70,7 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
 
 
 def better(value: float, best: float | None, best_is: str) -> bool:
-    """Returns whether a metric is better than the best one so far. Pure.
+    """Returns whether a metric is better than the best one so far.
 
     | value | best | result |
     |---|---|---|
@@ -138,7 +138,7 @@ def conditions(env: Env) -> dict[str, Any]:
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a text such as `threads 1 -> 2` for each value that differs between two dicts. Pure."""
+    """Returns a text such as `threads 1 -> 2` for each value that differs between two dicts."""
     names = dict.fromkeys([*saved, *now])
     return [f"{name} {saved.get(name)} -> {now.get(name)}" for name in names if saved.get(name) != now.get(name)]
 
@@ -260,13 +260,6 @@ class Resumable:
         return loaded.step
 
     def _require_fit(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
-        """Raises Misfit if what is this rank's own cannot be restored, or the conditions differ with resume.strict.
-
-        Args:
-            loaded: the checkpoint.
-            wanted: what is to be restored of `rank_state`.
-            whole: whether this is all of it.
-        """
         _, changed = self._changes(loaded)
         if changed and self.run.resume.strict:
             raise Misfit(
@@ -295,7 +288,6 @@ class Resumable:
             )
 
     def _restore_rank(self, loaded: Loaded, wanted: Mapping[str, Any], *, whole: bool) -> None:
-        """Restores what is this rank's own; `whole`: all of it, with the generators."""
         if loaded.rank_state is None:
             if whole:
                 seed_generators(self._seed, loaded.step, self._env.rank)
@@ -369,7 +361,7 @@ class Resumable:
         self._stop = self._checkpointer = None
 
     def _is_due(self, checkpointer: Checkpointer, stop: Stop) -> bool:
-        """Returns whether a save is due by time. Only rank 0 decides; the other ranks return False."""
+        # Only rank 0 decides; the other ranks return False
         stop.save_took(checkpointer.cost)
         if self._env.rank != 0 or self.run.checkpoint.every_steps is not None:
             return False
@@ -402,7 +394,6 @@ class Resumable:
         sys.exit(RESUME)
 
     def _changes(self, loaded: Loaded) -> tuple[list[str], list[str]]:
-        """Returns the conditions that have changed: those that leave the weights bitwise equal, and the others."""
         now = dict(self._conditions)
         saved = dict(loaded.extra.get("conditions", now))
         same_bits: list[str] = []
@@ -411,7 +402,6 @@ class Resumable:
         return same_bits, changes(saved, now)
 
     def _say_where_it_continues(self, loaded: Loaded) -> None:
-        """Prints on rank 0 which checkpoint the training continues from, and which conditions have changed."""
         if self._env.rank != 0:
             return
         same_bits, changed = self._changes(loaded)
@@ -428,7 +418,6 @@ def _say(text: str) -> None:
 
 
 def _update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
-    """Puts new values into a dict and the dicts in it, which stay the same objects, as do those with a state_dict."""
     for key, value in new.items():
         if stateful(into.get(key)) is not None:
             continue

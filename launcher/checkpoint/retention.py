@@ -1,4 +1,4 @@
-"""Decides which checkpoints to keep, and which checkpoint is the newest. Pure.
+"""Decides which checkpoints to keep, and which checkpoint is the newest.
 
 A lineage is all that one training has saved in all of its attempts: a checkpoint has the lineage id of the checkpoint
 that its training had loaded. The checkpoint with the highest step need not be the newest: a training may have gone back

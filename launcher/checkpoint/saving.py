@@ -185,12 +185,7 @@ class Writer:
     # -- this rank's offer
 
     def _offer(self, save: Save, temporary: Path) -> tuple[_Offer, replicas.Table | None, files.SmallFile | None]:
-        """Local: describes what this rank would save. Raises nothing, since rank 0 waits for the offer.
-
-        Returns:
-            The offer; the table of tensors if the ranks compare them; on rank 0, for small state, the file that it has
-            started to write.
-        """
+        # Raises nothing, since rank 0 waits for the offer
         content, copying, early = save.content, save.copying, None
         if content is None or copying is None or save.fault is not None:
             return _Offer(save.step, fault=save.fault or "it has nothing to save", final=save.final), None, None
@@ -215,11 +210,7 @@ class Writer:
             return _Offer(save.step, fault=files.one_line(error)), None, early
 
     def _begin(self, save: Save, content: Content, copying: Copying, temporary: Path) -> files.SmallFile:
-        """On rank 0: returns the file of small state, which it starts to write at once.
-
-        The ranks will nearly always agree on a single file.
-        """
-
+        # The ranks will nearly always agree on a single file
         def make() -> dict[str, Any]:
             self._require_space(content.size + SLACK)
             temporary.mkdir(mode=0o700)
@@ -237,11 +228,8 @@ class Writer:
         return group, [rank for rank, known in enumerate(groups) if known == group] or range(self._peers.world_size)
 
     def _compare(self, table: replicas.Table, groups: Sequence[int], elsewhere: Collection[str]) -> None:
-        """Collective: refuses different tensors of ranks under one name.
-
-        The ranks of a group compare by sums, and for some of those that differ by hashes; the groups compare what
-        several of them have (`elsewhere`) by hashes.
-        """
+        # The ranks of a group compare by sums, and for some of those that differ by hashes; the groups compare what
+        # several of them have (`elsewhere`) by hashes.
         rank, (group, like) = self._peers.rank, self._like(groups)
         buckets = replicas.unequal(table.differences(like.index(rank), len(like)), self._peers.total)
         tables = self._peers.gather(table.only(buckets, elsewhere if rank == group else ()))
@@ -250,13 +238,7 @@ class Writer:
     # -- agreement
 
     def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
-        """On rank 0: compares the offers, checks the free space, makes the temporary folder; returns the decision.
-
-        If the checkpoint is not to be a single file, the file `early` that `_begin` has started is removed.
-
-        Raises:
-            CheckpointError: ranks have faults or different steps, or there is not enough space.
-        """
+        # If the checkpoint is not to be a single file, the file `early` that `_begin` has started is removed
         faults = {rank: offer.fault for rank, offer in enumerate(offers) if offer.fault is not None}
         if faults:
             kind = Final if all(offers[rank].final for rank in faults) else CheckpointError
@@ -295,15 +277,6 @@ class Writer:
         rest: dict[str, Any],
         temporary: Path,
     ) -> tuple[dict[str, File], list[files.Part]]:
-        """Local: copies and writes this rank's tensors and its rank_state; rank 0 also `rest`, all that is no tensor.
-
-        Args:
-            groups: as in _Agreement.
-            elsewhere: for each name that several groups have the group that writes it, if it is no DTensor.
-
-        Returns:
-            Size and checksums of the files, and the parts of tensors that they contain.
-        """
         assert save.copying is not None
         rank, written = self._peers.rank, dict[str, File]()
         group, like = self._like(groups)
@@ -325,7 +298,6 @@ class Writer:
     def _publish_single(
         self, save: Save, temporary: Path, offers: list[_Offer], early: files.SmallFile | None
     ) -> Outcome:
-        """Completes a checkpoint of small state: state.pt, which was started early, and the rank_states."""
         assert early is not None
         written = {STATE_FILE: early.file()}
         if any(offer.rank_state is not None for offer in offers):
@@ -335,7 +307,6 @@ class Writer:
     def _publish_sharded(
         self, save: Save, temporary: Path, written: list[tuple[dict[str, File], list[files.Part]]]
     ) -> Outcome:
-        """Completes a checkpoint of large or sharded state: describes what each rank has written."""
         joined = {name: file for each, _ in written for name, file in each.items()}
         files.write_metadata(temporary, (part for _, parts in written for part in parts), joined)
         return self._publish(save, temporary, SHARDED, joined)
@@ -343,13 +314,6 @@ class Writer:
     def _publish(
         self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
     ) -> Outcome:
-        """Writes the manifest for the files in `written`, calls the fence, and publishes the temporary folder.
-
-        Raises:
-            Final: another attempt owns the run.
-            CheckpointError: a file is missing, or has another size than was written.
-            OSError: the checkpoint could not be written or renamed.
-        """
         manifest = self._folder.describe(
             Manifest(
                 step=save.step, kind=kind, world_size=self._peers.world_size, attempt=self._folder.attempt,
@@ -386,17 +350,11 @@ class Writer:
 
 
 def _groups(digests: Sequence[Any]) -> tuple[int, ...]:
-    """Returns for each rank the lowest rank with the same digests. Pure."""
     lowest: dict[Any, int] = {}
     return tuple(lowest.setdefault(digest, rank) for rank, digest in enumerate(digests))
 
 
 def _common(contents: Mapping[int, dict[str, Any]]) -> dict[str, int]:
-    """Returns the names of the tensors that several groups have, each with the group that writes it, in turns. Pure.
-
-    Args:
-        contents: the `paths` of each group's tensors, among others.
-    """
     holders: dict[str, list[int]] = {}
     for group, each in contents.items():
         for name in each["paths"]:
@@ -406,16 +364,6 @@ def _common(contents: Mapping[int, dict[str, Any]]) -> dict[str, int]:
 
 
 def _united(contents: Mapping[int, dict[str, Any]], groups: Sequence[int], check: bool) -> dict[str, Any]:
-    """Returns the merged `values` (not tensors), `paths` and `lists` of all groups.
-
-    Args:
-        contents: what each group has.
-        groups: the group of each rank.
-        check: whether to refuse different values under one name.
-
-    Raises:
-        Final: there are such values.
-    """
     values, lines = replicas.merged_values({group: each["values"] for group, each in contents.items()}, groups)
     if check:
         _refuse(lines)
@@ -432,6 +380,5 @@ def _refuse(lines: list[str]) -> None:
 
 
 def _free(folder: Path) -> int:
-    """Returns the free bytes on the folder's file system."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize

@@ -115,23 +115,19 @@ class Copying:
 
 
 def _pins(device: torch.device) -> bool:
-    """Returns whether to copy from a device into pinned memory: before torch 2.6 only from CUDA and ROCm."""
     return device.type == "cuda" or (_streams_of(device) is not None and hasattr(torch, "accelerator"))
 
 
 def _streams_of(device: torch.device) -> Any:
-    """Returns the torch module with the streams of a device's type (torch.cuda); None if its copies are synchronous."""
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module if all(hasattr(module, name) for name in ("Stream", "Event", "device", "current_stream")) else None
 
 
 def _devices(tensors: Mapping[str, Tensor]) -> list[tuple[torch.device, Any]]:
-    """Returns those devices of the tensors that copy asynchronously, each with the torch module for its streams."""
     found = dict.fromkeys(local_part(tensor).device for tensor in tensors.values())
     return [(device, module) for device in found if (module := _streams_of(device)) is not None]
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Returns whether a tensor can be written without a copy: it is contiguous CPU memory, and fills its storage."""
     here = local_part(tensor)
     return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == size_of(here)

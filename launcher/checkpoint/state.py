@@ -166,7 +166,6 @@ def _plain_key(key: Any, what: str, path: str) -> Any:
 
 
 def _reread(value: Any) -> Any:
-    """Returns the value as torch.save and torch.load would restore it."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
@@ -175,11 +174,6 @@ def _reread(value: Any) -> Any:
 def _take_apart(
     value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path], lists: dict[Path, str]
 ) -> Any:
-    """Moves the tensors in a value to `tensors`; adds to `paths` and `lists`, as in `Content`.
-
-    Returns:
-        The value without its tensors; _NOTHING if it contained nothing else.
-    """
     if isinstance(value, Tensor):
         name = dotted(path)
         if value.layout != torch.strided or value.is_quantized:
@@ -297,7 +291,7 @@ def size_of(tensor: Tensor) -> int:
 
 
 def owned(tensors: Mapping[str, Tensor], index: int, count: int) -> list[str]:
-    """Returns the names of the tensors that this rank writes, wholly or its parts. Pure.
+    """Returns the names of the tensors that this rank writes, wholly or its parts.
 
     Of the ranks that have the same part one writes it, so that all write about the same number of bytes. Each rank
     chooses by itself: the ranks with the same part of a DTensor are known from its mesh and placements.
@@ -339,7 +333,7 @@ def replica(mesh: DeviceMesh, copied: Sequence[bool]) -> tuple[int, int]:
 
 
 def owners(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Returns the index of the owner of each tensor, so that all have about the same number of bytes. Pure.
+    """Returns the index of the owner of each tensor, so that all have about the same number of bytes.
 
     Args:
         sizes: bytes of each tensor, by name.

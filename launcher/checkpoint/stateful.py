@@ -112,8 +112,8 @@ def give(path: Path, item: Stateful, state: dict[str, Any]) -> None:
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Gives an optimizer's tensors the types that were saved: torch casts them to those of the parameters, so that
-    float32 averages of bfloat16 parameters would lose bits."""
+    # Gives an optimizer's tensors the types that were saved: torch casts them to those of the parameters, so that
+    # float32 averages of bfloat16 parameters would lose bits.
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -133,10 +133,6 @@ class Wanted:
     """
 
     def __init__(self, state: Mapping[Any, Any], only: Sequence[str] = ()) -> None:
-        """
-        Raises:
-            TypeError, ValueError: see `Content.of`.
-        """
         self._state, objects = expanded(state)
         content = Content.of(self._state)
         self.tensors = {name: tensor for name, tensor in content.tensors.items() if is_named(name, only)}
@@ -149,7 +145,6 @@ class Wanted:
         }
 
     def _owner(self, path: Path) -> Path | None:
-        """Returns the path of the object that gets exactly what was saved, to which a tensor at `path` belongs."""
         owner = next((path[:end] for end in range(1, len(path) + 1) if path[:end] in self._objects), None)
         if owner is not None and isinstance(self._objects[owner], nn.Module):
             return owner if str(path[-1]).endswith("_extra_state") else None
@@ -223,7 +218,6 @@ class Wanted:
 
 
 def _like(parameter: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Returns memory for a tensor of an optimizer's state: placed and divided as its parameter, if it has its shape."""
     if shape and tuple(parameter.shape) == shape:
         return torch.empty_like(parameter.detach(), dtype=dtype)
     return torch.empty(shape, dtype=dtype)

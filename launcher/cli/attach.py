@@ -47,11 +47,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _running(seen: RunStatus) -> Attempt:
-    """Returns the running attempt.
-
-    Raises:
-        RunError: no attempt is running.
-    """
     id, attempts = seen.run.id, seen.run.attempts()
     if seen.state.over:
         raise RunError(
@@ -63,7 +58,7 @@ def _running(seen: RunStatus) -> Attempt:
 
 
 def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
-    """Returns each agent's `met` event of the newest round. Every `met` event has the number of agents. Pure."""
+    # Every `met` event has the number of agents
     met = every(events, Met)
     newest = max((event.round for event in met), default=0)
     return [event for event in met if event.round == newest]
@@ -161,11 +156,6 @@ def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int 
 
 
 def _choose(seen: RunStatus, at: Mapping[int, Breakpoint], rank: int | None) -> Breakpoint:
-    """Returns the breakpoint at which `rank` waits; for `rank` None, the only breakpoint at which a rank waits.
-
-    Raises:
-        RunError: `rank` does not wait at a breakpoint; or it is None, and no rank waits, or several do.
-    """
     id, waits = seen.run.id, "; ".join(f"rank {each} in {event.where}" for each, event in sorted(at.items()))
     if not seen.plan.debugs:
         raise RunError(f"{id} passes over breakpoint(): submit it with debug.rank=0 (a list of ranks, or all)")

@@ -26,7 +26,7 @@ def show(path: Path) -> None:
 
 
 def has_browser(environ: Mapping[str, str], platform: str) -> bool:
-    """Returns whether a graphical browser can be opened. Pure.
+    """Returns whether a graphical browser can be opened.
 
     `webbrowser` alone would also open a text browser, which shows no charts.
 
@@ -51,7 +51,7 @@ def print_location(path: Path) -> None:
 
 
 def copy_command(path: Path, environ: Mapping[str, str], user: str, host: str) -> str:
-    """Returns the scp command that copies a file from this machine to the user's own. Pure.
+    """Returns the scp command that copies a file from this machine to the user's own.
 
     The command names this machine by the address to which the user's ssh connected; without ssh, by `host`.
     """

@@ -52,11 +52,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
-    """Finds a run, point or sweep by name or by the id of its job, or an orphaned job by its id.
-
-    Raises:
-        RunError: nothing matches, several runs do, or the job belongs to a sweep as a whole.
-    """
     try:
         return find_either(name, runs_dir)
     except RunError as error:

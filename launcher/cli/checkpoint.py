@@ -70,11 +70,6 @@ class Place:
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
-    """Finds the checkpoints of a run, or in a folder, or the one checkpoint that is the folder.
-
-    Raises:
-        ConfigError: STEP is not a step, or contradicts the folder.
-    """
     wanted = None
     if step is not None:
         wanted = int(step) if step.isdecimal() else checkpoints.step_of(step)
@@ -95,11 +90,6 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
 
 
 def _chosen(place: Place) -> list[Path]:
-    """Returns the checkpoint of the named step; if none was named, all checkpoints, newest first.
-
-    Raises:
-        CheckpointError: there are no checkpoints, or none of that step.
-    """
     found = checkpoints.candidates(place.folder)
     chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
     if not found:
@@ -114,7 +104,6 @@ def _chosen(place: Place) -> list[Path]:
 
 
 def _one(place: Place) -> tuple[Path, Manifest]:
-    """Returns the checkpoint of the named step; if none was named, the newest one whose files have the right sizes."""
     chosen = _chosen(place)
     if place.step is None:
         newest = next(iter(checkpoints.sound(place.folder).items()), None)
@@ -165,14 +154,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _files(plan: JobPlan) -> tuple[list[dict[str, Any]], str]:
-    """Finds the files that the user's own code has saved by itself (see `saves`), as rows like those of checkpoints.
-
-    Returns:
-        The newest FILES of them, and a line about those that are left out.
-
-    Raises:
-        Unavailable: a file or folder cannot be read now.
-    """
+    # Finds the files that the user's own code has saved by itself (see `saves`), as rows like those of checkpoints
     give_up, count, done = time.monotonic() + saves.SCAN_TIMEOUT, 0, True
     newest: dict[str, os.stat_result] = {}
     try:
@@ -282,7 +264,6 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of nested dicts, each with its dotted name."""
     for key, item in value.items():
         if isinstance(item, dict):
             yield from _flat(item, f"{prefix}{key}.")

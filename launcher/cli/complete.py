@@ -27,11 +27,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _known(shell: str) -> str:
-    """Returns `shell` if it has a completion script.
-
-    Raises:
-        ConfigError: it has none.
-    """
     if shell not in SHELLS:
         raise ConfigError(f"there is no completion for {shell or 'a shell without a name'!r}: use {', '.join(SHELLS)}")
     return shell
@@ -56,11 +51,6 @@ def script(shell: str) -> str:
 
 
 def _install(shell: str) -> int:
-    """Writes a shell's completion script, and adds a line that loads it to the shell's start-up file; returns 0.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
     # Lazily: neither --help nor completion needs it
     from pathlib import Path
 

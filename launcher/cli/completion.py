@@ -89,7 +89,6 @@ def _takes_value(option: Action) -> bool:
 
 
 def _count_positionals(before: Sequence[str], options: Mapping[str, Action]) -> int:
-    """Returns how many of the words are positional arguments: neither options nor values of options."""
     count, value = 0, False
     for each in before:
         if value:
@@ -102,13 +101,7 @@ def _count_positionals(before: Sequence[str], options: Mapping[str, Action]) -> 
 
 
 def _values_of_argument(action: Action, command: str, word: str) -> list[str]:
-    """Returns the completions of an argument or an option's value. Its metavar (RUN, SWEEP, ...) decides the kind.
-
-    Args:
-        action: argparse's description of the argument or option.
-        command: name of the command.
-        word: the word at the cursor.
-    """
+    # Its metavar (RUN, SWEEP, ...) decides the kind
     name, text = str(action.metavar or ""), action.help or ""
     if name == "RUN":
         return runs(word, sweeps="a sweep," in text)
@@ -175,7 +168,6 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _timestamp(name: str) -> str:
-    """Returns date and time from a run's id: `20261121-074601` of `mnist-20261121-074601-3f9c`; else empty. Pure."""
     parts = name.split("-")[-3:-1]
     return "-".join(parts) if "".join(parts).isdecimal() else ""
 

@@ -70,7 +70,6 @@ def _fetch(source: KnownDataSet, mirrors: list[str] | None, data_dir: Path | Non
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Progress]:
-    """Yields a callback that shows the progress of downloads: a bar for each file; without a terminal, lines."""
     rates: dict[str, Rate] = {}
     with shown(sys.stderr, keep=True) as show:
 

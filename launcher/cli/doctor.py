@@ -43,7 +43,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _all(cluster: str | None) -> Iterator[Finding]:
-    """Yields the findings of all checks. The slow import of torch is checked in the background."""
+    # The slow import of torch is checked in the background
     torch = start(all_checks.torch())
     yield from run_all(all_checks.first())
     try:
@@ -70,7 +70,7 @@ def config_of(cluster: str | None) -> Config:
 
 
 def line(found: Finding) -> str:
-    """Formats a finding for a terminal, wrapped at WIDTH characters. What to do starts on a new line. Pure."""
+    """Formats a finding for a terminal, wrapped at WIDTH characters. What to do starts on a new line."""
     head = f"{MARKS[found.level.value]}  {found.about:<10} "
     margin = " " * len(head)
     body = textwrap.wrap(found.says, WIDTH - len(head), break_long_words=False, break_on_hyphens=False) or [""]

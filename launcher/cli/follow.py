@@ -109,7 +109,6 @@ def with_signals(
 
 
 def _discard_terminal_output() -> None:
-    """Redirects standard output and standard error to /dev/null if they are a terminal."""
     with open(os.devnull, "wb") as nowhere:
         for number in (1, 2):
             if stat.S_ISCHR(os.fstat(number).st_mode):
@@ -117,11 +116,7 @@ def _discard_terminal_output() -> None:
 
 
 def _discard_output(message: str) -> None:
-    """Redirects stdout to /dev/null. Redirects stderr, too, if it is the same file or cannot be written to.
-
-    Args:
-        message: written to stderr, unless stderr is redirected.
-    """
+    # Redirects stderr, too, if it is the same file or cannot be written to
     with open(os.devnull, "wb") as nowhere:
         separate = not os.path.sameopenfile(1, 2)
         os.dup2(nowhere.fileno(), 1)
@@ -169,7 +164,6 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
 
 
 def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) -> RunStatus:
-    """Prints a run's output and progress until the run is over, and returns its last status."""
     live, rate = JobMonitor(share=True), Rate()
     polls, why = 0, ""
     with shown(every=None) as show:  # no progress lines where there is no terminal

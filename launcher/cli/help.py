@@ -181,11 +181,6 @@ def row(key: Key, default: str | None = None) -> Iterator[str]:
 
 
 def _explain(word: str) -> None:
-    """Prints the help for a name: a command, a key, a section of keys, or GROUP=NAME.
-
-    Raises:
-        ConfigError: nothing has this name.
-    """
     name, equals, choice = word.partition("=")
     if equals and name in GROUPS:
         print("\n".join(of_choice(name, choice)))
@@ -260,10 +255,7 @@ def of_choice(group: str, name: str) -> Iterator[str]:
 
 
 def _keys(section: Section) -> list[Key]:
-    """Returns the keys of a section, without sections inside it.
-
-    Config groups (`cluster`, ...) are included. Their default is the option that the main config chooses.
-    """
+    # Config groups (`cluster`, ...) are included. Their default is the option that the main config chooses.
     chosen = _chosen() if section.kind is schema.Config else {}
     keys = keys_of(section.kind, section.prefix)
     return [
@@ -274,20 +266,11 @@ def _keys(section: Section) -> list[Key]:
 
 
 def _chosen() -> Mapping[str, str]:
-    """Returns the option that the main config chooses in each config group."""
     pairs = [each for each in _read(resource("conf") / "config.yaml")["defaults"] if isinstance(each, dict)]
     return {group: written(name) for pair in pairs for group, name in pair.items() if group in GROUPS}
 
 
 def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
-    """Reads the YAML file of an option of a config group, and the files that its defaults list includes.
-
-    Returns:
-        The names of the options read, `name` first; and the values that their files set, by key (`limits.nodes`).
-
-    Raises:
-        ConfigError: a file does not exist, or is not valid YAML.
-    """
     known = choices(group)
     if name not in known:
         raise ConfigError(f"there is no {group}={name}.{near(name, known)} Known: {', '.join(known)}")
@@ -304,11 +287,6 @@ def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads a mapping from a YAML file.
-
-    Raises:
-        ConfigError: the file is not valid YAML.
-    """
     # Lazily: only this answer needs it
     import yaml
 

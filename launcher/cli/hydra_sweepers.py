@@ -70,7 +70,7 @@ class Search:
         return cls(directions, sweeper.get("n_trials"), sweeper.get("n_jobs"))
 
     def settle(self, config: Config, command: Sequence[str], sweep_id: str | None) -> Config:
-        """Returns a point's config with the settings of `sweep` that the search needs. Pure.
+        """Returns a point's config with the settings of `sweep` that the search needs.
 
         | key of `sweep` | value, unless the user gives one |
         |---|---|
@@ -119,12 +119,12 @@ class Search:
 
 
 def objectives(given: Any) -> tuple[str, ...]:
-    """Returns the names of the metrics in `sweep.objective`, which is a name, a list of names, or None. Pure."""
+    """Returns the names of the metrics in `sweep.objective`, which is a name, a list of names, or None."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> list[float]:
-    """Returns the values of a point's objectives. Pure.
+    """Returns the values of a point's objectives.
 
     Args:
         metrics: all metrics of the point.

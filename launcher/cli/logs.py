@@ -35,7 +35,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
-    """Prints the output that `stream` reads, with --follow until the run is over; returns 0."""
     if arguments.tail:
         stream.skip_to_last(arguments.tail)
     if not arguments.follow:
@@ -77,7 +76,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
 
 
 class Pace:
-    """Decides when to read a run's files and when to query its state, while its output is followed. Pure.
+    """Decides when to read a run's files and when to query its state, while its output is followed.
 
     | the run | its files are read every | its state is queried |
     |---|---|---|
@@ -113,7 +112,6 @@ class Pace:
 
 
 def _attempt_mark(run: Run) -> object:
-    """Returns a value that changes when an attempt starts or ends."""
     attempts = run.attempts()
     if not attempts:
         return None
@@ -124,7 +122,6 @@ def _attempt_mark(run: Run) -> object:
 
 
 def _is_over(run: Run) -> Callable[[], bool]:
-    """Returns a function that queries whether the run is over."""
     # Lazily: 40 ms, and output alone asks no scheduler
     from launcher.monitoring.run_status import JobMonitor, status_of
 
@@ -133,11 +130,6 @@ def _is_over(run: Run) -> Callable[[], bool]:
 
 
 def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
-    """Checks that a run has the attempt and the ranks that the user has named.
-
-    Raises:
-        RunError: the run has no such attempt, or a rank has no output in the named attempt (None: in any attempt).
-    """
     if attempt is None and not ranks:
         return
     attempts = {each.number: each for each in run.attempts()}

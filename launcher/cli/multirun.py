@@ -141,7 +141,6 @@ class Multirun:
         return []
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
-        """Calls `confirm` with the resources of all points that have no job yet, or of all trials of a sweeper."""
         exists = prepared.existing is not None
         new = [
             plan for plan in prepared.jobs.values()
@@ -182,7 +181,6 @@ class Multirun:
         return self._search.settle(config, self._command.words, self._id) if self._search else config
 
     def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
-        """Returns the points' results for Hydra: in a search their objectives or errors, else COMPLETED for each."""
         overrides = {index: list(prepared.points[index].overrides) for index in prepared.order}
         if not (self._search and submitted):
             return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.order]
@@ -283,7 +281,6 @@ def searched(settings: SearchSettings) -> str:
 
 
 def _at_once(prepared: PreparedSweep) -> str:
-    """Describes each pilot of a packed sweep: its nodes and slots, and how many points run at once."""
     packing = prepared.manifest.packing
     assert packing is not None, "it has pilots"
     nodes = f"{plural(packing.nodes, 'node')} of {plural(packing.slots, 'slot')}"
@@ -292,7 +289,6 @@ def _at_once(prepared: PreparedSweep) -> str:
 
 
 def _submitted_before(submitted: SubmittedSweep) -> str:
-    """Returns a line about the points that had been submitted before: their number, and how many are in each state."""
     before = set(submitted.already_submitted)
     states = Counter(seen.state for seen in point_statuses(submitted.sweep) if seen.point.index in before)
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

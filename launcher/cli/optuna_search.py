@@ -105,11 +105,6 @@ class OptunaSearch:
         _print_best(sweep, study, space, fixed)
 
     def _study(self, sweep: Sweep, space: Space, fixed: Sequence[str]) -> tuple[optuna.Study, int]:
-        """Creates a study and enqueues all points of the sweep; returns it, and the number of trials left to run.
-
-        Raises:
-            ConfigError: Optuna cannot use the storage, or the sampler cannot use the space.
-        """
         points = sweep.manifest().points if sweep.recorded() else ()
         known = [params for point in points if (params := params_of(point, space, fixed)) is not None]
         settings: Any = OmegaConf.to_container(OmegaConf.create(self._sampler))
@@ -150,11 +145,6 @@ class OptunaSearch:
     def _batch(
         self, sweep: Sweep, study: optuna.Study, space: Space, fixed: Sequence[str], first: int, count: int
     ) -> None:
-        """Runs `count` trials: proposes points, submits them, waits for them, and records their objectives.
-
-        Raises:
-            LauncherError: a larger share of the trials failed than max_failure_rate allows.
-        """
         trials = [study.ask(distributions.of(space)) for _ in range(count)]
         for trial in trials if self._extend else ():
             assert self._extend is not None
@@ -179,12 +169,12 @@ class OptunaSearch:
 
 
 def written(params: Mapping[str, Any], space: Space) -> dict[str, str]:
-    """Returns a trial's parameters as text for overrides, by key. Pure."""
+    """Returns a trial's parameters as text for overrides, by key."""
     return {key: distributions.text(space[key], value) if key in space else str(value) for key, value in params.items()}
 
 
 def fixed_of(overrides: Sequence[str], space: Space) -> list[str]:
-    """Returns the overrides that all points have. Pure.
+    """Returns the overrides that all points have.
 
     Args:
         overrides: the overrides of a point as they are recorded, without the values of secrets.
@@ -194,7 +184,7 @@ def fixed_of(overrides: Sequence[str], space: Space) -> list[str]:
 
 
 def params_of(overrides: Sequence[str], space: Space, fixed: Sequence[str]) -> dict[str, Any] | None:
-    """Returns a point's values of the keys that are searched; None: the point does not belong to this search. Pure.
+    """Returns a point's values of the keys that are searched; None: the point does not belong to this search.
 
     Args:
         overrides: the point's overrides.
@@ -217,13 +207,11 @@ def params_of(overrides: Sequence[str], space: Space, fixed: Sequence[str]) -> d
 
 
 def _combination(space: Space, index: int) -> dict[str, Any]:
-    """Returns a combination of a grid search, by its number, as Optuna's parameters."""
     values = search_space.combination(space, index)
     return {key: distributions.param(space[key], each) for key, each in values.items()}
 
 
 def _best(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    """Returns the best trial; for several objectives, the Pareto-optimal trials."""
     return study.best_trials if len(study.directions) > 1 else [study.best_trial]
 
 

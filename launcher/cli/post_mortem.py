@@ -44,7 +44,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
-    """Returns the exit code and the lines of the explanation."""
     seen, name = status_of(found, JobMonitor()), reference(found)
     attempts, over = found.attempts(), seen.state.over
     examined = None
@@ -66,11 +65,6 @@ def _examine(found: Run, arguments: Namespace) -> tuple[int, list[str]]:
 
 
 def _chosen(seen: RunStatus, attempts: list[Attempt], number: int) -> Attempt:
-    """Returns the attempt with this number.
-
-    Raises:
-        RunError: the run has no such attempt.
-    """
     for each in attempts:
         if each.number == number:
             return each
@@ -91,7 +85,6 @@ def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[tuple[Attem
 
 
 def _of_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> Iterator[str]:
-    """Yields a line with kind and cause of the end for each attempt that is over."""
     for attempt, verdict, _ in ended:
         yield _wrapped(
             f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else "")
@@ -100,13 +93,6 @@ def _of_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> Iterator[str]:
 
 
 def _nothing(seen: RunStatus, program: str, name: str) -> Iterator[str]:
-    """Yields that there is no failure to explain: the run is done, or not over yet.
-
-    Args:
-        seen: the run.
-        program: the launcher's command name, for hints.
-        name: a name of the run that commands accept, for hints.
-    """
     if seen.state.value == "done":
         yield f"{seen.run.id} is done: there is no cause to look for"
         for place, line in enumerate(restarts(seen.history.events), 1):
@@ -174,7 +160,7 @@ def _at(time: float | None) -> str:
 
 
 def _wrapped(head: str, text: str) -> str:
-    """Returns a heading and a text, wrapped at spaces. Long words, such as paths, are not broken."""
+    # Long words, such as paths, are not broken
     return textwrap.fill(
         clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,
         break_on_hyphens=False,

@@ -77,12 +77,11 @@ class Rate:
 
 
 def _left(seconds: float | None) -> list[str]:
-    """Returns `['1m left']`; empty if the time is not known, or 0."""
     return [] if not seconds else [f"{brief(seconds)} left"]
 
 
 def of_training(progress: Progress, rate: Rate) -> str:
-    """Formats the progress of a training run: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`. Pure.
+    """Formats the progress of a training run: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`.
 
     Args:
         progress: the newest progress event. Values whose names end in `_per_s` are rates of samples: `images_per_s` is
@@ -100,12 +99,11 @@ def of_training(progress: Progress, rate: Rate) -> str:
 
 
 def _is_rate(key: str, value: object) -> bool:
-    """Returns whether a value of a progress event is a rate of samples, by its name."""
     return key.endswith("_per_s") and isinstance(value, (int, float))
 
 
 def of_sweep(words: str, rate: Rate, total: int) -> str:
-    """Formats the progress of a sweep: `3/15 done, 2 running, 10 queued  4m left`. Pure.
+    """Formats the progress of a sweep: `3/15 done, 2 running, 10 queued  4m left`.
 
     Args:
         words: the number of points in each state, as text.
@@ -116,7 +114,7 @@ def of_sweep(words: str, rate: Rate, total: int) -> str:
 
 
 def of_download(done: int, total: int, rate: Rate) -> str:
-    """Formats the progress of a download: `3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Sizes are in bytes. Pure."""
+    """Formats the progress of a download: `3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Sizes are in bytes."""
     speed = rate.per_second
     pace = [] if speed is None else [f"{long_size(speed)}/s"]
     return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *_left(rate.left(total))])

@@ -120,7 +120,6 @@ def _readers(first: str = "") -> list[ReadsOptions]:
 
 
 def _scheduler(words: Sequence[str]) -> str:
-    """Returns the name of the chosen cluster's scheduler; empty: not known."""
     name = _cluster(words)
     return next((each.scheduler for each in profiles.profiles() if each.name == name), "")
 
@@ -130,11 +129,7 @@ def _cluster(words: Sequence[str]) -> str:
 
 
 def _keys(given: Given, reader: ReadsOptions, words: Sequence[str]) -> dict[str, Any]:
-    """Returns the keys that an option stands for; see `ReadsOptions.keys_of`.
-
-    Raises:
-        ConfigError: no key has this value, or the option has no key, and the chosen cluster has another scheduler.
-    """
+    # Returns the keys that an option stands for; see `ReadsOptions.keys_of`
     keys = dict(reader.keys_of(given.option, given.value))
     scheduler = _scheduler(words)
     settings = settings_class(scheduler)

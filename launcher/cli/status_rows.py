@@ -80,7 +80,7 @@ class Wanted:
         return self.failed or self.since is not None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Returns whether a row passes the filter. Pure."""
+        """Returns whether a row passes the filter."""
         states = {row["state"], *(row.get("points") or ())}
         if self.failed and not states & FAILED:
             return False
@@ -154,7 +154,6 @@ class Rows:
         return wanted, len(paths) - others
 
     def _settle(self, rows: Mapping[Path, Mapping[str, Any]]) -> None:
-        """Updates the index of live runs: adds missing live runs, removes runs that are over and will stay so."""
         noted = live_index.possibly_live(self._folder)
         base = self._folder.resolve()
         ours = {path.name: row for path, row in rows.items() if path.parent == base or (base / path.name).is_symlink()}
@@ -196,20 +195,18 @@ def _name(path: str) -> str:
 
 
 def _done(path: str) -> bool:
-    """Returns whether a run is done according to the records in its directory. No scheduler is queried."""
+    # No scheduler is queried
     found = or_damaged(Run(Path(path)), lambda: done(Run(Path(path))))
     return found is True
 
 
 def _at(path: str) -> Run | Sweep | None:
-    """Returns the run or sweep in a directory; None: the directory has neither."""
     if may_have(path, "record.json"):
         return Run(Path(path))
     return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
 
 
 def _row_of(seen: RunStatus) -> dict[str, Any]:
-    """Returns the row of a run: the values of COLUMNS, and of INTERNAL keys."""
     now = time.time()
     before = None
     if seen.history.attempt is not None and seen.state is not RunState.DONE and seen.history.last(Saved) is None:
@@ -254,10 +251,7 @@ def _row_of(seen: RunStatus) -> dict[str, Any]:
 
 
 def _size(seen: RunStatus) -> tuple[int, int]:
-    """Returns the numbers of nodes and ranks of a run: those of the last attempt, which may have lost nodes.
-
-    For a queued run they are the numbers that were requested.
-    """
+    # For a queued run they are the numbers that were requested
     resized = seen.history.last(Resized)
     if resized is None or seen.state is RunState.QUEUED:
         return seen.plan.nodes, seen.plan.world_size
@@ -265,7 +259,7 @@ def _size(seen: RunStatus) -> tuple[int, int]:
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the row of a sweep. Its state is like `3/15 done, 1 failed, 2 pruned`."""
+    # Its state is like `3/15 done, 1 failed, 2 pruned`
     also = [state for state in ("failed", "pruned") if state in number]
     others = "".join(f", {number[state]} {state}" for state in also)
     return {
@@ -276,7 +270,7 @@ def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _last_active(sweep: Sweep) -> float | None:
-    """Returns when a file of a sweep's points last changed, in seconds since the epoch; None: there are no files."""
+    # Returns when a file of a sweep's points last changed, in seconds since the epoch; None: there are no files
     newest: float | None = None
     for pattern in ("journal.jsonl", "*/journal.jsonl", "*/attempts/*/events/*.jsonl"):
         for path in sweep.path.glob(pattern):
@@ -286,15 +280,11 @@ def _last_active(sweep: Sweep) -> float | None:
 
 
 def _unfinished(number: Mapping[str, int]) -> bool:
-    """Returns whether a point of a sweep is live or waiting, by the number of points in each state."""
     return any(state == WAITING or state in LIVE for state in number)
 
 
 def _unreadable(each: Damaged) -> dict[str, Any]:
-    """Returns the row of a run that cannot be read.
-
-    A damaged run is `unreadable`, and counts as over. A run that may be readable later is `unknown`, and does not.
-    """
+    # A damaged run is `unreadable`, and counts as over. A run that may be readable later is `unknown`, and does not.
     return {
         **dict.fromkeys(COLUMNS), "run": each.run.id,
         "state": RunState.UNKNOWN.value if each.is_transient else UNREADABLE,
@@ -304,7 +294,6 @@ def _unreadable(each: Damaged) -> dict[str, Any]:
 
 
 def _orphaned(orphan: Orphan) -> dict[str, Any]:
-    """Returns the row of a job whose run directory is gone."""
     job = f"job {orphan.job} is still {orphan.raw_state} on {orphan.scheduler}"
     return {
         **dict.fromkeys(COLUMNS), "run": orphan.folder.name, "state": ORPHANED, "job": orphan.job,
@@ -315,7 +304,6 @@ def _orphaned(orphan: Orphan) -> dict[str, Any]:
 
 
 def _jobs(looked: Iterable[RunStatus | Damaged], wanted: Iterable[Run | Sweep]) -> set[str]:
-    """Returns the ids of the jobs of the runs in `looked` and the sweeps in `wanted`, as far as they can be read."""
     found: set[str] = set()
     for each in looked:
         if isinstance(each, RunStatus):

@@ -1,4 +1,4 @@
-"""Formats the table of `status`, as wide as the terminal. Run ids are never shortened, since users copy them. Pure."""
+"""Formats the table of `status`, as wide as the terminal. Run ids are never shortened, since users copy them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,12 @@ def _why(row: Row) -> str:
 
 
 def _step(row: Row) -> str:
-    """Formats the step as `1200 26%`, or as `1200` if the number of all steps is not known."""
     if row["step"] is None:
         return "-"
     return f"{row['step']}" + ("" if row["percent"] is None else f" {row['percent']}%")
 
 
 def _saved(row: Row) -> str:
-    """Formats step and age of the newest checkpoint: `1200 3m`."""
     return "-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}"
 
 

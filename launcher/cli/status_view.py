@@ -78,7 +78,7 @@ def show(arguments: Namespace, folder: Path) -> int:
 
 
 def breakpoints(row: Mapping[str, Any]) -> str:
-    """Returns which ranks wait at a breakpoint, and the command that attaches to one; empty: none. Pure."""
+    """Returns which ranks wait at a breakpoint, and the command that attaches to one; empty: none."""
     found = row.get("breakpoints") or []
     if not found:
         return ""
@@ -108,12 +108,6 @@ def _width() -> int:
 
 
 def _print_details(seen: RunStatus, *, heading: bool) -> None:
-    """Prints details of a run that the table does not show.
-
-    Args:
-        seen: the run.
-        heading: whether the run's id is printed above its attempts.
-    """
     if seen.history.attempt:
         print(f"\n{one_line(seen.run.id)}:" if heading else "")
         print_columns(_attempts(seen))
@@ -154,7 +148,6 @@ def _remark(seen: RunStatus) -> str | None:
 
 
 def _last_output(seen: RunStatus) -> str:
-    """Returns the last line that a running run has printed, and how long ago; empty: none, or it does not run."""
     if seen.state.value != "running" or not (outputs := seen.run.outputs()):
         return ""
     # Lazily: 20 ms, and only a run that was named needs it
@@ -167,7 +160,6 @@ def _last_output(seen: RunStatus) -> str:
 
 
 def _health(seen: RunStatus) -> list[str]:
-    """Returns lines about the last attempt: its preflight checks, unused GPUs, and ranks slower than the others."""
     attempts = seen.run.attempts()
     if not attempts:
         return []
@@ -177,7 +169,6 @@ def _health(seen: RunStatus) -> list[str]:
 
 
 def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
-    """Returns a table of a run's attempts, the heading first."""
     # Lazily: 20 ms, and only a run that was named needs it
     from launcher.diagnose.post_mortem.findings import verdicts
 

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 
 def command_line(arguments: list[str]) -> CommandLine:
-    """Returns the arguments in the form that Hydra expects, with --yes taken out. Pure.
+    """Returns the arguments in the form that Hydra expects, with --yes taken out.
 
     Raises:
         ConfigError: the arguments after `--` cannot be used; see `with_program_arguments`.
@@ -83,7 +83,7 @@ def command_line(arguments: list[str]) -> CommandLine:
 
 
 def with_program_arguments(words: list[str]) -> list[str]:
-    """Replaces `--` and the words after it by workload.args=[...], each word as a string. Pure.
+    """Replaces `--` and the words after it by workload.args=[...], each word as a string.
 
     Raises:
         ConfigError: workload.args is given as well, or an argument cannot be written into a config.
@@ -134,7 +134,7 @@ class Task:
 
 
 def _hydra_main(command: CommandLine) -> int:
-    """Submits through Hydra's own command line, so that all its flags work."""
+    # Submits through Hydra's own command line, so that all its flags work
     _require_known_options(command.words)
     task = Task(command)
     typed = sys.argv
@@ -154,11 +154,6 @@ def _hydra_main(command: CommandLine) -> int:
 
 
 def _require_known_options(arguments: Sequence[str]) -> None:
-    """Checks the options among the arguments.
-
-    Raises:
-        ConfigError: Hydra does not have one of the options.
-    """
     known = list(get_args_parser()._option_string_actions)
     for word in arguments:
         option = word.partition("=")[0]
@@ -246,7 +241,7 @@ def show(prepared: Prepared) -> int:
 
 
 def _print_submitted(prepared: Prepared, submitted: Submitted, *, waits: bool) -> None:
-    """Prints what was submitted and, unless this command waits for the run, commands that the user may need next."""
+    # Prints what was submitted and, unless this command waits for the run, commands that the user may need next
     run = submitted.run
     print(f"run        {run.id}")
     print(

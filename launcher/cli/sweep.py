@@ -47,7 +47,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
-    """Executes an action on a sweep, and returns the exit code."""
     if action == "status":
         # Lazily: each action needs its own
         from launcher.cli import sweep_status
@@ -95,11 +94,6 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
 
 
 def _most(words: Sequence[str]) -> int:
-    """Returns the argument N of `sweep throttle`.
-
-    Raises:
-        ConfigError: it is missing, or is not a number from 1 up.
-    """
     if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
         problem = f"{' '.join(words)!r} is not the number" if words else "give the number"
         raise ConfigError(f"sweep throttle SWEEP N: {problem} of points that may run at once, 1 or more")

@@ -67,13 +67,11 @@ def lines_of_pilots(sweep: Sweep, submitted: SubmittedPilots) -> list[str]:
 
 
 def _pilots(sweep: Sweep) -> int:
-    """Returns the number of pilots that a sweep should have; 0: it is not packed."""
     packing = sweep.manifest().packing
     return packing.pilots if packing else 0
 
 
 def _points(points: Sequence[int]) -> str:
-    """Formats point numbers: `point 3`, `5 points (0-3,7)`; a long list is cut."""
     text = ranges(sorted(points))
     if len(text) > 40:
         text = f"{text[:37].rpartition(',')[0]},..."

@@ -66,7 +66,7 @@ def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foregroun
 
 
 def exit_code(seen: Sequence[PointStatus]) -> int:
-    """Returns the exit code of a command that has waited until these points were over. Pure.
+    """Returns the exit code of a command that has waited until these points were over.
 
     | the points | code |
     |---|---|
@@ -105,15 +105,6 @@ def scores(each: PointStatus, objective: Sequence[str]) -> str:
 
 
 def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
-    """Prints the progress of points until all are over, or until it is known that the others will not start.
-
-    Args:
-        sweep: the sweep.
-        points: the numbers of the points; None: all.
-
-    Returns:
-        The points at the last poll.
-    """
     manifest = sweep.manifest()
     live = SweepMonitor(share=True)
     keys = list(SearchRecord(sweep.path).settings().space) if manifest.search else differing(manifest.points)
@@ -156,7 +147,6 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
 
 
 def _chooses(sweep: Sweep) -> bool:
-    """Returns whether a pilot is live, which may choose more points; True also if that cannot be read now."""
     try:
         return bool(live_pilots(sweep, SweepMonitor(share=True)))
     except UnavailableError:
@@ -164,23 +154,11 @@ def _chooses(sweep: Sweep) -> bool:
 
 
 def _without_pilots(sweep: Sweep) -> str:
-    """Returns the message that points wait but no pilot is live."""
     return f"no pilot runs, and points wait: see why, then\n  {program()} sweep rerun {sweep.id}"
 
 
 def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> str | None:
-    """Starts a process that starts the waiting points of this machine, in case the previous one was killed.
-
-    More than one such process does no harm: a lock lets only one of them work.
-
-    Args:
-        sweep: the sweep.
-        seen: statuses of the sweep's points.
-        starters: how many such processes were started since a point last changed its state.
-
-    Returns:
-        Why the waiting points will not start; None: they may start.
-    """
+    # More than one such process does no harm: a lock lets only one of them work
     try:
         if is_being_submitted(sweep.path):  # a submitter is at work
             return None

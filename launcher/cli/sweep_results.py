@@ -80,10 +80,7 @@ def show(
 
 
 def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict[str, Any]:
-    """Returns the objective's values that a point of a search has reported, by step and by rung, for --json.
-
-    Empty if the sweep is not a search, or the point has not started.
-    """
+    # Empty if the sweep is not a search, or the point has not started
     if search is None or point >= len(search[1].trials):
         return {}
     settings, journal = search
@@ -93,7 +90,7 @@ def _reported(search: tuple[SearchSettings, Journal] | None, point: int) -> dict
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested metrics: the names become dotted, such as `test.accuracy`. Pure."""
+    """Flattens nested metrics: the names become dotted, such as `test.accuracy`."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -104,12 +101,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
-    """Returns the names of the metrics of all points, in the order in which they first appear. Pure."""
+    """Returns the names of the metrics of all points, in the order in which they first appear."""
     return list(dict.fromkeys(name for each in metrics for name in each))
 
 
 def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequence[str]) -> Order:
-    """Returns the order of points: by the metric `sort`, else by the sweep's objective. Pure.
+    """Returns the order of points: by the metric `sort`, else by the sweep's objective.
 
     | sort | order of points |
     |---|---|
@@ -136,7 +133,7 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
 
 
 def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
-    """Returns the numbers of points in the given order; points without the metric, or with NaN, come last. Pure.
+    """Returns the numbers of points in the given order; points without the metric, or with NaN, come last.
 
     Args:
         metrics: the metrics of each point, by the point's number.
@@ -156,7 +153,7 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]
 
 
 def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
-    """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit. Pure.
+    """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit.
 
     If there is only one point, all its metrics may be shown.
 
@@ -182,7 +179,7 @@ def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room
 
 
 def text(value: Any) -> str:
-    """Formats a value of a metric for the table. Pure."""
+    """Formats a value of a metric for the table."""
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST)
 
 
@@ -215,7 +212,6 @@ def _print_table(
 
 
 def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]) -> None:
-    """Prints why each failed, stopped, cancelled or lost point ended, and the number of points in each state."""
     ended = [each for each in seen if each.over and each.state not in (RunState.DONE.value, RunState.PRUNED.value)]
     if ended:
         print()
@@ -233,7 +229,6 @@ def _print_best(
     seen: Sequence[PointStatus], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
     keys: Sequence[str],
 ) -> None:  # fmt: skip
-    """Prints the best point, and the command that submits it as a single run; or why there is no best point."""
     if not ranked:
         return
     best = next(each.point for each in seen if each.point.index == ranked[0])
@@ -253,7 +248,7 @@ def single_run(overrides: Sequence[str]) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Returns a value as a CSV cell that no spreadsheet takes for a formula. Pure.
+    """Returns a value as a CSV cell that no spreadsheet takes for a formula.
 
     Text that starts like a formula gets an apostrophe in front
     (https://owasp.org/www-community/attacks/CSV_Injection). Numbers, such as `-0.5`, are unchanged.

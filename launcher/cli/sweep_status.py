@@ -111,12 +111,10 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
 
 
 def _stands_still(sweep: Sweep, seen: Sequence[PointStatus], monitor: SweepMonitor) -> bool:
-    """Returns whether all known points of a search are over and no pilot is live that could choose more."""
     return all(each.over for each in seen) and not live_pilots(sweep, monitor)
 
 
 def _throttle(sweep: Sweep, packing: Packing) -> str:
-    """Returns a line with the command that submits the missing pilots."""
     return f"next  {program()} sweep throttle {sweep.id} {packing.pilots}"
 
 
@@ -127,7 +125,6 @@ def values_of(found: SearchProgress) -> dict[str, Any]:
 
 
 def _pilots_line(activity: packed.Activity) -> str:
-    """Describes the pilots: `7 of 8 slots busy (96% of their time), 42.0 points a minute, all over in 00:03:00`."""
     parts = [f"{activity.busy} of {plural(activity.slots, 'slot')} busy ({activity.share:.0%} of their time)"]
     if activity.rate:
         parts.append(f"{60 * activity.rate:.1f} points a minute")
@@ -137,7 +134,6 @@ def _pilots_line(activity: packed.Activity) -> str:
 
 
 def _over_first(seen: Sequence[PointStatus]) -> list[PointStatus]:
-    """Sorts points: first those that are over, then the others, both by number. Pure."""
     return sorted(seen, key=lambda each: (not each.over, each.point.index))
 
 
@@ -175,7 +171,7 @@ def why(each: PointStatus) -> str | None:
 
 
 def _elapsed(each: PointStatus) -> int | None:
-    """Returns the seconds since a point's first event, up to its end if it is over; None: it has no events."""
+    # Returns the seconds since a point's first event, up to its end if it is over; None: it has no events
     events = each.seen.history.events if each.seen else ()
     if not events:
         return None
@@ -211,7 +207,7 @@ def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
 
 
 def indented(text: str, spaces: int) -> list[str]:
-    """Wraps a text into at most two lines of WIDTH characters, each indented by `spaces`; ` ...` marks a cut. Pure."""
+    """Wraps a text into at most two lines of WIDTH characters, each indented by `spaces`; ` ...` marks a cut."""
     indent = " " * spaces
     words = " ".join(text.split())
     lines = textwrap.wrap(
@@ -221,5 +217,4 @@ def indented(text: str, spaces: int) -> list[str]:
 
 
 def _print_bar(found: Mapping[str, int]) -> None:
-    """Prints a bar with the share of points that are over, if stdout is a terminal."""
     bar(sys.stdout, over(found), sum(found.values()))

@@ -137,7 +137,7 @@ def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
 
 
 def cut(line: str, width: int) -> str:
-    """Shortens a line to `width` characters, with `...` at its end. Pure."""
+    """Shortens a line to `width` characters, with `...` at its end."""
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 

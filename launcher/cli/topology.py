@@ -39,13 +39,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
-    """Returns the lines that show a node with the CPUs that ranks would be bound to.
-
-    Args:
-        wanted: number of ranks; None: one for each GPU, without GPUs one.
-        how: the binding, as launch.bind.
-        node_type: a type of node that the launcher knows; `list`: the lines list all types; None: this node.
-    """
     if node_type is None:
         return _drawn(socket.gethostname(), sysfs.read(), os.sched_getaffinity(0), os.environ, wanted, how)
     if node_type == "list":
@@ -60,15 +53,7 @@ def _unbound(wanted: int | None, how: str, node_type: str | None) -> list[str]:
 def _drawn(
     host: str, node: Node, allowed: Collection[int], environ: Mapping[str, str], wanted: int | None, how: str
 ) -> list[str]:
-    """Returns the lines that show a node with the CPUs that `wanted` ranks would be bound to; see `_unbound`.
-
-    Args:
-        host: name that is shown for the node.
-        node: the node's hardware.
-        allowed: CPUs that this process may use.
-        environ: environment variables, which may limit the visible GPUs.
-        wanted, how: see `_unbound`.
-    """
+    # Returns the lines that show a node with the CPUs that `wanted` ranks would be bound to; see `_unbound`
     bind = parse(how)
     try:
         seen = len(devices.visible_gpus(node, environ, nvidia.parent_of_slice))

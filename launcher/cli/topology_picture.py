@@ -1,4 +1,4 @@
-"""Draws the CPUs of a node for a terminal of 80 columns: a line for each NUMA node, a letter for each CPU. Pure.
+"""Draws the CPUs of a node for a terminal of 80 columns: a line for each NUMA node, a letter for each CPU.
 
 The letter is the local rank that is bound to the CPU.
 
@@ -43,7 +43,6 @@ def pictures(bindings: Sequence[Bound], devices: Mapping[str, Sequence[str]] | N
 
 
 def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None) -> list[str]:
-    """Returns the lines that show nodes with the same bindings: hosts, CPUs, and a table of ranks."""
     first = group[0]
     names = list(dict.fromkeys(each.host for each in group))
     hosts = ", ".join(names[:_HOSTS]) + (f" and {len(names) - _HOSTS} more" if names[_HOSTS:] else "")
@@ -66,7 +65,6 @@ def _picture(group: Sequence[Bound], devices: Mapping[str, Sequence[str]] | None
 
 
 def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the lines that show the CPUs of a node, by NUMA node, and a legend."""
     allowed = frozenset(parse_ranges(bound.allowed))
     owners: dict[int, list[int]] = {}
     for place, rank in enumerate(bound.ranks if bound.unbound is None else ()):
@@ -101,10 +99,7 @@ def _map(bound: Bound, devices: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _runs(listed: str) -> list[tuple[str, Sequence[int]]]:
-    """Splits CPUs such as `0-3,8-11` into parts that get a line each; returns label and CPUs of each part.
-
-    A part is a range. If there are more than _PARTS ranges, the whole list is one part.
-    """
+    # A part is a range. If there are more than _PARTS ranges, the whole list is one part.
     parts = listed.split(",")
     if len(parts) <= _PARTS:
         return [(part, parse_ranges(part)) for part in parts]
@@ -113,7 +108,7 @@ def _runs(listed: str) -> list[tuple[str, Sequence[int]]]:
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:
-    """Joins parts with commas, and wraps them into lines of at most `width` characters. A longer part is not split."""
+    # A longer part is not split
     if len(whole := ",".join(parts)) <= width:
         return [whole]
     lines: list[str] = []
@@ -126,7 +121,6 @@ def _wrapped(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _devices(bound: Bound) -> dict[str, list[str]]:
-    """Returns the names of the GPUs that ranks use, by NUMA node."""
     found: dict[str, list[str]] = {}
     for rank in bound.ranks:
         if rank.gpu is not None and rank.gpu_numa is not None:
@@ -135,7 +129,6 @@ def _devices(bound: Bound) -> dict[str, list[str]]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table; the column of CPUs is wrapped."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     widths[2] = min(widths[2], WIDTH - 2 - sum(widths[:2]) - sum(widths[3:]) - 2 * (len(widths) - 1))
     lines = []

@@ -36,7 +36,6 @@ def show(rows: Rows) -> int:
 
 
 def _views(rows: Rows) -> Iterator[View]:
-    """Polls the runs and yields their state each time, until all are over."""
     unchanged, before = 0, None
     while True:
         began = time.monotonic()
@@ -144,7 +143,6 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _amount(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Returns how many steps (of a sweep: points) are done, and how many there are in all; None: not known."""
     if points := row.get("points"):
         return points.get("done", 0), sum(points.values())
     return row["step"], row["steps"]

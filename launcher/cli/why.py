@@ -32,7 +32,7 @@ def run(arguments: Namespace) -> int:
 
 
 def shown(found: Explanation, now: float) -> str:
-    """Formats an explanation for a terminal. Pure.
+    """Formats an explanation for a terminal.
 
     Args:
         found: the explanation.
@@ -70,7 +70,6 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def _table(found: Explanation, now: float) -> list[str]:
-    """Returns the lines of a table of changes: each with the scheduler's estimate of when the job would start."""
     rows = [("as it is" if not each.overrides else " ".join(each.overrides), _start(each, now), each.note)
             for each in found.tried]  # fmt: skip
     first = max(len("CHANGE"), *(len(row[0]) for row in rows))

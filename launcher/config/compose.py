@@ -123,11 +123,6 @@ def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 
 
 def _require_scheduler(cluster: DictConfig) -> None:
-    """Checks that a profile names its scheduler, and is based on that scheduler's keys.
-
-    Raises:
-        ConfigError: it names no scheduler, or is based on the keys of another one.
-    """
     name = "NAME" if OmegaConf.is_missing(cluster, "name") else cluster.name
     if OmegaConf.is_missing(cluster, "scheduler"):
         raise ConfigError(profile_errors.no_scheduler(name))
@@ -140,7 +135,7 @@ def _require_scheduler(cluster: DictConfig) -> None:
 
 
 def _drop_ignored(cluster: DictConfig) -> None:
-    """Removes keys of other schedulers if the cluster submits nothing (local), so that a command can be tried there."""
+    # Removes keys of other schedulers if the cluster submits nothing (local), so that a command can be tried there
     kind = OmegaConf.get_type(cluster)
     if kind is not None and issubclass(kind, SchedulerSettings) and kind.IGNORES_OTHERS:
         for key in [str(each) for each in cluster]:
@@ -149,11 +144,7 @@ def _drop_ignored(cluster: DictConfig) -> None:
 
 
 def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
-    """Refuses keys that are not in the schema. Hydra itself accepts any new key with a plus (`+key=value`).
-
-    Raises:
-        ConfigError: the config has such a key.
-    """
+    # Refuses keys that are not in the schema. Hydra itself accepts any new key with a plus (`+key=value`).
     kind = OmegaConf.get_type(config)
     if kind is None or not dataclasses.is_dataclass(kind):
         return

@@ -98,7 +98,6 @@ def no_workload() -> str:
 
 
 def _unknown_key(key: str, arguments: Sequence[str]) -> str:
-    """Returns the error text about an unknown key, with similar keys and the workloads that have this key."""
     known = types_of_keys(arguments)
     words = f"there is no key {key!r}.{near(key, known if '.' in key else [*GROUPS, *known])}"
     if owners := workloads_with(key):
@@ -109,7 +108,6 @@ def _unknown_key(key: str, arguments: Sequence[str]) -> str:
 
 
 def _unreadable(arguments: Sequence[str]) -> str | None:
-    """Returns the error text about the first argument that Hydra's grammar cannot parse; None: it can parse all."""
     for number, word in enumerate(map(as_typed, arguments)):
         key, equals, value = word.partition("=")
         if word.startswith("-") or _parses(word):
@@ -125,7 +123,7 @@ def _unreadable(arguments: Sequence[str]) -> str | None:
 
 
 def _readable(key: str, value: str) -> str:
-    """Returns an override quoted for Hydra and for the shell. In a list, only elements that need quotes get them."""
+    # In a list, only elements that need quotes get them
     if value.startswith("[") and value.endswith("]"):
         elements = [each if _parses(f"k=[{each}]") else _in_quotes(each) for each in value[1:-1].split(",")]
         if _parses(whole := f"{key}=[{','.join(elements)}]"):
@@ -134,12 +132,11 @@ def _readable(key: str, value: str) -> str:
 
 
 def _in_quotes(text: str) -> str:
-    """Returns a string quoted for Hydra: in double quotes if possible, since the shell's quotes are single ones."""
+    # Returns a string quoted for Hydra: in double quotes if possible, since the shell's quotes are single ones
     return quoted(text) if any(each in text for each in '"\\$') else f'"{text}"'
 
 
 def _parses(word: str) -> bool:
-    """Returns whether Hydra's grammar can parse an override."""
     try:
         OverridesParser.create().parse_override(word)
     except HydraException:

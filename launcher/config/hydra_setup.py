@@ -57,7 +57,6 @@ def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
 
 @cache
 def _store_schema() -> None:
-    """Stores the schema in Hydra's ConfigStore, once per process: this takes a fifth of the time of one composition."""
     store = ConfigStore.instance()
     store.store(name="schema", node=schema.Config)
     # In hydra/, so that help and near matches do not offer them as choices.

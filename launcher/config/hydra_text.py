@@ -1,4 +1,4 @@
-"""Converts values to override text, which Hydra and OmegaConf parse back to the same values. Pure."""
+"""Converts values to override text, which Hydra and OmegaConf parse back to the same values."""
 
 from __future__ import annotations
 

@@ -91,10 +91,7 @@ def written(value: Any) -> str:
 
 @cache
 def _docs(module: str) -> dict[str, dict[str, str]]:
-    """Returns the comment after each field of a module's classes, by class and field.
-
-    Scans the source, since `inspect` would parse the file again for every class.
-    """
+    # Scans the source, since `inspect` would parse the file again for every class
     found: dict[str, dict[str, str]] = {}
     inside: dict[str, str] = {}
     for line in Path(str(sys.modules[module].__file__)).read_text().splitlines():
@@ -180,7 +177,6 @@ def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
 
 
 def _clusters(words: Iterable[str]) -> list[type]:
-    """Returns the class of the profile that overrides choose; of all schedulers, if none is chosen or it is unknown."""
     # Lazily: 6 ms, and help needs none of it
     from launcher.config.profiles import profiles
 
@@ -216,7 +212,7 @@ def of_other_schedulers(key: str, kind: type | None) -> str | None:
 
 
 def opened(words: Iterable[str]) -> list[str]:
-    """Converts overrides as users type them to Hydra's. Pure.
+    """Converts overrides as users type them to Hydra's.
 
     Adds `++` where Hydra requires it for keys not in the schema, which are names of the user's own in the sections of
     `OPENED` (`cluster.environment.NAME=1`); quotes ids that Hydra would take for numbers (`run_id=1e3`).
@@ -227,6 +223,6 @@ def opened(words: Iterable[str]) -> list[str]:
 
 
 def as_typed(word: str) -> str:
-    """Returns an override as the user typed it, without the `++` that `opened` has added. Pure."""
+    """Returns an override as the user typed it, without the `++` that `opened` has added."""
     short = word.removeprefix("++")
     return short if opened([short]) == [word] else word

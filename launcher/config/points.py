@@ -140,7 +140,6 @@ class Composer:
 
 
 def _slot(override: Override) -> tuple[object, ...]:
-    """Returns a key to compare overrides: equal if both set the same config key to plain values, else different."""
     sets = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
     plain = sets and override.package is None and not override.is_sweep_override()
     # A reference is not in _Shape.references, and a section is merged with the values before.
@@ -151,7 +150,6 @@ def _slot(override: Override) -> tuple[object, ...]:
 
 
 def _changed(shape: _Shape, overrides: list[Override]) -> Composed:
-    """Applies the overrides of another point to a shape, and returns that point's config."""
     changed = [
         now for before, now in zip(shape.overrides, overrides, strict=True) if before.input_line != now.input_line
     ]
@@ -170,7 +168,7 @@ def _changed(shape: _Shape, overrides: list[Override]) -> Composed:
 
 
 def affected(changed: Set[str], references: Mapping[str, str]) -> set[str]:
-    """Returns all keys whose values change when the keys in `changed` do: these, and keys that refer to them. Pure.
+    """Returns all keys whose values change when the keys in `changed` do: these, and keys that refer to them.
 
     | the text of a key's reference | the key is affected |
     |---|---|
@@ -190,12 +188,10 @@ def affected(changed: Set[str], references: Mapping[str, str]) -> set[str]:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Returns whether two keys are the same, or one contains the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _references(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the key and the text of each value that refers to other keys; for values in a list, the list's key."""
     if isinstance(values, dict):
         for name, value in values.items():
             yield from _references(value, f"{key}.{name}" if key else str(name))
@@ -207,7 +203,7 @@ def _references(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _with(target: Any, path: Sequence[str], value: Any) -> Any:
-    """Returns a copy of `target` with another value at `path`. All other values are shared with it."""
+    # All other values are shared with it
     first, *rest = path
     if dataclasses.is_dataclass(target):
         changed = copy.copy(target)

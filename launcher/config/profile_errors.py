@@ -109,12 +109,10 @@ def file_of(name: str) -> Path:
 
 
 def _short(key: str, group: str) -> str:
-    """Returns a key as a file of its config group has it: `limits.nodes` for cluster.limits.nodes."""
     return key.removeprefix(f"{group}.")
 
 
 def _near(key: str, group: str, kind: type | None) -> str:
-    """Returns the hint at similar keys of the same section, as text."""
     inside = f"{key.rpartition('.')[0]}."
     names = [each.name for each in keys_of(kind, inside)] if kind is not None and is_dataclass(kind) else all_keys()
     known = [_short(each, group) for each in names if each.startswith(f"{group}.") or not group]

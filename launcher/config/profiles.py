@@ -67,7 +67,6 @@ def find(name: str) -> Profile:
 
 
 def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
-    """Returns the name of a profile's scheduler, from its file or the profile that it starts from; empty: not known."""
     for _ in range(10):  # a profile may be based on itself by mistake
         if name not in files:
             return ""

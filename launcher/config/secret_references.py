@@ -34,7 +34,7 @@ def interpolated() -> Iterator[dict[str, str]]:
 
 
 def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
-    """Checks that no key has the value of a secret, however short the value is. Pure.
+    """Checks that no key has the value of a secret, however short the value is.
 
     Args:
         interpolated: what `interpolated` has recorded: names of variables, by the config key that refers to them.

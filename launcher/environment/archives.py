@@ -59,7 +59,6 @@ def checked(name: str) -> tuple[str, Archive]:
 
 
 def _read_facts(file: Path, path: Path) -> dict[str, Any]:
-    """Returns the facts about the archive `path` from a JSON file; {}: it has none, or the archive has changed."""
     try:
         facts = json.loads(file.read_text())
         return dict(facts) if facts["sha256"] and facts.items() >= _stamp(path).items() else {}
@@ -68,7 +67,6 @@ def _read_facts(file: Path, path: Path) -> dict[str, Any]:
 
 
 def _compute_facts(file: Path, path: Path) -> dict[str, Any]:
-    """Computes the facts about the archive `path` (its checksum), and writes them to `file` if that is possible."""
     facts = {**_stamp(path), "sha256": digest_of(path)}
     with contextlib.suppress(OSError):
         run_files.make_folder(file.parent)
@@ -77,7 +75,6 @@ def _compute_facts(file: Path, path: Path) -> dict[str, Any]:
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    """Returns the size and the modification time of a file, to detect changes."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 

@@ -56,7 +56,7 @@ class ContainerError(RuntimeError):
 
 
 def folders(plan: JobPlan) -> list[str]:
-    """Returns the folders of the run to mount in the container under the same path; none is within another. Pure."""
+    """Returns the folders of the run to mount in the container under the same path; none is within another."""
     run = Path(plan.run_dir)
     runs = run.parents[1] if run.name.isdecimal() else run.parent
     wanted = [str(runs), plan.workdir, plan.code_root, plan.code.snapshot, plan.checkpoint.dir, plan.tracking.dir]
@@ -67,33 +67,33 @@ def folders(plan: JobPlan) -> list[str]:
 
 
 def outermost(paths: Sequence[str]) -> list[str]:
-    """Returns the paths that are not within another one of them, without /, in their order. Pure."""
+    """Returns the paths that are not within another one of them, without /, in their order."""
     kept = [path for path in dict.fromkeys(paths) if path != "/"]
     return [path for path in kept if not any(path != other and path.startswith(f"{other}/") for other in kept)]
 
 
 def folders_to_make(plan: JobPlan) -> list[str]:
-    """Returns the folders to create before they are mounted: those of `folders` that may not exist yet. Pure."""
+    """Returns the folders to create before they are mounted: those of `folders` that may not exist yet."""
     theirs = [os.path.normpath(each) for each in (plan.checkpoint.dir, plan.tracking.dir) if each]
     return [folder for folder in folders(plan) if folder in theirs]
 
 
 def mounts(binds: Sequence[str]) -> list[str]:
-    """Returns the folders of `binds` in the form SOURCE:TARGET; a plain FOLDER becomes FOLDER:FOLDER. Pure."""
+    """Returns the folders of `binds` in the form SOURCE:TARGET; a plain FOLDER becomes FOLDER:FOLDER."""
     return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
 
 
 def python_inside(plan: JobPlan) -> list[str]:
     """Returns the command that starts the interpreter inside the container, in the workdir and with PYTHONPATH set.
 
-    The caller appends the interpreter's arguments. Pure.
+    The caller appends the interpreter's arguments.
     """
     path = [*plan.code.path, plan.code_root, plan.cluster.environment.get("PYTHONPATH")]
     return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.env.python, "-u"]
 
 
 def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
-    """Returns the job's variables to pass into the container: all but those about the host's programs. Pure."""
+    """Returns the job's variables to pass into the container: all but those about the host's programs."""
     named = {*plan.cluster.environment, *plan.secret_variables} - {"PYTHONPATH"}  # set by the user, so always passed
     return {
         name: value
@@ -105,7 +105,7 @@ def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str
 def command(
     plan: JobPlan, environ: Mapping[str, str], runtime: str, exists: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts the interpreter in the container, and the environment of that command. Pure.
+    """Returns the command that starts the interpreter in the container, and the environment of that command.
 
     Args:
         plan: plan of the run.

@@ -72,11 +72,6 @@ def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False)
 
 
 def _query(key: str, path: Path) -> tuple[str, ...]:
-    """Runs the environment's Python to check its version and packages. Returns a note if it does not start here.
-
-    Raises:
-        ConfigError: the environment has no Python, or the Python has a wrong version or lacks a package.
-    """
     python = path / "bin/python"
     if not os.access(python, os.X_OK):
         raise ConfigError(f"{key}: it has no Python ({python}): install one into it")
@@ -96,7 +91,7 @@ def _query(key: str, path: Path) -> tuple[str, ...]:
 
 
 def problem(version: Sequence[int], missing: Sequence[str]) -> str:
-    """Returns why ranks cannot run with an interpreter, as text; empty: they can. Pure.
+    """Returns why ranks cannot run with an interpreter, as text; empty: they can.
 
     Args:
         version: major and minor version of the interpreter.

@@ -122,7 +122,6 @@ def _file(spec: ModuleSpec | None) -> str | None:
 
 
 def _program(module: str, place: Place) -> ModuleSpec | None:
-    """Finds the module that `python -m MODULE` runs; None: it may be in a folder that only the job knows."""
     spec = _found(module, place, "workload.module")
     if spec is not None and spec.submodule_search_locations is not None:
         return _found(f"{module}.__main__", place, "workload.module")
@@ -195,11 +194,6 @@ def _require_interpreter(program: Program) -> None:
 
 
 def _arguments(program: Program) -> list[str]:
-    """Returns a program's arguments: `args`, then `flags`, then `overrides`.
-
-    Raises:
-        ConfigError: a value cannot be an argument.
-    """
     try:
         given = words(program.args)
     except ValueError as error:
@@ -216,7 +210,6 @@ def _arguments(program: Program) -> list[str]:
 
 
 def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns nested named arguments in the form that a Hydra app expects: `optimizer.lr=0.1`."""
     found = []
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -243,11 +236,6 @@ def _parsed(path: Path, key: str) -> ast.Module:
 
 
 def _split(target: str) -> tuple[str, str]:
-    """Splits `pkg.mod:f`, `pkg.mod:Class.method` or `pkg.mod.f` (Hydra's form) into the module and the name in it.
-
-    Raises:
-        ConfigError: the target has none of these forms.
-    """
     module, colon, name = target.partition(":")
     if not colon:
         module, _, name = target.rpartition(".")
@@ -257,11 +245,6 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
-    """Finds a module without importing it; None: it may be in a folder that only the job knows.
-
-    Raises:
-        ConfigError: there is no such module.
-    """
     path: Sequence[str] | None = None
     spec = None
     parts = name.split(".")
@@ -287,7 +270,6 @@ def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
 
 
 def _spec(name: str, path: Sequence[str], *, top: bool) -> ModuleSpec | None:
-    """Finds a module like `importlib.util.find_spec`, but without importing its parent packages."""
     # Searches the last part of the name: with the whole name, a parent namespace package would have to be imported.
     if found := PathFinder.find_spec(name.rpartition(".")[2], list(path)):
         found.name = name
@@ -311,16 +293,10 @@ def _modules(folders: Sequence[str]) -> Iterator[str]:
 
 
 def _tree(spec: ModuleSpec | None, key: str) -> ast.Module | None:
-    """Returns a module's syntax tree; None: it has no Python source."""
     return _parsed(Path(spec.origin), key) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 def _refuse_module(package: ModuleSpec, tree: ast.Module | None, name: str, key: str) -> None:
-    """Refuses a target whose name is a module of the package rather than a function.
-
-    Raises:
-        ConfigError: the name is a module, or the package has no __init__.py and no module of this name.
-    """
     first, _, _ = name.partition(".")
     names, _ = _names(tree.body) if tree is not None else ({}, False)
     imported = names.get(first)
@@ -371,10 +347,7 @@ def _check_call(tree: ast.Module, name: str, kwargs: Mapping[str, Any], key: str
 
 
 def _names(body: Sequence[ast.stmt]) -> tuple[dict[str, ast.stmt], bool]:
-    """Returns the statements that define a module's names, by name, and whether it may define further names.
-
-    Statements within if, try and with are included.
-    """
+    # Statements within if, try and with are included
     names: dict[str, ast.stmt] = {}
     open_ended = False
     for node in body:

@@ -19,7 +19,7 @@ _NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?
 
 
 def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Returns overrides without the values of secrets. When the run is resumed, the environment must have them. Pure.
+    """Returns overrides without the values of secrets. When the run is resumed, the environment must have them.
 
     | override of cluster.environment for a secret | result |
     |---|---|
@@ -50,7 +50,7 @@ def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
 
 
 def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
-    """Returns a resolved config in which the values of secrets in cluster.environment are replaced. Pure.
+    """Returns a resolved config in which the values of secrets in cluster.environment are replaced.
 
     Args:
         config: the config as plain values.

@@ -35,7 +35,7 @@ FOLDER = "LAUNCHER_SECRETS_DIR"  # variable of the user: the folder of such file
 
 
 def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """Returns an environment without the variables whose names match the patterns of secrets. Pure."""
+    """Returns an environment without the variables whose names match the patterns of secrets."""
     hidden = redaction.secrets_in(environ, patterns)
     return {name: value for name, value in environ.items() if name not in hidden}
 
@@ -89,7 +89,7 @@ def folder() -> Path:
 
 
 def folder_of(runs: str, base: str) -> str:
-    """Returns the folder with the files of secrets of all runs in a folder. Pure.
+    """Returns the folder with the files of secrets of all runs in a folder.
 
     Args:
         runs: folder of the run directories: runs_dir, or the directory of a sweep.
@@ -99,7 +99,7 @@ def folder_of(runs: str, base: str) -> str:
 
 
 def file_of(run_dir: str, base: str) -> Path:
-    """Returns the path of the file with the secrets of the run in `run_dir`, below the folder `base`. Pure."""
+    """Returns the path of the file with the secrets of the run in `run_dir`, below the folder `base`."""
     path = Path(run_dir)
     return Path(folder_of(str(path.parent), base)) / f"{path.name}.sh"
 

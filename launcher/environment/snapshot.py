@@ -74,12 +74,6 @@ def tree(folder: str, without: Sequence[str] = ()) -> Tree:
 
 
 def _names(root: Path, prefix: str) -> Iterator[str]:
-    """Yields the paths of the files in a repository and in the repositories within it (such as submodules).
-
-    Args:
-        root: folder of the outermost repository, to which the paths are relative.
-        prefix: path of the repository to list; empty: the outermost one.
-    """
     listed = _git(str(root / prefix), "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     for name in dict.fromkeys(filter(None, listed)):
         inner = os.path.join(prefix, name)
@@ -165,16 +159,10 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
 
 
 def _of_python(path: str) -> bool:
-    """Returns whether a folder belongs to a Python installation (a venv may be within the repository)."""
     return within(path, sys.prefix) or within(path, sys.base_prefix) or "site-packages" in Path(path).parts
 
 
 def _require_workload(config: Config, site: Site, found: Tree) -> None:
-    """Checks that a snapshot contains the file with the workload's script, module or function, if the repository does.
-
-    Raises:
-        ConfigError: git ignores that file.
-    """
     workload = config.workload
     if not isinstance(workload, (Program, Function)):
         return
@@ -283,12 +271,11 @@ def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
 
 
 def _real(path: str) -> str:
-    """Returns a path with symbolic links resolved, except in its last part."""
     return os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
 
 
 def within(path: str, folder: str) -> bool:
-    """Returns whether a path is the folder itself or within it. Pure."""
+    """Returns whether a path is the folder itself or within it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
@@ -325,12 +312,7 @@ def take(plan: JobPlan) -> None:
 
 @contextlib.contextmanager
 def _whole(folder: Path, name: str) -> Iterator[Path]:
-    """Yields a temporary folder that is renamed to `folder` at the end, so that `folder` is complete or missing.
-
-    Args:
-        folder: folder to create.
-        name: name of the temporary folder, next to it.
-    """
+    # Yields a temporary folder that is renamed to `folder` at the end, so that `folder` is complete or missing
     part = folder.with_name(name)
     previous = os.umask(0o077)
     try:
@@ -350,7 +332,6 @@ def library_of(run: Run) -> Path:
 
 
 def _copy_launcher(library: Path) -> None:
-    """Copies the launcher's packages, for the user's own Python, in which they are not installed."""
     try:
         with _whole(library, f".code-lib-{os.getpid()}") as part:
             for package in (PACKAGE, PACKAGE.parent / "workloads"):
@@ -360,16 +341,12 @@ def _copy_launcher(library: Path) -> None:
 
 
 def _runs_dir(run_dir: str) -> str:
-    """Returns the folder that contains the directory of a run, or of its sweep."""
     path = Path(run_dir)
     return str(path.parents[1] if path.name.isdecimal() else path.parent)
 
 
 def _copy(root: Path, name: str, target: Path) -> None:
-    """Copies one file, with its times and executable bits.
-
-    A symbolic link is copied as a link. If its target is in the repository, the copy's target is in the snapshot.
-    """
+    # A symbolic link is copied as a link. If its target is in the repository, the copy's target is in the snapshot.
     source, copy = root / name, target / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():

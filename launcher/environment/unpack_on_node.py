@@ -54,7 +54,7 @@ class ArchiveError(RuntimeError):
 
 
 def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
-    """Returns the folder on this node in which the environment is unpacked. Pure.
+    """Returns the folder on this node in which the environment is unpacked.
 
     Args:
         environ: environment of the job.
@@ -65,7 +65,7 @@ def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
 
 
 def shared(folder: str, mounts: str) -> bool:
-    """Returns whether a folder is on a file system that other nodes see too. Pure.
+    """Returns whether a folder is on a file system that other nodes see too.
 
     Args:
         folder: path of the folder, without symbolic links.
@@ -162,7 +162,6 @@ class Members:
         return member
 
     def _problem(self, member: tarfile.TarInfo) -> str | None:
-        """Returns why the next member is refused, as text; None: it is accepted."""
         name = PurePosixPath(member.name)
         if not _inside(name):
             return "would be outside of the folder"
@@ -186,13 +185,11 @@ class Members:
 
 
 def _inside(path: PurePosixPath) -> bool:
-    """Returns whether a path, relative to a folder, is within that folder. Pure."""
     return not path.is_absolute() and os.path.normpath(path).split("/")[0] != ".."
 
 
 @contextlib.contextmanager
 def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
-    """Yields the archive as a stream for tarfile, and the mode in which tarfile opens it."""
     if archive.suffix != ".zst":
         yield source, "r|gz" if archive.suffix in (".gz", ".tgz") else "r|"
         return
@@ -250,15 +247,7 @@ def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | Non
 
 
 def _ensure_unpacked(lock: int, archive: Path, digest: str, folder: Path) -> float | None:
-    """Unpacks the environment unless another process has done so. Afterwards this process holds a shared lock.
-
-    Returns:
-        The seconds that unpacking took; None: another process has unpacked it.
-
-    Raises:
-        FileNotFoundError: another process has removed the folder meanwhile, as the last one that used it.
-        ArchiveError: the environment cannot be unpacked.
-    """
+    # Unpacks the environment unless another process has done so. Afterwards this process holds a shared lock.
     while True:
         fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that unpacks
         _require_same(lock, folder)
@@ -331,7 +320,7 @@ def print_summary(seconds: float) -> None:
 
 
 def summary(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
-    """Returns the text about the time that unpacking took and saved. Pure.
+    """Returns the text about the time that unpacking took and saved.
 
     Args:
         where: text with the host, the archive and the folder.
@@ -349,7 +338,7 @@ def summary(where: str, unpacked: float, imported: float, of: str | None, shared
 
 
 def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables that activating the environment `env` would set. Pure."""
+    """Returns the environment variables that activating the environment `env` would set."""
     kind = "CONDA_PREFIX" if (env / "conda-meta").is_dir() else "VIRTUAL_ENV"
     return {kind: str(env), "PATH": f"{env}/bin:{environ.get('PATH', os.defpath)}"}
 

@@ -1,4 +1,4 @@
-"""Makes text for users of what the checks of a preflight have measured or found wrong. Pure."""
+"""Makes text for users of what the checks of a preflight have measured or found wrong."""
 
 from __future__ import annotations
 

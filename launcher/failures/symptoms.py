@@ -1,4 +1,4 @@
-"""Finds the kind of a failure in an error message or a log, by regular expressions. Pure.
+"""Finds the kind of a failure in an error message or a log, by regular expressions.
 
 The patterns match messages of the kernel (errno), Python, torch, gloo, NCCL and CUDA. Tests use recorded lines.
 """
@@ -94,7 +94,6 @@ def lost_peer(text: str) -> bool:
 
 
 def _is_user_exception(text: str) -> bool:
-    """Returns whether a line names an exception type that is neither torch.distributed's nor RuntimeError."""
     named = _EXCEPTION.search(text)
     return named is not None and _TORCHS.fullmatch(named[1]) is None
 

@@ -1,4 +1,4 @@
-"""Makes one line of text for users of each event: fault, stop, continuation and others. Pure.
+"""Makes one line of text for users of each event: fault, stop, continuation and others.
 
 Only this module does, and `preflight_text` for the checks of a preflight.
 """
@@ -78,7 +78,6 @@ def of_fault(fault: Fault) -> str:
 
 
 def _error(fault: Fault) -> str:
-    """Returns the fault's error message, after the rank or the host that reported it."""
     who = _rank(fault) if fault.rank is not None else fault.host
     if fault.reading and fault.reading not in (fault.error or ""):
         who += f", loading {fault.reading}"
@@ -94,19 +93,16 @@ def _rank_on(rank: int | None, host: str) -> str:
 
 
 def _hosts(fault: Fault) -> str:
-    """Returns the names of the accused hosts; if none is accused, the name of the fault's host."""
     return _first_of([each.host for each in fault.accused] or [fault.host])
 
 
 def _ranks_on_hosts(accused: Collection[Accused]) -> str:
-    """Returns the accused ranks with their hosts: `rank 1, 2 on node1, node2`."""
     ranks = ", ".join(str(each.rank) for each in accused)
     hosts = ", ".join(dict.fromkeys(each.host for each in accused if each.host))
     return f"rank {ranks} on {hosts}" if hosts else f"rank {ranks}"
 
 
 def _agents(accused: Sequence[Accused]) -> str:
-    """Returns the names of accused agents: `node2 (node 1)`, or with launch=tasks `rank 3 on node2`."""
     return _first_of([_agent(each) for each in accused])
 
 
@@ -121,12 +117,10 @@ def _node(host: str, node: int | None) -> str:
 
 
 def _first_of(names: Sequence[str]) -> str:
-    """Returns the first MOST_NAMES names, and the number of the others: `node1, node2 and 3 more`."""
     return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
 def _ended(fault: Fault) -> str:
-    """Returns how a rank, or an agent's task, ended, by a signal or with an exit code, and what it said at its end."""
     who = _rank(fault) if fault.rank is not None else f"the task on {fault.host}"
     if fault.signal is None and fault.exit_code is None:
         how = "was killed"
@@ -183,7 +177,6 @@ _LIMITS = {
 
 
 def _seconds(fault: Fault, preposition: str) -> str:
-    """Returns the fault's timeout after a preposition (` within 60 s`); empty: the timeout is not known."""
     return "" if fault.seconds is None else f" {preposition} {fault.seconds:g} s"
 
 
@@ -195,7 +188,6 @@ def _hang(fault: Fault) -> str:
 
 
 def _expired(fault: Fault) -> str:
-    """Returns which limit of a hang expired, after which step, and where the stacks are; empty: it is no hang."""
     slowest, stacks = (fault.hang.slowest, fault.hang.stacks) if fault.hang else (None, "")
     preposition = "within" if fault.limit == "launch.start_timeout" else "for"
     why = _LIMITS.get(fault.limit or "", "").format(seconds=_seconds(fault, preposition))
@@ -214,7 +206,6 @@ _BLOCKS = {
 
 
 def _blocks(collective: BlockedCollective) -> str:
-    """Returns how a rank blocks a collective, as the predicate of a sentence (`has not called all_reduce ...`)."""
     one = collective.waiting.isdecimal()
     return _BLOCKS[collective.sign].format(
         what=f"{collective.operation} (number {collective.number} of process group {collective.group})",

@@ -1,4 +1,4 @@
-"""Checks values read as JSON against type hints, and converts structs and dataclasses to JSON and back. Pure.
+"""Checks values read as JSON against type hints, and converts structs and dataclasses to JSON and back.
 
 A file's content is checked once, where it is read; code that uses the values relies on their declared types. JSON has
 no tuples and does not distinguish 1 from 1.0, so a list matches a tuple, and a whole number matches a float.
@@ -144,7 +144,6 @@ def _has_fields(kind: Any) -> bool:
 
 @cache
 def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Returns the types of the fields that a class takes, by name, and the names of those without a default."""
     hints = get_type_hints(kind)
     if issubclass(kind, Struct):
         needed = tuple(name for name, default in kind.FIELDS.items() if default is REQUIRED)
@@ -159,7 +158,6 @@ def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 @cache
 def _defaults(kind: Any) -> Any:
-    """Returns the defaults of a class's fields, by name; for one that has none, something that no field is equal to."""
     if issubclass(kind, Struct):
         return kind.FIELDS
     # Lazily: as above

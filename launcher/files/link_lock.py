@@ -64,7 +64,7 @@ class Holder:
 
 
 def dead(holder: Holder | None, machine: str, started: int | None, unchanged: float, timeout: float = TIMEOUT) -> bool:
-    """Returns whether a lock may be taken over because its holder is dead, by the module's table. Pure.
+    """Returns whether a lock may be taken over because its holder is dead, by the module's table.
 
     Args:
         holder: holder of the lock; None: the lock's file is damaged.
@@ -129,14 +129,8 @@ def _take(path: Path, mine: Holder, timeout: float, waiting: Callable[[], None])
 
 
 def _take_away(path: Path, text: str) -> None:
-    """Removes the lock of a dead holder, unless another process has removed it meanwhile.
-
-    The file is first renamed, and then read: if it is by then the lock of a new holder, it is put back.
-
-    Args:
-        path: file of the lock.
-        text: content of the file when the holder was found dead.
-    """
+    # Removes the lock of a dead holder, unless another process has removed it meanwhile.
+    # The file is first renamed, and then read: if it is by then the lock of a new holder, it is put back.
     if _holder(path) != text:
         return
     aside = path.with_name(run_files.temporary_name(path.name))
@@ -158,7 +152,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Returns when a process started, in clock ticks since the boot; None: it does not exist, or has ended."""
+    # Returns when a process started, in clock ticks since the boot; None: it does not exist, or has ended
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # not EMFILE: then the process may exist

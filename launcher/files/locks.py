@@ -80,11 +80,7 @@ def _open(path: Path) -> IO[str]:
 
 
 def _flock(file: IO[str], path: Path, how: int) -> bool:
-    """Takes or awaits a lock (`how`: flags of flock); returns False if another process holds it.
-
-    On a file system without locks it returns True.
-    """
-
+    # On a file system without locks it returns True
     def take() -> bool:
         try:
             fcntl.flock(file, how)

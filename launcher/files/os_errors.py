@@ -42,7 +42,7 @@ NOT_ON_PATH = (FileNotFoundError, PermissionError)
 
 
 def explain(error: OSError) -> str | None:
-    """Returns one line for the user: the file, the system's error, and what to do. Pure.
+    """Returns one line for the user: the file, the system's error, and what to do.
 
     | the error | advice in the line |
     |---|---|

@@ -63,7 +63,7 @@ class User:
 
 
 def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Returns why the last of these folders is not the user's own, by the module's table; None: it is. Pure.
+    """Returns why the last of these folders is not the user's own, by the module's table; None: it is.
 
     Args:
         folders: folders of a path, from `/` down.
@@ -79,7 +79,7 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Returns a message saying who else could replace a folder below this path; None: nobody else can. Pure.
+    """Returns a message saying who else could replace a folder below this path; None: nobody else can.
 
     Args:
         way: folders of the path, from `/` down.
@@ -97,7 +97,6 @@ def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def _writers(folder: Folder, user: User) -> str:
-    """Returns who besides its owner can write to a folder, as text (`group physics`); empty: nobody."""
     found = writers.others(folder.mode, folder.gid, user.private_group, folder.listed)
     return f"group {_group(folder.gid)}" if found == writers.GROUP else found or ""
 
@@ -126,7 +125,6 @@ def why_replaceable(path: Path | str) -> str | None:
 
 
 def _unless_trusted(why: Callable[[Sequence[str]], str | None]) -> str | None:
-    """Returns `why(())`, or, if that finds a problem, `why` of the trusted folders, which take time to look up."""
     return why(()) and why(trusted_folders.paths())
 
 
@@ -188,12 +186,6 @@ def require_safe_way(folder: Path, setting: str) -> None:
 
 
 def _folders(path: str) -> list[Folder]:
-    """Returns the folders from `/` down to a path that has no symbolic links.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        UnavailableError: a folder cannot be checked now.
-    """
     found = unwrap(retry_read(lambda: _walked(path), path))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -216,7 +208,6 @@ def _walked(path: str) -> list[Folder]:
 
 
 def _links(path: str) -> list[str]:
-    """Returns the symbolic links on a path; the parents of each returned path are no links."""
     found: list[str] = []
     here, rest = "/", [part for part in path.split("/") if part]
     while rest and len(found) < _MAX_LINKS:
@@ -241,10 +232,7 @@ def _owner(status: os.stat_result) -> int:
 
 
 def _unmapped() -> int | None:
-    """Returns the uid shown for owners that this user namespace (of a container) does not map, mostly root.
-
-    None: this process is in no such namespace.
-    """
+    # None: this process is in no such namespace
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return None

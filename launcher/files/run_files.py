@@ -201,7 +201,7 @@ def require_json_bounds(value: Any) -> None:
 
 
 def _read(file: IO[bytes], most: int) -> bytes:
-    """Reads up to `most` bytes, in blocks, so that no more memory is allocated than the file has bytes."""
+    # Reads up to `most` bytes, in blocks, so that no more memory is allocated than the file has bytes
     parts, left = [], most
     while left > 0 and (block := file.read(min(left, 1 << 20))):
         parts.append(block)
@@ -263,7 +263,7 @@ def create(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def _temporary_file(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
-    """Writes data to a temporary file next to `path`, and yields its path; removes it at the end unless renamed."""
+    # Writes data to a temporary file next to `path`, and yields its path; removes it at the end unless renamed
     temporary = path.with_name(temporary_name(path.name))
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:

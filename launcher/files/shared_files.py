@@ -187,7 +187,7 @@ def backoff(limit: float, first: float | None = None, longest: float | None = No
 
 
 def is_transient(error: BaseException) -> bool:
-    """Returns whether an error is transient, so that the same read may succeed later. Pure."""
+    """Returns whether an error is transient, so that the same read may succeed later."""
     return isinstance(error, UnavailableError) or (isinstance(error, OSError) and error.errno in TRANSIENT)
 
 

@@ -30,7 +30,7 @@ def kind_of(folder: Path, mounts: str | None = None) -> str:
 
 
 def kind_at(folder: str, mounts: str) -> str:
-    """Returns the type of the file system that holds a path without links: that of the longest mount point. Pure."""
+    """Returns the type of the file system that holds a path without links: that of the longest mount point."""
     longest, kind = "", ""
     for line in mounts.splitlines():
         _, point, found, *_ = [*line.split(" "), "", ""]
@@ -41,7 +41,7 @@ def kind_at(folder: str, mounts: str) -> str:
 
 
 def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: Collection[str]) -> str | None:
-    """Checks whether nodes can see the folder of runs; returns a warning for the user, or None. Pure.
+    """Checks whether nodes can see the folder of runs; returns a warning for the user, or None.
 
     | first row that applies | result |
     |---|---|

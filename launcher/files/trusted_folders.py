@@ -57,12 +57,6 @@ def _in_files() -> list[str]:
 
 
 def _in_file(path: Path, user_file: bool) -> Iterator[str]:
-    """Yields the trusted folders that a settings file names with absolute paths.
-
-    Args:
-        path: the file. One that cannot be read yields nothing.
-        user_file: whether it is user.yaml; False: a cluster profile.
-    """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError):  # composing a config reports the error

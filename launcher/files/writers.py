@@ -13,7 +13,7 @@ GROUP = "its group"
 
 
 def others(mode: int, gid: int, private_group: int, listed: bool) -> str | None:
-    """Returns EVERYBODY, LISTED or GROUP if users besides the owner can write to a folder; else None. Pure.
+    """Returns EVERYBODY, LISTED or GROUP if users besides the owner can write to a folder; else None.
 
     Args:
         mode: st_mode of the folder.

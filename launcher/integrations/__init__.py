@@ -22,7 +22,7 @@ def checkpoint_dir(otherwise: str | os.PathLike[str] = "checkpoints") -> Path:
 
 
 def missing(package: str, error: ImportError) -> ImportError:
-    """Returns the error for a package that is not installed, with the command that installs it. Pure.
+    """Returns the error for a package that is not installed, with the command that installs it.
 
     Args:
         package: `lightning` or `transformers`.

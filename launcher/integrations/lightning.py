@@ -123,7 +123,7 @@ class LauncherCallback(Callback):
     # -- checkpoints
 
     def _save(self, trainer: Any, step: int) -> None:
-        """Saves a checkpoint under a hidden name, renames it when it is complete, and removes old ones. Collective."""
+        # Collective
         began, path = time.monotonic(), self._folder / f"{OURS}{step:09d}.ckpt"
         hidden = path.with_name(f".{path.name}")
         self._generators = all_generators()

@@ -1,4 +1,4 @@
-"""What both callbacks share: metrics from the values that a trainer passes, and whether to exit at a step. Pure."""
+"""What both callbacks share: metrics from the values that a trainer passes, and whether to exit at a step."""
 
 from __future__ import annotations
 

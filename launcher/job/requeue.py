@@ -88,7 +88,7 @@ def stays(what: What, reason: NextReason, **details: Any) -> Decision:
 
 
 def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None) -> Decision:
-    """Returns whether a run continues after an attempt that stopped early. Pure. The first row that applies decides.
+    """Returns whether a run continues after an attempt that stopped early. The first row that applies decides.
 
     | condition | the run |
     |---|---|
@@ -126,7 +126,7 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
 
 
 def counted(stopped: Sequence[Stopped]) -> list[int]:
-    """Returns the progress of the run at the end of each attempt that counts, for `decide`. Pure.
+    """Returns the progress of the run at the end of each attempt that counts, for `decide`.
 
     A preempted attempt does not count, nor one with unknown progress: a run that is preempted soon after each start is
     not at fault. If the last attempt does not count, none does: this attempt shows nothing new about the run.
@@ -140,7 +140,7 @@ def counted(stopped: Sequence[Stopped]) -> list[int]:
 
 
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns the progress of the run at the end of each attempt. Pure.
+    """Returns the progress of the run at the end of each attempt.
 
     Without save times the progress is the step. With them (a user's program) it is a counter, which an attempt
     increments if it reached a further step or saved a newer file.
@@ -188,13 +188,7 @@ def main(run_dir: str, stop_requested: bool) -> int:
 
 
 def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decision:
-    """Decides whether the run continues, and if so, requeues or resubmits its job. Returns the decision.
-
-    Writes the event Stopped before.
-
-    Raises:
-        UnavailableError, OSError: something that the decision needs cannot be read now.
-    """
+    # Writes the event Stopped before
     run = attempt.run
     plan = run.own_plan()
     stopped = [event for each in run.attempts() for event in every(each.latest_events(), Stopped)]
@@ -213,11 +207,9 @@ def _continue(attempt: Attempt, events: Events, stop_requested: bool) -> Decisio
 
 
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
-    """Returns whether the scheduler shows that it has begun to preempt this job since the attempt started.
-
-    False if the scheduler cannot be asked now. Slurm no longer shows the preemption of a job that has exited within its
-    partition's GraceTime.
-    """
+    # Returns whether the scheduler shows that it has begun to preempt this job since the attempt started.
+    # False if the scheduler cannot be asked now. Slurm no longer shows the preemption of a job that has exited within
+    # its partition's GraceTime.
     scheduler = registry.scheduler(plan.cluster.scheduler)
     if not isinstance(scheduler, ShowsPreemption):
         return False
@@ -229,13 +221,6 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
 
 
 def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | None:
-    """Returns the mtime of a program's newest saved file, or of any that this attempt has saved; None: unknown.
-
-    Args:
-        plan: the run's plan.
-        attempt: the attempt that stopped.
-        before: the ends of earlier attempts.
-    """
     began = first(attempt.latest_events(), Started)
     enough = math.inf if began is None else max([int(began.time * 1e9), *(each.saved for each in before)])
     left = time_left(os.environ)
@@ -245,11 +230,9 @@ def _saved(plan: JobPlan, attempt: Attempt, before: Sequence[Stopped]) -> int | 
 
 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
-    """Returns the run's newest saved step; -1: none is saved; None: unknown, since checkpoints cannot be read.
-
-    Reported steps count as well for a user's program, and in a run without checkpoints that got no stop request:
-    it may save in a format of its own.
-    """
+    # Returns the run's newest saved step; -1: none is saved; None: unknown, since checkpoints cannot be read.
+    # Reported steps count as well for a user's program, and in a run without checkpoints that got no stop request: it
+    # may save in a format of its own.
     if any(event.reason is StopReason.UNREADABLE for event in every(attempt.latest_events(), Stop)):
         return None
     try:
@@ -267,20 +250,13 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
 
 
 def _ending(plan: JobPlan, stop_requested: bool) -> Ending | None:
-    """Returns why the scheduler ends this job; None: it does not end the job, or only for its wall time."""
     known_left = time_left(os.environ)
     left = math.inf if known_left is None else known_left.seconds
     return registry.scheduler(plan.cluster.scheduler).ending(plan, stop_requested=stop_requested, left=left)
 
 
 def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
-    """Requeues the run's job or submits a new one, as resume.how says. Returns what to record about this.
-
-    For `chain` the next job is queued already.
-
-    Raises:
-        LauncherError: the scheduler refused.
-    """
+    # For `chain` the next job is queued already
     how, scheduler = plan.resume.how, registry.scheduler(plan.cluster.scheduler)
     if how == ResumeHow.chain.value:
         return continues(What.ELSEWHERE, NextReason.CHAIN)
@@ -298,7 +274,6 @@ def _continue_elsewhere(plan: JobPlan, attempt: Attempt) -> Decision:
 
 
 def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
-    """Submits the run's script as a new job that starts when this one has ended. Returns the new job's id."""
     job = registry.queue(plan.cluster.scheduler).own_job(os.environ)
     return resubmit(
         plan, attempt.run, str(attempt.number + 1),

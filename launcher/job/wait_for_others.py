@@ -88,13 +88,8 @@ def _wait(attempt: Attempt) -> int:
 
 
 def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
-    """Returns whether the run may start (see `dependencies.decide`), the reason, and the dependencies.
-
-    If the record of a run that it depends on is gone, the decision is `NEVER`.
-
-    Raises:
-        UnavailableError: a record cannot be read now.
-    """
+    # Returns whether the run may start (see `dependencies.decide`), the reason, and the dependencies.
+    # If the record of a run that it depends on is gone, the decision is `NEVER`.
     try:
         dependencies = read_dependencies(plan.after)
     except UnavailableError:
@@ -105,10 +100,7 @@ def _decide(plan: JobPlan) -> tuple[Decision, str, list[Dependency]]:
 
 
 def _submit_waiting_job(plan: JobPlan, attempt: Attempt, dependencies: list[Dependency]) -> str | None:
-    """Submits a job of this run that starts after the jobs of its dependencies.
-
-    Returns the id of the new job; None: it could not be submitted.
-    """
+    # Returns the id of the new job; None: it could not be submitted
     jobs = jobs_to_wait_for(dependencies)
     if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None

@@ -44,13 +44,13 @@ def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
 
 
 def family(job_id: str) -> str:
-    """Returns a job's number without array index and server: `17` for 17_3 and 17[3].server. Pure."""
+    """Returns a job's number without array index and server: `17` for 17_3 and 17[3].server."""
     match = _JOB.fullmatch(job_id)
     return match[1] if match else job_id
 
 
 def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) -> dict[str, SchedulerJob]:
-    """Returns the live jobs that do not belong to the `accounted` ids, by job number; one job of each array. Pure.
+    """Returns the live jobs that do not belong to the `accounted` ids, by job number; one job of each array.
 
     Jobs whose comment is not a token of the launcher are left out, so that the user's other jobs cost no query.
 
@@ -68,7 +68,7 @@ def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) ->
 
 
 def folder_of(origin: JobOrigin) -> Path | None:
-    """Returns the directory of the run or sweep that a job belongs to; None: not a job of the launcher. Pure.
+    """Returns the directory of the run or sweep that a job belongs to; None: not a job of the launcher.
 
     | the job's script | the directory |
     |---|---|

@@ -55,7 +55,7 @@ class Old:
 
 
 def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | None:
-    """Returns why a run or sweep is kept, by the table of this module; None: it may be removed. Pure.
+    """Returns why a run or sweep is kept, by the table of this module; None: it may be removed.
 
     Args:
         old: the run or sweep.
@@ -108,18 +108,7 @@ def survey(runs_dir: Path) -> list[Old]:
 
 
 def _waiting_for(folder: Path, live: SweepMonitor, skip: Collection[Path] = ()) -> list[str]:
-    """Returns the ids of unfinished runs that wait for a run or sweep, or for one of its points.
-
-    A run in an unknown state counts as unfinished.
-
-    Args:
-        folder: directory of the run or sweep.
-        live: monitor that queries the schedulers.
-        skip: directories of runs and sweeps that are left out.
-
-    Raises:
-        UnavailableError: the list of waiting runs cannot be read now.
-    """
+    # A run in an unknown state counts as unfinished
     found: list[str] = []
     for path in _followers(folder):
         if {path, path.parent}.isdisjoint(skip):
@@ -132,7 +121,6 @@ def _waiting_for(folder: Path, live: SweepMonitor, skip: Collection[Path] = ()) 
 
 
 def _followers(folder: Path) -> list[Path]:
-    """Returns the directories of the runs that were submitted to start after a run or sweep, or one of its points."""
     sweep = Sweep(folder)
     homes = [folder, *(point.run.path for point in sweep.points())] if sweep.recorded() else [folder]
     files = [home / FOLLOWERS / name for home in homes for name in unwrap(list_names(home / FOLLOWERS)) or ()]
@@ -140,7 +128,6 @@ def _followers(folder: Path) -> list[Path]:
 
 
 def _not_over(path: Path, live: SweepMonitor) -> list[tuple[str, JobPlan]]:
-    """Returns the id and the plan of a run, or of each point of a sweep; those that are over are left out."""
     if Sweep(path).recorded():
         return _of_sweep(Sweep(path), live)[1]
     if not Run(path).recorded():
@@ -174,7 +161,6 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
 
 
 def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, JobPlan]]]:
-    """Returns a sweep as an `Old`, and the ids and plans of its unfinished points."""
     seen = point_statuses(sweep, live)
     active = [read_history(each.point.run).moved for each in seen if each.point.run.recorded()]
     unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
@@ -237,7 +223,7 @@ def finish(runs_dir: Path) -> int:
 
 
 def _refreshed(old: Old) -> Old:
-    """Reads a run or sweep again. `needed_by` keeps its ids, and gains those of runs that wait for it now."""
+    # `needed_by` keeps its ids, and gains those of runs that wait for it now
     live, path = SweepMonitor(), old.path
     try:
         if unwrap(exists(path / sweep_directory.RECORD)):

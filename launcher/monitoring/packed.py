@@ -84,8 +84,7 @@ class Boards:
         return Board(listing.logs, alive)
 
     def _alive(self, sweep: Sweep, reads: Claims, manager: Manager, packing: Packing) -> bool:
-        """Returns whether a slot manager is alive: its last heartbeat is recent, and its process is not known to have
-        ended. Heartbeats are compared with this machine's clock."""
+        # Heartbeats are compared with this machine's clock
         if (sweep.path, manager) in self._ended:
             return False
         events = list(known(event_file.first_and_last(reads.journal(manager))))
@@ -159,7 +158,7 @@ class Activity:
 
 
 def activity(board: Board, journals: Mapping[Manager, Iterable[Event]], count: int, now: float) -> Activity:
-    """Computes the throughput of pilots. Pure.
+    """Computes the throughput of pilots.
 
     Args:
         board: present state of the sweep.

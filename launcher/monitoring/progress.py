@@ -44,7 +44,7 @@ class RunProgress:
 
 
 def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
-    """Returns the progress of a run. Pure.
+    """Returns the progress of a run.
 
     Args:
         seen: the run's current state.
@@ -82,7 +82,7 @@ def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def rate_of(seen: Sequence[tuple[float, float]]) -> float | None:
-    """Returns how fast a number grows per second; None: it is not known, or the number does not grow. Pure.
+    """Returns how fast a number grows per second; None: it is not known, or the number does not grow.
 
     Only the later half of the growth counts, as far as `seen` tells them apart: the first steps of a training take
     longer than all others.

@@ -234,20 +234,20 @@ class JobMonitor:
         return known
 
     def _has_end(self, scheduler: str, key: str) -> bool:
-        """Returns whether a job's end need not be queried: it is known, or the last reply about it is fresh."""
+        # Returns whether a job's end need not be queried: it is known, or the last reply about it is fresh
         when, known = self._ended.get((scheduler, key), (float("-inf"), None))
         final = isinstance(known, SchedulerJob) and known.state in ENDS
         return final or time.monotonic() - when <= self._fresh_for(scheduler)
 
     def _has_moved(self, run: Run, history: RunHistory) -> bool:
-        """Returns whether the run's files suggest that its job has changed state since the last call."""
+        # Returns whether the run's files suggest that its job has changed state since the last call
         signs = (history.job_id, history.attempt, history.ended, history.cancelled)
         before, self._signs[run] = self._signs.get(run, signs), signs
         ends = history.ended is not None and time.time() - history.moved < ENDING  # later, no change is expected
         return before != signs or ends
 
     def _query(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> JobSnapshot:
-        """Returns all jobs of the user that the plan's scheduler lists; see `snapshot`."""
+        # Returns all jobs of the user that the plan's scheduler lists; see `snapshot`
         timeout = min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
         self._note_least(plan)
         return self.snapshot(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
@@ -287,20 +287,16 @@ class JobMonitor:
         return snapshot
 
     def _fresh_for(self, scheduler: str) -> float:
-        """Returns the seconds for which the last reply of a scheduler is fresh."""
         before = self._snapshots.get(scheduler)
         growing = interval(self._unchanged.get(scheduler, 0), before.took if before else 0.0, SCHEDULER_INTERVAL)
         return max(growing, self._least.get(scheduler, 0.0))
 
     def _note_least(self, plan: JobPlan) -> None:
-        """Notes the plan's `cluster.query_interval`; if profiles of one scheduler differ, the longest one counts."""
         name = plan.cluster.scheduler
         self._least[name] = max(self._least.get(name, 0.0), plan.cluster.query_interval or 0.0)
 
     @contextlib.contextmanager
     def _announced_wait(self, scheduler: str) -> Iterator[None]:
-        """Prints a line on stderr if the block waits for a scheduler longer than ANNOUNCE_AFTER; once per monitor."""
-
         def announce() -> None:
             self._announced = True
             print(
@@ -350,7 +346,6 @@ class JobMonitor:
                 raise
 
     def _end(self, run: Run, plan: JobPlan, history: RunHistory, kill: bool) -> None:
-        """Ends the run's job and the jobs of its chain, or its local process; raises the errors of `cancel`."""
         if not plan.queued:
             process = process_of(run)
             if process is not None and not process.here():
@@ -371,7 +366,6 @@ class JobMonitor:
 
 
 def _submitted(run: Run, plan: JobPlan, scheduler: Queries) -> RunHistory | None:
-    """Returns the history of a run whose submission was not recorded, with its job; None: there is no job."""
     with only_submitter(run.path):  # another command may be submitting it
         history, token = read_history(run), run.record()["token"]
         job_id = history.job_id or scheduler.find(token, plan.name)
@@ -384,12 +378,10 @@ def _submitted(run: Run, plan: JobPlan, scheduler: Queries) -> RunHistory | None
 
 
 def _end_unknown(history: RunHistory) -> bool:
-    """Returns whether only the scheduler knows how the job ended: no end is recorded, or an end by a signal."""
     return history.ended is None or history.ended > 128
 
 
 def _predates(snapshot: JobSnapshot, history: RunHistory) -> bool:
-    """Returns whether a scheduler's reply may be older than the run's job, and lack it for this reason."""
     began = snapshot.began or 0.0
     return began < (history.submitted if snapshot.own else history.moved + APART)
 

@@ -1,4 +1,4 @@
-"""Decides the state of a run: from its own files first, then from the state of its job in the scheduler. Pure.
+"""Decides the state of a run: from its own files first, then from the state of its job in the scheduler.
 
 | the run's files | the scheduler | the run is |
 |---|---|---|

@@ -149,7 +149,6 @@ def point_statuses(
 
 
 def _packed(point: Point, board: packed.Board, cancelled: bool, live: SweepMonitor) -> PointStatus:
-    """Returns the state of a point of a packed sweep; the point's own files are read when `seen` is accessed."""
     log = board.log(point.index)
     if log.state is State.DONE:
         return PointStatus(point, RunState.DONE.value)
@@ -218,13 +217,7 @@ def _seen(point: Point, requested: float | None, cancelled: bool, live: SweepMon
 
 
 def _waits_here(run: Run, requested: float | None, events: Iterable[Mapping[str, Any]]) -> bool:
-    """Returns whether a point was requested to run on this machine, and was neither started nor cancelled since.
-
-    Args:
-        run: the run of the point.
-        requested: time of the request, in seconds since the epoch; None: there is no request.
-        events: events of the run's journal, as dicts.
-    """
+    # Returns whether a point was requested to run on this machine, and was neither started nor cancelled since
     if requested is None or any(event.time >= requested for event in every(events, ProcessStarted)):
         return False
     return not run.has("cancelled")
@@ -243,17 +236,17 @@ def done(run: Run) -> bool:
 
 
 def counts(seen: Iterable[PointStatus]) -> dict[str, int]:
-    """Returns the number of points in each state that occurs, in the order of STATES. Pure."""
+    """Returns the number of points in each state that occurs, in the order of STATES."""
     states = [each.state for each in seen]
     return {state: states.count(state) for state in STATES if state in states}
 
 
 def over(found: Mapping[str, int]) -> int:
-    """Returns how many points are over, from the number of points in each state (`counts`). Pure."""
+    """Returns how many points are over, from the number of points in each state (`counts`)."""
     return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
 
 
 def summary(found: Mapping[str, int]) -> str:
-    """Formats the number of points in each state (`counts`): `3/15 done, 2 running, 10 queued`. Pure."""
+    """Formats the number of points in each state (`counts`): `3/15 done, 2 running, 10 queued`."""
     rest = [f"{number} {state}" for state, number in reversed([*found.items()]) if state != RunState.DONE.value]
     return ", ".join([f"{found.get(RunState.DONE.value, 0)}/{sum(found.values())} done", *rest])

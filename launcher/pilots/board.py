@@ -143,7 +143,6 @@ class Board:
         return {**{each: other.host for each, other in self._others.items()}, self._mine: self._host}
 
     def _look_at_managers(self, now: float) -> tuple[set[Manager], set[Manager]]:
-        """Returns the managers with points that may be taken over, and those that may be alive and claim points."""
         dead, live = set[Manager](), set[Manager]()
         for each in self._claims.managers():
             if each == self._mine:

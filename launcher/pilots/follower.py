@@ -132,7 +132,6 @@ class Follower:
         self._journal.note(PartEnded(point=began.point, attempt=began.attempt or 0, code=code))
 
     def _end_parts(self, now: float) -> None:
-        """Kills the parts whose point ended ENDS seconds ago, and at once if the slot's next point has begun."""
         for pid, part in self._running.items():
             wanted = self._wanted.get(part.began.slot)
             if wanted == part.began:

@@ -1,4 +1,4 @@
-"""A group: the nodes of a pilot that run points together, where a point needs several nodes. Pure."""
+"""A group: the nodes of a pilot that run points together, where a point needs several nodes."""
 
 from __future__ import annotations
 

@@ -122,13 +122,13 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
 
 
 def packing_of(manifest: Manifest) -> Packing:
-    """Returns how the points of a packed sweep share pilots. Pure."""
+    """Returns how the points of a packed sweep share pilots."""
     assert manifest.packing is not None, "the sweep is packed"
     return manifest.packing
 
 
 def manager_of(pilot: int, attempt: Attempt, environ: Mapping[str, str]) -> Manager:
-    """Returns the id of the slot manager that this rank of a pilot is. Pure.
+    """Returns the id of the slot manager that this rank of a pilot is.
 
     Args:
         pilot: index of the pilot in the sweep.
@@ -152,7 +152,7 @@ def stops_of(sweep: Sweep, mine: Manager) -> Path:
 
 
 def _preload(sweep: Sweep) -> None:
-    """Imports the modules that points share with this process by fork. Errors are left to the points."""
+    # Errors are left to the points
     with contextlib.suppress(Exception):
         plan = sweep.run(0).plan()
         preload.load(plan.workload.entry, plan.launch.rendezvous_timeout)
@@ -224,7 +224,6 @@ class SlotManager:
         return {"points": len(self._outcomes), "done": done}
 
     def _alive(self) -> dict[int, Running]:
-        """Returns the points with a running process on this node, by process id."""
         return {pid: each for pid, each in self._running.items() if each.code is None}
 
     def _loop(self) -> None:
@@ -264,11 +263,9 @@ class SlotManager:
         return False
 
     def _may_leave(self) -> bool:
-        """Records that this manager is idle. Returns whether still no point is free, so that it may end.
-
-        Whoever frees points does that first, and then checks for a manager that is not idle. So one of both sees the
-        free points.
-        """
+        # Returns whether still no point is free, so that it may end.
+        # Whoever frees points does that first, and then checks for a manager that is not idle. So one of both sees the
+        # free points.
         self._claims.note(self._mine, ManagerIdle())
         try:
             self._board.look(now=True)
@@ -279,10 +276,8 @@ class SlotManager:
     # -- the other nodes of the group
 
     def _look_at_group(self, now: float) -> None:
-        """Polls the group's other nodes. If one is lost, claims no more points, and kills the running ones.
-
-        The killed points continue elsewhere.
-        """
+        # If one is lost, claims no more points, and kills the running ones.
+        # The killed points continue elsewhere.
         self._parts.look(now)
         if self._parts.lost and not self._broken:
             self._broken = True
@@ -299,10 +294,7 @@ class SlotManager:
                     os.kill(pid, signal.SIGTERM)
 
     def _others_go_on(self) -> bool:
-        """Returns whether other slot managers of the pilot may run the points that this broken group leaves.
-
-        If not, these points need another attempt of the pilot (`_unfinished`).
-        """
+        # If not, these points need another attempt of the pilot (`_unfinished`)
         if not self._break_recorded:
             self._break_recorded = True
             self._journal.note(GroupBroken(lost=self._parts.lost))
@@ -314,7 +306,6 @@ class SlotManager:
     # -- points
 
     def _fill(self) -> None:
-        """Starts points in the free slots."""
         while self._free and time.monotonic() >= self._next_start:
             try:
                 claimed = self._claim()
@@ -327,7 +318,7 @@ class SlotManager:
             self._start(*claimed)
 
     def _claim(self) -> tuple[int, PointLog] | None:
-        """Returns a claimed point (see `Board.claim`). If none is free, the search, if any, adds one first."""
+        # Returns a claimed point (see `Board.claim`). If none is free, the search, if any, adds one first.
         claimed = self._board.claim()
         if claimed is None and self._search is not None and self._search.more():
             self._board.count = self._search.count()
@@ -336,7 +327,7 @@ class SlotManager:
         return claimed
 
     def _start(self, point: int, before: PointLog) -> None:
-        """Starts a point that this manager has claimed. If that fails, no point is started for PAUSE seconds."""
+        # If that fails, no point is started for PAUSE seconds
         entry = before.next + 1
         run = self._sweep.run(point) if self._search is None else self._search.made(point)
         if run.has("cancelled"):
@@ -376,7 +367,6 @@ class SlotManager:
                 self._end(each, each.code)
 
     def _end(self, each: Running, code: int) -> None:
-        """Records how a point has ended, with the exit code of its process here, and frees its slot."""
         run = self._sweep.run(each.point)
         self._parts.copy_output(each.attempt, point_fork.output_of(run), ended=True)
         self._parts.forget(each.point, each.attempt)
@@ -403,8 +393,8 @@ class SlotManager:
             )
 
     def _tell_search(self, each: Running, kind: Kind) -> None:
-        """Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
-        the search ignores a second report of the same point."""
+        # Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
+        # the search ignores a second report of the same point.
         if self._search is None:
             return
         # Lazily: Optuna takes a second, and sweeps without a search need none of it
@@ -421,7 +411,6 @@ class SlotManager:
             log_line(f"the search did not record the end of point {each.point}: {error}")
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """Returns the result of `call`, which is retried for IN_A_JOB seconds while it fails with a transient error."""
         give_up = time.monotonic() + IN_A_JOB
         while True:
             try:
@@ -442,7 +431,7 @@ class SlotManager:
                 os.kill(pid, signal.SIGKILL)
 
     def _look(self, now: float) -> None:
-        """Polls for stop requests and cancelled points; asks points to stop, and kills those that did not in time."""
+        # Polls for stop requests and cancelled points; asks points to stop, and kills those that did not in time
         self._report(self._board.ended)
         if self._stopping is None and (reason := self._reason(now)) is not None:
             self._stopping = reason
@@ -460,16 +449,12 @@ class SlotManager:
                 os.kill(pid, signal.SIGKILL)
 
     def _report(self, ended: int) -> None:
-        """Writes a Progress event of the pilot if `ended`, the number of points that have ended, has changed.
-
-        Does not use the reporter of a rank, which the forked points would inherit.
-        """
+        # Does not use the reporter of a rank, which the forked points would inherit
         if self._leads and ended != self._reported:
             self._reported = ended
             self._events(Progress(step=ended, total=0 if self._search else self._board.count))
 
     def _prune(self, now: float) -> None:
-        """Asks the search which running points to prune: at each turn of the loop, or less often if that takes long."""
         if self._search is None or now < self._next_prune:
             return
         for each in self._running.values():
@@ -478,13 +463,11 @@ class SlotManager:
         self._next_prune = now + 10 * (time.monotonic() - now)
 
     def _is_pruned(self, point: int) -> bool:
-        """Returns whether the search prunes a point; False as well if its records cannot be read now."""
         with contextlib.suppress(OSError, UnavailableError):
             return self._search is not None and self._search.to_prune(point)
         return False
 
     def _reason(self, now: float) -> StopReason | None:
-        """Returns why all points have to stop now; None: they do not."""
         if self._signals.ends():
             return StopReason.SIGNAL
         if self._signals.warns():
@@ -499,7 +482,7 @@ class SlotManager:
 
 
 def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None:
-    """Returns the search that chooses the points; None: the sweep lists them. `waiting`: see `SearchPoints`."""
+    # `waiting`: see `SearchPoints`
     if not SearchRecord(sweep.path).exists():
         return None
     # Lazily: Optuna takes a second, and sweeps without a search need none of it
@@ -509,5 +492,4 @@ def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None
 
 
 def _marked(path: Path) -> bool:
-    """Returns whether a marker file exists; False as well if that cannot be read now: callers poll."""
     return exists(path, retry_seconds=0) == Ok(True)

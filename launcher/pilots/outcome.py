@@ -1,4 +1,4 @@
-"""Decides from a point's exit code what its log says next: done, failed, released for a retry, ... Pure."""
+"""Decides from a point's exit code what its log says next: done, failed, released for a retry, ..."""
 
 from __future__ import annotations
 

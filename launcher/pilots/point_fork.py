@@ -43,7 +43,7 @@ LEASE = "lease"
 
 
 def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, group: Group) -> dict[str, str]:
-    """Returns the environment variables of a point's agent on this node. Pure.
+    """Returns the environment variables of a point's agent on this node.
 
     Args:
         environ: the slot manager's environment.
@@ -136,14 +136,6 @@ def output_of(run: Run) -> Path:
 
 
 def _run(attempt: Attempt, slot: Slot, group: Group, manager: int) -> NoReturn:
-    """Runs the point's part in the forked process, and exits with its exit code.
-
-    Args:
-        attempt: the point's attempt.
-        slot: the slot that the point has on this node.
-        group: the nodes that run the point.
-        manager: process id of the slot manager; this process dies with it.
-    """
     code = errors.FAILED
     try:
         orphans.die_with_parent(manager)
@@ -162,7 +154,6 @@ def _run(attempt: Attempt, slot: Slot, group: Group, manager: int) -> NoReturn:
 
 
 def _first_part(attempt: Attempt, slot: Slot, group: Group) -> int:
-    """Runs the attempt on the group's first node, and writes its lease, Started and Ended. Returns the exit code."""
     run, job = attempt.run, os.environ.get("LAUNCHER_JOB_ID", "")
     run_files.write(run.path / LEASE, f"{job} {attempt.number} {group.host}\n", sync=False)
     event_file.append(attempt.events_file("script"), Started(job=job, host=group.host, output=os.fstat(1).st_size))
@@ -172,7 +163,6 @@ def _first_part(attempt: Attempt, slot: Slot, group: Group) -> int:
 
 
 def _part(attempt: Attempt, slot: Slot, group: Group) -> int:
-    """Runs the point's agent on this node, with the slot's CPUs and GPUs. Returns the exit code of the attempt."""
     variables = environment(os.environ, attempt, slot, group)
     os.environ.clear()
     os.environ.update(variables)

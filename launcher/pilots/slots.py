@@ -31,7 +31,7 @@ class Slot:
 
 
 def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
-    """Returns which of the pilot's GPUs on this node a slot gets, as indices among these GPUs. Pure.
+    """Returns which of the pilot's GPUs on this node a slot gets, as indices among these GPUs.
 
     If the slots ask for more GPUs than there are, several slots share a GPU. Without GPUs the result is empty.
 
@@ -44,7 +44,7 @@ def gpus_of(slot: int, per_slot: int, there: int) -> tuple[int, ...]:
 
 
 def mask(environ: Mapping[str, str], places: Sequence[int], name: str) -> dict[str, str]:
-    """Returns the variable `name` with the value that makes only some of the visible GPUs visible. Pure.
+    """Returns the variable `name` with the value that makes only some of the visible GPUs visible.
 
     Args:
         environ: the slot manager's environment; if the variable is not set there, all GPUs are visible.
@@ -100,11 +100,5 @@ def slots_of_node(count: int, environ: Mapping[str, str], *, gpus_per_point: int
 
 
 def _mask_variable(vendor: str, environ: Mapping[str, str]) -> str:
-    """Returns the name of the variable that limits the visible GPUs: one that is set already, else the vendor's last.
-
-    Args:
-        vendor: vendor of the GPUs; empty: none was found.
-        environ: environment of this process.
-    """
     names = devices.MASKS.get(vendor, ("CUDA_VISIBLE_DEVICES",))
     return next((name for name in reversed(names) if name in environ), names[-1])

@@ -136,7 +136,7 @@ class Preflight:
     # -- processes
 
     def _fork(self) -> None:
-        """Forks one process per future rank. The leader then forks that of their store, which has threads."""
+        # The leader then forks that of their store, which has threads
         key = f"preflight/{self._round}/port"
         listener = None
         if self._place == 0:
@@ -166,12 +166,6 @@ class Preflight:
                 pipe.send(word)
 
     def _collect(self, timeout: float, died: Callable[[int], Check]) -> list[Check] | None:
-        """Returns the checks of all processes, ordered by rank; None: a process did not report in time.
-
-        Args:
-            timeout: seconds to wait.
-            died: returns the failed check of a process that ended without a report, from its local rank.
-        """
         deadline, found = time.monotonic() + timeout, {}
         waiting = {pipe: place for place, (_, pipe) in enumerate(self._children)}
         while waiting and (left := deadline - time.monotonic()) > 0:
@@ -193,7 +187,6 @@ class Preflight:
         return Check("all_reduce", Level.FAILED, found, symptom=found.signal == "SIGABRT")  # NCCL aborts on a timeout
 
     def _ended(self, code: CheckCode, place: int) -> Observation:
-        """Returns how the process of a local rank ended."""
         process = self._children[place][0]
         process.join(1)
         exit_code: int | None = process.exitcode
@@ -218,17 +211,6 @@ class Preflight:
     def _agree(
         self, part: str, mine: list[Check] | None, timeout: float, warnings: tuple[Finding, ...] = ()
     ) -> Verdict:
-        """Sends this agent's checks to the leader, and returns the leader's decision on them.
-
-        Args:
-            part: "alone" or "together".
-            mine: this agent's checks; None: a process did not report in time.
-            timeout: timeout of the part, in seconds.
-            warnings: warnings of the part before; they are added to the decision.
-
-        Raises:
-            LeaderLost: the leader is gone.
-        """
         key = f"preflight/{self._round}/{part}"
         value = None if mine is None else [asdict(each) for each in mine]
         if self._place == 0:
@@ -255,14 +237,6 @@ class Preflight:
     # -- reporting
 
     def _report(self, verdict: Verdict, found: Sequence[Check], seconds: float, *, first: bool) -> None:
-        """Writes this node's event with the results of the preflight.
-
-        Args:
-            verdict: the leader's decision.
-            found: this agent's checks.
-            seconds: duration of the preflight.
-            first: whether this agent also writes the event and the log lines for all nodes.
-        """
         self._events(
             NodeChecked(
                 round=self._round, host=self._own.host, node=self._own.node_rank,
@@ -284,7 +258,7 @@ class Preflight:
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:
-    """Returns the nodes that these agents run on, in the agents' order. Pure.
+    """Returns the nodes that these agents run on, in the agents' order.
 
     Args:
         members: the agents.

@@ -1,4 +1,4 @@
-"""Decides which nodes of a preflight are bad, and whether the run starts without them. Pure."""
+"""Decides which nodes of a preflight are bad, and whether the run starts without them."""
 
 from __future__ import annotations
 
@@ -138,12 +138,6 @@ def blame(
 
 
 def _accused(nodes: Sequence[Node], accusing: Mapping[Node, Check]) -> dict[Node, Check | None]:
-    """Returns the bad nodes if no node has an error of its own.
-
-    Args:
-        nodes: all nodes.
-        accusing: for each node that accuses ranks or agents, its check.
-    """
     if not accusing:
         return {}
     most = len(nodes) / 2

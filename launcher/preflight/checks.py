@@ -96,14 +96,14 @@ def check(name: str, look: Callable[[], Observation]) -> Check:
 
 
 def wants_gpus(plan: JobPlan) -> bool:
-    """Returns whether the ranks of a run need a GPU: its device is cuda or xpu, or auto with gpus_per_node. Pure."""
+    """Returns whether the ranks of a run need a GPU: its device is cuda or xpu, or auto with gpus_per_node."""
     return plan.workload.device in (Device.cuda.value, Device.xpu.value) or (
         plan.workload.device == Device.auto.value and plan.gpus_per_node > 0
     )
 
 
 def require_devices(plan: JobPlan, there: int) -> None:
-    """Compares the number of GPUs that a process sees with the requested number. Pure.
+    """Compares the number of GPUs that a process sees with the requested number.
 
     Args:
         plan: the run's plan.
@@ -177,7 +177,7 @@ def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> Observation:
 
 
 def judge_space(key: str, folder: str, free: int, files: int, least: int, enough: int) -> Observation:
-    """Returns the free space of a directory as an Observation of code SPACE, if there is enough. Pure.
+    """Returns the free space of a directory as an Observation of code SPACE, if there is enough.
 
     Args:
         key: config key or variable to set if there is too little space.
@@ -226,7 +226,7 @@ def space(key: str, folder: Path, least: int, enough: int) -> Observation:
 
 
 def _not_written(error: OSError, folder: Path, key: str) -> Observation:
-    """Returns why a file could not be written to a directory that the user sets with `key`."""
+    # Returns why a file could not be written to a directory that the user sets with `key`
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     code = CheckCode.FULL if full else CheckCode.NOT_WRITABLE
     return Observation(code=code, path=str(folder), key=key, error=error.strerror or str(error))
@@ -271,7 +271,7 @@ def checkpoint_space(plan: JobPlan, *, first: bool) -> Observation:
 
 
 def _newest_size(folder: Path) -> int:
-    """Returns the size of the newest checkpoint with a readable manifest; 0: there is none. Looks at no other file."""
+    # Looks at no other file
     with contextlib.suppress(checkpoints.Unavailable):
         for path in checkpoints.candidates(folder):
             with contextlib.suppress(checkpoints.CheckpointError):
@@ -310,7 +310,7 @@ def write_mine(folder: Path, index: int, text: str) -> Observation:
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> None:
-    """Refuses a wrong owner or mode of a file that this process has created with mode 0600. Pure.
+    """Refuses a wrong owner or mode of a file that this process has created with mode 0600.
 
     Args:
         path: the file.

@@ -159,7 +159,7 @@ class RankChecks:
         return checks.compute(self._device)
 
     def _see_others(self) -> Observation:
-        """Waits for the files of the first node and of the next two nodes, so that several nodes look for each file."""
+        # Waits for the files of the first node and of the next two nodes, so that several nodes look for each file
         at, count = self._heads.index(self._own), len(self._heads)
         wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._own.index}
         texts = {}

@@ -34,7 +34,7 @@ ELEMENTS = 65536  # least number of elements of the all_reduce
 
 
 def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tuple[float, float]:
-    """Returns by how many seconds this clock is ahead of another, and the largest error of that number. Pure.
+    """Returns by how many seconds this clock is ahead of another, and the largest error of that number.
 
     Args:
         mine: for each request, this clock's time before the request and after the reply.
@@ -78,7 +78,7 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> Observation
 
 
 def judge_clock(ahead: float, error: float) -> Observation:
-    """Returns by how much a node's clock is ahead of the first node's as an Observation of code CLOCK. Pure.
+    """Returns by how much a node's clock is ahead of the first node's as an Observation of code CLOCK.
 
     Args:
         ahead: seconds by which this node's clock is ahead; negative: behind.

@@ -43,13 +43,8 @@ class Process:
 
 
 def _state(pid: int) -> tuple[str, int] | None:
-    """Returns a process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22).
-
-    None: no process has this id, or it belongs to another user and /proc hides it.
-
-    Raises:
-        OSError: /proc cannot be read now (EMFILE, ENOMEM), so that the process may be alive.
-    """
+    # Returns a process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22).
+    # None: no process has this id, or it belongs to another user and /proc hides it.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: another user's, with hidepid=1

@@ -49,7 +49,7 @@ class NotAuthenticated(ChannelError):
 
 
 def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
-    """Returns HMAC-SHA256(secret, role + nonces); `nonces`: the server's, followed by the client's. Pure."""
+    """Returns HMAC-SHA256(secret, role + nonces); `nonces`: the server's, followed by the client's."""
     return hmac.new(secret, role + nonces, hashlib.sha256).digest()
 
 
@@ -179,12 +179,6 @@ class Channel:
         self._socket.close()
 
     def _authenticate(self) -> None:
-        """Continues the handshake as far as enough bytes have arrived.
-
-        Raises:
-            NotAuthenticated: the other end does not know the secret, or is another service.
-            ChannelError: the connection is broken.
-        """
         if self._server:
             if len(self._in) < NONCE + PROOF:
                 return

@@ -29,7 +29,7 @@ Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message;
 
 
 def refused(fault: Fault) -> dict[str, Any]:
-    """Returns the leader's message to an agent that cannot take part because of `fault`. Pure."""
+    """Returns the leader's message to an agent that cannot take part because of `fault`."""
     return {"type": "refused", "fault": events.values(fault)}
 
 
@@ -94,12 +94,6 @@ class Hub:
         return events
 
     def _wait(self, timeout: float, now: float) -> float:
-        """Returns the seconds until accepting resumes after PAUSE or a connection without `hello` is closed.
-
-        Args:
-            timeout: longest result.
-            now: monotonic seconds.
-        """
         due = [] if self._accepts_from is None else [self._accepts_from]
         due += islice(self._pending.values(), 1)
         return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
@@ -204,7 +198,6 @@ class Hub:
         return [(self._indices[channel], message) for message in messages]
 
     def _drop(self, channel: Channel) -> int | None:
-        """Closes a connection. Returns the member index of its agent; None: the agent had sent no `hello`."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(channel)
         channel.close()

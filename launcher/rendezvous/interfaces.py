@@ -83,11 +83,6 @@ def _is_mine(address: str) -> bool:
 
 
 def _of_this_host() -> list[str]:
-    """Returns the addresses that this host's name resolves to, loopback addresses last.
-
-    Raises:
-        OSError: the name cannot be resolved.
-    """
     found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None))
     return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
 
@@ -102,10 +97,7 @@ def _ipv4(interface: str) -> list[str]:
 
 
 def _ipv6(interface: str) -> list[str]:
-    """Returns the IPv6 addresses of an interface, link-local ones last.
-
-    The columns of /proc/net/if_inet6 are address, interface number, prefix length, scope, flags and name.
-    """
+    # The columns of /proc/net/if_inet6 are address, interface number, prefix length, scope, flags and name
     try:
         rows = [line.split() for line in IPV6_TABLE.read_text().splitlines()]
     except OSError:  # a kernel without IPv6

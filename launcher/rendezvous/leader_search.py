@@ -125,7 +125,6 @@ class _Search:
         self._selector.register(channel, selectors.EVENT_READ)
 
     def _talk(self, channel: Channel) -> bool:
-        """Continues the handshake of a connection. Returns whether the other end has proved to be the leader."""
         try:
             channel.receive()  # the leader sends no messages before `hello`
         except ChannelError as error:

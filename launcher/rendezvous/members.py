@@ -106,7 +106,7 @@ class Rendezvous:
 
 
 def address_reached(members: Sequence[Member]) -> str:
-    """Returns the address of the leader (the first member) at which the other members have reached it. Pure.
+    """Returns the address of the leader (the first member) at which the other members have reached it.
 
     | the members have connected to | result |
     |---|---|

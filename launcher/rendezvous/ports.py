@@ -16,7 +16,7 @@ CANDIDATES = 16  # ports tried on the leader's host
 
 
 def secret_of(shared: bytes, key: str) -> bytes:
-    """Returns a secret derived from another one. Pure.
+    """Returns a secret derived from another one.
 
     Args:
         shared: a longer-lived secret, such as the run's.
@@ -26,7 +26,7 @@ def secret_of(shared: bytes, key: str) -> bytes:
 
 
 def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
-    """Returns the ports that a leader tries to listen on, in this order. Pure.
+    """Returns the ports that a leader tries to listen on, in this order.
 
     Without the secret they cannot be predicted.
 

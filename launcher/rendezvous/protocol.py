@@ -43,7 +43,7 @@ class Arrivals:
         return tuple(sorted(self.arrived.values(), key=lambda member: (member.index != self.leader, member.index)))
 
     def decided(self, now: float) -> bool:
-        """Returns whether all wanted members have arrived, or the deadline has passed. Pure.
+        """Returns whether all wanted members have arrived, or the deadline has passed.
 
         Args:
             now: monotonic seconds.
@@ -51,7 +51,7 @@ class Arrivals:
         return self.wanted <= self.arrived.keys() or now >= self.deadline
 
     def problem(self) -> Fault | None:
-        """Returns why the round cannot start with the members that have arrived; None: it can. Pure."""
+        """Returns why the round cannot start with the members that have arrived; None: it can."""
         if len(self.arrived) >= self.least:
             return None
         leader = self.places[self.leader]

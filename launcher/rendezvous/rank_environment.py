@@ -1,4 +1,4 @@
-"""Makes the environment variables of ranks: those that torchrun sets, and the launcher's. Pure."""
+"""Makes the environment variables of ranks: those that torchrun sets, and the launcher's."""
 
 from __future__ import annotations
 

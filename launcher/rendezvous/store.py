@@ -102,7 +102,7 @@ class RanksStore:
 
 
 def _run(listener: socket.socket, hosts: Collection[str], agent: int) -> NoReturn:
-    """Serves in the forked process. All signals stay blocked: ranks that save after a stop request need the store."""
+    # All signals stay blocked: ranks that save after a stop request need the store
     try:
         gc.disable()  # the agent's objects are not to be destroyed here
         orphans.die_with_parent(agent)
@@ -199,7 +199,6 @@ class _Proxy:
         return sockets_connected_to(own).get(peer)
 
     def _forward(self, end: _End | None, mask: int) -> None:
-        """Handles what `poll` has returned for one end of a connection; None: it was closed in the meantime."""
         if end is None:
             return
         try:
@@ -218,7 +217,7 @@ class _Proxy:
             self._close(end)
 
     def _send(self, end: _End, data: bytes | memoryview) -> None:
-        """Sends data, and keeps the rest for later. While there is a rest, the other end is not read."""
+        # While there is a rest, the other end is not read
         before, sent = bool(end.unsent), 0
         with contextlib.suppress(BlockingIOError):
             sent = end.socket.send(data)
@@ -240,10 +239,7 @@ class _Proxy:
 
 
 def _made() -> _InnerStore:
-    """Makes a store, and retries without limit while no thread or file descriptor is left.
-
-    Meanwhile the ranks wait, as long as they wait for each other.
-    """
+    # Meanwhile the ranks wait, as long as they wait for each other
     reported = False
     while True:
         try:
@@ -265,12 +261,6 @@ class _InnerStore:
 
 
 def _inner_store() -> _InnerStore:
-    """Makes the ranks' TCPStore on the loopback interface, with TCP MD5 signatures if the kernel has them.
-
-    Raises:
-        OSError, RuntimeError: no thread or file descriptor is left.
-        RuntimeError: at each of TRIES tries another user of this host connected first.
-    """
     key = secrets.token_bytes(_KEY_SIZE)
     for _ in range(TRIES):
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
@@ -327,7 +317,6 @@ def owner_of_peer(connection: socket.socket) -> int | None:
 
 
 def _diag_works() -> bool:
-    """Returns whether `owner_of_peer` works on this kernel (CONFIG_INET_DIAG)."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
         opened.enter_context(socket.create_connection(listener.getsockname()))
@@ -357,7 +346,6 @@ def sockets_connected_to(address: Address) -> dict[Address, int]:
 
 
 def _of_hex(text: str) -> Address:
-    """Parses an address in the format of /proc/net/tcp, `HEX:PORT`: 4-byte words in the machine's byte order. Pure."""
     digits, _, port = text.partition(":")
     data = bytes.fromhex(digits)
     words = struct.unpack(f"={len(data) // 4}I", data)
@@ -365,7 +353,6 @@ def _of_hex(text: str) -> Address:
 
 
 def _is_here(host: str) -> bool:
-    """Returns whether an IP address belongs to this host: then the route to it has this address as its source."""
     family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
     try:
         with socket.socket(family, kind) as probe:
@@ -380,7 +367,6 @@ def _address(name: tuple[object, ...]) -> Address:
 
 
 def _plain(host: str) -> str:
-    """Returns the canonical form of an IP address: IPv4-mapped IPv6 as IPv4, without a zone index such as `%eth0`."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)

@@ -137,10 +137,7 @@ def _fabric(run: Run) -> tuple[Fabric | None, tuple[str, ...]]:
 
 
 def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[str, ...]]:
-    """Returns the manifests of the checkpoints in a folder, sorted by step, and an error text for each unreadable one.
-
-    The checkpoints' data is not read.
-    """
+    # The checkpoints' data is not read
     found, problems = [], []
     try:
         paths = checkpoints.candidates(folder)
@@ -155,7 +152,6 @@ def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[
 
 
 def _log(run: Run) -> tuple[str, ...]:
-    """Returns the last lines of the newest output file; empty: there is none, or it cannot be read."""
     outputs = run.outputs()
     if not outputs:
         return ()

@@ -1,4 +1,4 @@
-"""Makes the page about one run, or about several runs side by side. Pure."""
+"""Makes the page about one run, or about several runs side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes curves of a training's metrics over steps from its events. Pure."""
+"""Makes curves of a training's metrics over steps from its events."""
 
 from __future__ import annotations
 
@@ -41,13 +41,6 @@ def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
 
 
 def _curve(name: str, points: Iterable[tuple[int, float]]) -> Curve:
-    """Returns the curve with the newest value of each step.
-
-    Args:
-        name: the metric's key.
-        points: (step, value) in order of time. Where the step decreases, a new attempt started from a checkpoint: the
-            earlier points from that step on become a part of `repeated`.
-    """
     kept: list[tuple[int, float]] = []
     repeated: list[list[tuple[int, float]]] = []
     for step, value in points:

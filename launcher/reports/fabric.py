@@ -1,4 +1,4 @@
-"""Parses and compares the results of benchmarks of the interconnect (RUN/results.json). Pure.
+"""Parses and compares the results of benchmarks of the interconnect (RUN/results.json).
 
 workloads/results.py documents the format: rows of measurements, and for `p2p` a matrix of pairs of hosts. Rows of two
 runs that agree in all columns except those in MEASURED are the same measurement.
@@ -107,13 +107,6 @@ def parse(values: Any) -> Fabric:
 
 
 def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any], name: str) -> str | None:
-    """Returns the first value that is not of its type, as text; None: all are.
-
-    Args:
-        values: the values by key.
-        kinds: the types by key; keys that are not in `values` are skipped.
-        name: prefix of the keys in the text.
-    """
     found = (misfit(values[key], kind, f"{name}{key}") for key, kind in kinds.items() if key in values)
     return next((words for words in found if words), None)
 

@@ -1,4 +1,4 @@
-"""Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts. Pure."""
+"""Makes the plotly figures of benchmark results: curves over message size, bars, heat maps of pairs of hosts."""
 
 from __future__ import annotations
 
@@ -57,14 +57,7 @@ def fabric_figures(runs: Named) -> list[Figure]:
 
 
 def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
-    """Returns (operation, figure of its curves over size) pairs; the operation is "" for all operations in one figure.
-
-    The list is empty if nothing was measured at two sizes.
-
-    Args:
-        runs: name and results of each run.
-        measure: the quantity that the curves show, a key of MEASURES.
-    """
+    # The list is empty if nothing was measured at two sizes
     found = [(name, lines(fabric.rows, measure)) for name, fabric in runs]
     if not any(len(line.sizes) > 1 for _, curves in found for line in curves):
         return []
@@ -82,15 +75,7 @@ def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
 
 
 def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: int = 300) -> Figure:
-    """Returns a figure of curves over size. Colours stand for runs; with one run, for operations.
-
-    Args:
-        title: the title of the figure.
-        unit: the unit of the values, `B/s` or `s`.
-        found: name and curves of each run.
-        first: the results with the roofs that are drawn as horizontal lines.
-        height: height in CSS pixels, without the legend.
-    """
+    # Colours stand for runs; with one run, for operations
     several = len(found) > 1
     ops = list(dict.fromkeys(line.op for _, curves in found for line in curves))
     names = list(dict.fromkeys((line.op, line.kind) for _, curves in found for line in curves))
@@ -136,14 +121,12 @@ def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: in
 
 
 def _log_range(values: Sequence[float]) -> list[float]:
-    """Returns the ends of a logarithmic axis as exponents of ten, with room for text above the largest value."""
     low, high = math.log10(min(values)), math.log10(max(values))
     room = max(high - low, 0.3)
     return [low - 0.06 * room, high + 0.12 * room]
 
 
 def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """Returns plotly's keys for ticks at powers of ten and, if values span a small range, at 2 and 5 times these."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     factors = (1, 2, 5) if max(values) / min(values) < FEW else (1,)
     ticks = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
@@ -157,7 +140,6 @@ def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _bars(runs: Named, measure: str) -> list[Figure]:
-    """Returns a list of one figure with a bar for each measurement; empty: the quantity was not measured."""
     title, unit = MEASURES[measure]
     traces: list[dict[str, Any]] = []
     labels: list[str] = []
@@ -264,12 +246,10 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
 
 
 def _three(value: float) -> str:
-    """Returns a number as text with three significant digits: `1.10`, `48.0`, `132`."""
     return f"{value:#.3g}".removesuffix(".")
 
 
 def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns plotly's shapes for the frames around the cells of slow pairs."""
     places = {name: place for place, name in enumerate(names)}
     frames = []
     for pair in matrix.get("slow") or ():
@@ -284,7 +264,6 @@ def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _unit(value: float, unit: str) -> tuple[float, str]:
-    """Returns the factor and the name of the SI unit that suits a value: 2e9 and `B/s` -> 1e9 and `GB/s`."""
     for prefix, factor in (("n", 1e-9), ("µ", 1e-6), ("m", 1e-3), ("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)):
         if value < 999.5 * factor:
             return factor, prefix + unit
@@ -292,5 +271,4 @@ def _unit(value: float, unit: str) -> tuple[float, str]:
 
 
 def _short(value: float | None) -> float | None:
-    """Rounds a value to four significant digits, to keep the page small: 700 nodes have half a million values."""
     return None if value is None else float(f"{value:.4g}")

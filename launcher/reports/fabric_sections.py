@@ -1,4 +1,4 @@
-"""Makes the section about a benchmark: conditions, figures, slow pairs, differences, all numbers. Pure."""
+"""Makes the section about a benchmark: conditions, figures, slow pairs, differences, all numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
 
 
 def _exclude(run: RunData, hosts: str) -> str:
-    """Returns the override that excludes hosts from the next run; empty: the run's scheduler cannot exclude nodes."""
     cluster = run.plan.get("cluster")
     name = cluster.get("scheduler") if isinstance(cluster, Mapping) else None
     return registry.without(name, hosts, run.cluster_settings) if hosts and name in registry.names() else ""

@@ -1,4 +1,4 @@
-"""Makes the plotly figures of timelines and trainings, as plain dicts. Pure.
+"""Makes the plotly figures of timelines and trainings, as plain dicts.
 
 A colour that starts with `--` is a custom property of the page's style sheet, so that it follows light and dark mode.
 See https://plotly.com/javascript/reference/ for the keys.

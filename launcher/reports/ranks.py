@@ -1,4 +1,4 @@
-"""Makes the figure of step times: how long each rank computed for a step, without waiting for other ranks. Pure."""
+"""Makes the figure of step times: how long each rank computed for a step, without waiting for other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the sections of a page about one run, and the facts above them. Pure."""
+"""Makes the sections of a page about one run, and the facts above them."""
 
 from __future__ import annotations
 

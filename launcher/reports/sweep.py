@@ -1,4 +1,4 @@
-"""Makes the page of a sweep: best point, table of all points, parallel coordinates, training curves. Pure."""
+"""Makes the page of a sweep: best point, table of all points, parallel coordinates, training curves."""
 
 from __future__ import annotations
 

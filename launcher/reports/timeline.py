@@ -1,4 +1,4 @@
-"""Makes the timeline of a run (spans and moments) from its journal and the events of its attempts. Pure."""
+"""Makes the timeline of a run (spans and moments) from its journal and the events of its attempts."""
 
 from __future__ import annotations
 
@@ -142,13 +142,11 @@ def _spans(number: int, events: Sequence[Event], began: float, end: float) -> li
 
 
 def _moment(number: int, event: Event) -> Moment | None:
-    """Returns the moment of an attempt (by its number) that shows an event; None: the timeline does not show it."""
     mark = _mark(event)
     return None if mark is None else Moment(number, mark[0], event.time, mark[1])
 
 
 def _mark(event: Event) -> tuple[str, str] | None:
-    """Returns the kind and the text of the moment that shows an event; None: the timeline does not show it."""
     if isinstance(event, Saved):
         return (
             "checkpoint",

@@ -1,4 +1,4 @@
-"""Formats numbers, durations, rates and overrides as text for the page, and hides secrets in them. Pure."""
+"""Formats numbers, durations, rates and overrides as text for the page, and hides secrets in them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ def change(now: float, before: float) -> str:
 
 
 def _three(value: float) -> str:
-    """Returns a number as text with three significant digits, a whole number without decimals."""
     if value == int(value):
         return str(int(value))
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"

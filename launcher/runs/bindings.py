@@ -1,4 +1,4 @@
-"""Makes and reads the events (`Bound`) about the CPUs that ranks are bound to. Pure."""
+"""Makes and reads the events (`Bound`) about the CPUs that ranks are bound to."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ _ENDS = {
 
 
 def fold(entries: Sequence[Entry], retries: int) -> PointLog:
-    """Returns the summary of a point's log, from its entries. Pure.
+    """Returns the summary of a point's log, from its entries.
 
     | the last entry | state of the point |
     |---|---|
@@ -156,7 +156,7 @@ def fold(entries: Sequence[Entry], retries: int) -> PointLog:
 
 
 def may_take_over(owner: Manager, mine: Manager, *, silent: bool = False, gone: bool = False) -> bool:
-    """Returns whether slot manager `mine` may claim a point that `owner` holds. Pure.
+    """Returns whether slot manager `mine` may claim a point that `owner` holds.
 
     | the owner | may take over |
     |---|---|
@@ -207,7 +207,7 @@ def next_points(
     hosts: Mapping[Manager, str] | None = None, live: Collection[str] = (),
     taken_over: Collection[int] = (),
 ) -> list[int]:  # fmt: skip
-    """Returns the numbers of the points that a slot manager may claim, in the order in which it should try. Pure.
+    """Returns the numbers of the points that a slot manager may claim, in the order in which it should try.
 
     | the point | order |
     |---|---|
@@ -250,7 +250,7 @@ def next_points(
 
 
 def left_out(outcomes: Sequence[tuple[int, Kind]], others_done: bool) -> bool:
-    """Returns whether a node should run no more points, because the node itself seems to be bad. Pure.
+    """Returns whether a node should run no more points, because the node itself seems to be bad.
 
     | the last SEVERAL points on this node | points on other nodes | left out |
     |---|---|---|
@@ -405,7 +405,7 @@ class Claims:
             self._full[name] = serial
 
     def _make(self, mark: Path, text: str) -> None:
-        """Makes a mark with `text` (MANAGER.KIND) as content, atomically, unless it exists; see `_by_content`."""
+        # Makes a mark with `text` (MANAGER.KIND) as content, atomically, unless it exists; see `_by_content`
         temporary = mark.with_name(run_files.temporary_name(mark.name))
         run_files.write(temporary, text, sync=False)
         try:
@@ -416,10 +416,7 @@ class Claims:
         self._made.add(mark)
 
     def _by_content(self, name: str) -> Entry | None:
-        """Returns an entry from the content of its file; None: no such file, or it is damaged.
-
-        Needed on file systems whose listings do not report the shared inode of hard links.
-        """
+        # Needed on file systems whose listings do not report the shared inode of hard links
         match = _MARK.fullmatch((unwrap(read_text(self._folder / name)) or "").strip())
         return _entry(match) if match else None
 

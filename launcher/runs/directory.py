@@ -228,11 +228,6 @@ class Run:
         self.clear_marks()
 
     def _earlier_records(self) -> int:
-        """Returns the number of records from before earlier resumes: files record-N.json.
-
-        Raises:
-            UnavailableError: the directory cannot be read now.
-        """
         found = unwrap(list_names(self.path)) or ()
         return sum(name.startswith("record-") and name.endswith(".json") for name in found)
 
@@ -502,7 +497,7 @@ def require_private(folder: Path) -> None:
 
 
 def record_of(plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of a run's record. Pure.
+    """Returns the content of a run's record.
 
     Args:
         plan: the plan.

@@ -63,7 +63,6 @@ def append(path: Path, event: Event, *, sync: bool = False) -> None:
 
 
 def _take_back(descriptor: int, part: bytes) -> None:
-    """Removes `part`, an incomplete line, from the end of a file: the next line would be appended to it and be lost."""
     begin = os.fstat(descriptor).st_size - len(part)
     if part and os.pread(descriptor, len(part) + 1, begin) == part:
         os.ftruncate(descriptor, begin)
@@ -209,11 +208,6 @@ def _ends(path: Path | str, series: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _pieces(path: Path | str, end: int | None = None, most: int | None = None) -> list[bytes]:
-    """Returns the whole lines of a file, or of its last `end` bytes; of a file that is too large those in _PIECES.
-
-    Raises:
-        OSError: as for `run_files.open_regular`.
-    """
     with run_files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         most = most or bounds.EVENTS_BYTES
@@ -239,7 +233,6 @@ def _pieces(path: Path | str, end: int | None = None, most: int | None = None) -
 
 
 def _lines(pieces: Sequence[bytes]) -> list[bytes]:
-    """Returns the lines of pieces of a file; of too many lines, some that are evenly apart."""
     lines: list[bytes] = []
     for piece in pieces:
         most = bounds.EVENTS_LINES // len(pieces)
@@ -256,10 +249,7 @@ def _lines(pieces: Sequence[bytes]) -> list[bytes]:
 
 
 def _until_series(lines: Sequence[bytes], series: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Returns the first valid event and the first one of a series, which may be the same, and the latter's index.
-
-    Without one of a series, the index is the number of lines. If there are no series, the first event is sought.
-    """
+    # Without one of a series, the index is the number of lines. If there are no series, the first event is sought.
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         belongs = not series or any(kind in line for kind in series)
@@ -278,7 +268,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _misfit(event: object) -> str | None:
-    """Returns why a value is not a valid event; None: it is valid."""
+    # Returns why a value is not a valid event; None: it is valid
     if not isinstance(event, dict):
         return "it is no event"
     kind, moment = event.get("event"), event.get("time")

@@ -44,7 +44,7 @@ def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def at_breakpoints(events: Iterable[Mapping[str, Any]]) -> dict[int, Breakpoint]:
-    """Returns, by rank, the `breakpoint` events of the ranks that wait at a breakpoint now. Pure.
+    """Returns, by rank, the `breakpoint` events of the ranks that wait at a breakpoint now.
 
     Args:
         events: the events of one attempt, oldest first.
@@ -129,7 +129,7 @@ class StragglerSearch:
     """
 
     def __init__(self, factor: float, min_seconds: float) -> None:
-        """`factor`: ratio of step times, more than 1. `min_seconds`: shortest slow period that is returned."""
+        # `min_seconds`: shortest slow period that is returned
         self._factor, self._min_seconds = factor, min_seconds
         self._begin(-1)
 
@@ -209,7 +209,6 @@ class _Slow:
 
 
 def _median_without(order: Sequence[float], value: float) -> float:
-    """Returns the median of the sorted values `order`, with one occurrence of `value` (or the next one) left out."""
     place, count = bisect_left(order, value), len(order) - 1
     low, high = ((count - 1) // 2, count // 2)
     return (order[low + (low >= place)] + order[high + (high >= place)]) / 2

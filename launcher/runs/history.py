@@ -92,7 +92,7 @@ def history_of(
     events: Sequence[Mapping[str, Any]],
     exit_code: int | None = None,
 ) -> RunHistory:
-    """Returns the history of a run. Pure.
+    """Returns the history of a run.
 
     Args:
         journal: events of the run's journal, oldest first.
@@ -121,7 +121,7 @@ def history_of(
 
 
 def may_have_job(journal: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether a run was started, or its last submission was not refused, by its journal. Pure."""
+    """Returns whether a run was started, or its last submission was not refused, by its journal."""
     open_tokens: set[str] = set()
     for event in known(journal):
         if isinstance(event, (ProcessStarted, Submitted)):

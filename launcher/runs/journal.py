@@ -36,7 +36,6 @@ def process_of(run: Run) -> Process | None:
 
 
 def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
-    """Yields the submissions of the arrays in which a point was an element, as events; nothing for other runs."""
     sweep = sweep_of(run)
     if sweep is None:
         return
@@ -47,10 +46,7 @@ def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
-    """Returns the submissions in a sweep's journal as events, by the number of the point.
-
-    Cached until the journal's inode or size changes, so that reading all points of a sweep parses it once.
-    """
+    # Cached until the journal's inode or size changes, so that reading all points of a sweep parses it once
     entries: dict[int, list[dict[str, Any]]] = {}
     for each in sweep.submissions():
         for number, index in enumerate(each.points):

@@ -170,7 +170,7 @@ class Lease:
         return (found.value or "").split() if isinstance(found, Ok) else []
 
     def _take_away(self, seen: tuple[int, int], locked: int) -> int:
-        """Removes a dead lease. Several jobs may find it dead: one at a time checks it once more, and removes it."""
+        # Several jobs may find it dead: one at a time checks it once more, and removes it
         lock = f"{self.path}.lock"
         try:
             os.mkdir(lock)

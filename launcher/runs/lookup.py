@@ -69,11 +69,6 @@ def is_empty(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yields name and entry of the folders in `folder`, and of links to folders, without hidden ones and `latest`.
-
-    Raises:
-        UnavailableError: the folder cannot be read now.
-    """
     for entry in unwrap(retry_read(lambda: list(os.scandir(folder)), folder)) or ():
         if entry.name == "latest" or entry.name.startswith("."):
             continue

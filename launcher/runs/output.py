@@ -71,13 +71,13 @@ def start_of(attempt: Attempt) -> Start | None:
 
 
 def file_names(job: str | None) -> list[str]:
-    """Returns the names that a job's output file may have: Slurm's and local, PBS's, a PBS array element's. Pure."""
+    """Returns the names that a job's output file may have: Slurm's and local, PBS's, a PBS array element's."""
     element = re.sub(r"^(\d+)(.*)_(\d+)$", r"\1[\3]\2", job or "")
     return [f"output-{job}.log", f"{job}.OU", f"{element}.OU"]
 
 
 def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:
-    """Divides a run's output files into the output of each attempt, oldest first. Pure.
+    """Divides a run's output files into the output of each attempt, oldest first.
 
     Args:
         starts: where the output of each attempt begins.
@@ -102,7 +102,7 @@ def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> li
 
 
 def lines_of(ranks: Iterable[int]) -> re.Pattern[bytes]:
-    """Returns a pattern that matches the lines of these ranks in the agents' output, by their prefixes `[3] `. Pure.
+    """Returns a pattern that matches the lines of these ranks in the agents' output, by their prefixes `[3] `.
 
     States of progress bars, which end with `\\r`, match as well.
     """
@@ -270,7 +270,7 @@ class Stream:
             yield lines
 
     def _new(self, part: Part, later: bool, last: bool) -> Iterator[bytes]:
-        """Yields the new output of one attempt. `later`: whether a later attempt has output."""
+        # `later`: whether a later attempt has output
         begin = max(part.begin, self._read.get(part.path, 0))
         for text in read(part.path, begin, part.end, last=last or part.end is not None):
             self._read[part.path] = begin = begin + len(text)

@@ -99,10 +99,8 @@ def _files(plan: JobPlan, limit: _Limit) -> Iterator[tuple[str, os.stat_result]]
 
 
 def _matches(pattern: str, limit: _Limit) -> Iterator[str]:
-    """Yields the paths that match a pattern, as glob does with recursive=True, which ignores errors and has no limit.
-
-    Of a folder that a last `**` matches only the path is yielded, and not what is below. Links below `**` are left out.
-    """
+    # Of a folder that a last `**` matches only the path is yielded, and not what is below. Links below `**` are left
+    # out.
     parts = tuple(part for part in pattern.split("/") if part not in ("", "."))
     waiting = [("/" if os.path.isabs(pattern) else ".", parts)]
     while waiting:
@@ -131,7 +129,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _below(path: str, limit: _Limit) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields a file or, for a folder, all files below it."""
     if (status := _status(lambda: os.stat(path))) and not stat.S_ISDIR(status.st_mode):
         yield path, status
         return

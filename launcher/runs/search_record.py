@@ -188,7 +188,7 @@ class SearchRecord:
 
 
 def too_many(points: int, overrides: int = 0) -> str | None:
-    """Returns why a sweep cannot have so many points, or overrides of all points together; None: it can. Pure."""
+    """Returns why a sweep cannot have so many points, or overrides of all points together; None: it can."""
     if points > bounds.SWEEP_POINTS:
         return f"it has {points:,} points, and a sweep has at most {bounds.SWEEP_POINTS:,}"
     if overrides > bounds.SWEEP_OVERRIDES:
@@ -275,7 +275,6 @@ def _typed(values: Mapping[str, Any], name: str, kind: Any, missing: Any = None)
 
 
 def _number(values: Mapping[str, Any], name: str) -> float:
-    """Returns a number, which may be infinite or NaN: a training that diverges reports it."""
     value = values.get(name)
     return value if isinstance(value, float) else _typed(values, name, float)
 

@@ -63,7 +63,6 @@ def parse(text: str) -> tuple[tuple[Frame, ...], int]:
 
 
 def _is_launcher_frame(frame: Frame) -> bool:
-    """Returns whether a frame is one of the launcher's or runpy's that call the user's code."""
     return frame.name == _WORKLOAD_CALLER or frame.path.endswith(_PROGRAM_RUNNERS)
 
 

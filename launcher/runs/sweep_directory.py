@@ -302,7 +302,7 @@ class Sweep:
 
 
 def text_of(manifest: Manifest) -> str:
-    """Returns the text of a manifest's file, without the points if the sweep is a search. Pure.
+    """Returns the text of a manifest's file, without the points if the sweep is a search.
 
     Raises:
         ConfigError: it could not be read again: there are too many points, or their overrides are too long.
@@ -324,7 +324,6 @@ def text_of(manifest: Manifest) -> str:
 
 
 def _overfull(common: Any, own: Any) -> str | None:
-    """Returns why a manifest has too many points or overrides; None: it does not, or has no lists of them."""
     if not isinstance(common, list) or not isinstance(own, list):
         return None
     shared = sum(each is not None for each in common) * len(own)
@@ -332,13 +331,12 @@ def _overfull(common: Any, own: Any) -> str | None:
 
 
 def _whole(common: Sequence[str | None], own: Sequence[str]) -> tuple[str, ...]:
-    """Returns all overrides of a point, from those of all points and its own; StopIteration: some are missing."""
     left = iter(own)
     return (*[next(left) if shared is None else shared for shared in common], *left)
 
 
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
-    """Returns the overrides that identify a point, sorted by key: without COMMAND_KEYS and keys of the sweep. Pure.
+    """Returns the overrides that identify a point, sorted by key: without COMMAND_KEYS and keys of the sweep.
 
     Overrides of the same key keep their order, because the last one wins. If an override sets a whole section
     (`train={...}`), all overrides keep their order.
@@ -353,7 +351,7 @@ def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 def differing(points: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the keys in which points differ, in the order in which they first appear. Pure.
+    """Returns the keys in which points differ, in the order in which they first appear.
 
     Args:
         points: overrides of each point.
@@ -370,7 +368,7 @@ def differing(points: Sequence[Sequence[str]]) -> list[str]:
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """Returns the values that a point's overrides set for these keys, as the user wrote them. Pure.
+    """Returns the values that a point's overrides set for these keys, as the user wrote them.
 
     Keys that the overrides do not set are left out.
     """
@@ -379,7 +377,7 @@ def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
 
 
 def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
-    """Returns the values that a point's overrides set for these keys as text, such as `lr=0.1 seed=3`. Pure."""
+    """Returns the values that a point's overrides set for these keys as text, such as `lr=0.1 seed=3`."""
     shown: Mapping[str, str] = values_of(overrides, keys)
     return " ".join(f"{key.removeprefix('workload.')}={value}" for key, value in shown.items())
 

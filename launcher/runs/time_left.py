@@ -37,7 +37,7 @@ class TimeLeft(Struct):
 
 
 def judge(environ: Mapping[str, str], now: float, machine: tuple[str, float] | None) -> TimeLeft | None:
-    """Returns the time left of this process's attempt, by the module's table; None: it has no deadline. Pure.
+    """Returns the time left of this process's attempt, by the module's table; None: it has no deadline.
 
     Args:
         environ: environment variables of this process.

@@ -59,7 +59,7 @@ def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> I
 
 
 def listed(rows: Sequence[tuple[str, Sequence[str], str]], command: str) -> list[str]:
-    """Returns a line for each partition or queue: `gpu (default): up to 02:00:00`. Pure.
+    """Returns a line for each partition or queue: `gpu (default): up to 02:00:00`.
 
     Args:
         rows: (name, marks, limits) of each partition or queue; only the first SHOWN are listed.
@@ -74,7 +74,7 @@ def _in_brackets(marks: Sequence[str]) -> str:
 
 
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:
-    """Yields a warning if a limit in the profile is higher than the live limit, else an ok. Pure.
+    """Yields a warning if a limit in the profile is higher than the live limit, else an ok.
 
     Args:
         cluster: the profile.

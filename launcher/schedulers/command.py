@@ -140,12 +140,6 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: float, end: float) -> list[str]:
-    """Reads a process's stdout and stderr until it closes both, and returns the two texts.
-
-    Raises:
-        TimeoutExpired: a stream is still open at `end`, a time of the monotonic clock.
-        OutputTooLong: the process printed more than bounds.QUERY_BYTES bytes.
-    """
     assert process.stdout is not None
     assert process.stderr is not None
     texts = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}

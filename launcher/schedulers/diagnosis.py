@@ -60,7 +60,7 @@ class RemembersJobs(ABC):
         """
 
     def memory(self, plan: JobPlan) -> int | None:
-        """Returns the requested memory in bytes that is comparable to `JobExecution.used`; None if not set. Pure.
+        """Returns the requested memory in bytes that is comparable to `JobExecution.used`; None if not set.
 
         The default is the memory of one node. A scheduler that measures the whole job returns the sum of all nodes.
         """
@@ -78,7 +78,7 @@ class WritesNotices(ABC):
 
     @abstractmethod
     def notices(self) -> tuple[Form, ...]:
-        """Returns the patterns of the scheduler's notices, the most specific ones first. Pure."""
+        """Returns the patterns of the scheduler's notices, the most specific ones first."""
 
 
 class ChecksItself(Scheduler):

@@ -101,21 +101,11 @@ class RunExecutor(core.PicklingExecutor):
         return string if isinstance(string, str) else string.decode()
 
     def _send(self, script: Path, token: str, run: Run) -> str:
-        """Submits a job script, and returns the job's id.
-
-        Args:
-            script: path of the job script.
-            token: unique text to store with the job.
-            run: the run; for a job array, the run whose folders are the elements.
-        """
         raise NotImplementedError
 
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
-        """Submits a job with `send` unless it exists, and returns its id.
-
-        An existing job is looked for with `find`, and in the files that a started job has written.
-        """
-
+        # Submits a job with `send` unless it exists, and returns its id.
+        # An existing job is looked for with `find`, and in the files that a started job has written.
         def look() -> str | None:
             try:
                 return self._known() or find()
@@ -125,14 +115,12 @@ class RunExecutor(core.PicklingExecutor):
         return submit_once(send, look, before=self._resumed)
 
     def _known(self) -> str | None:
-        """Returns the job's id if its files show that it has started, else None."""
         return begun_job(self.run) if self._elements is None else begun(self._elements)
 
     def _element_id(self, job_id: str, index: int) -> str:
         return f"{job_id}_{index}"
 
     def _largest_array(self) -> int | None:
-        """Returns the maximum number of elements of one job array, or None if unlimited or unknown."""
         return None
 
     def _internal_process_submissions(
@@ -160,7 +148,7 @@ class RunExecutor(core.PicklingExecutor):
         return jobs
 
     def _submit_part(self, elements: Sequence[Run], token: str) -> list[core.Job[Any]]:
-        """Submits runs as one job array; a single run becomes a plain job, because PBS has no arrays of one."""
+        # Submits runs as one job array; a single run becomes a plain job, because PBS has no arrays of one
         if len(elements) == 1:
             plan = dataclasses.replace(self.plan, run_dir=str(elements[0].path))
             return [self._submit(elements[0], plan, token)]
@@ -182,7 +170,7 @@ class RunExecutor(core.PicklingExecutor):
         ]
 
     def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
-        """Writes each element's own script, with which it is resubmitted even if the user's template has changed."""
+        # Writes each element's own script, with which it is resubmitted even if the user's template has changed
         with private_files():
             for element in elements:
                 self._scripts.write(element, element.own_plan(), token=token)

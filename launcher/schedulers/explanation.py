@@ -106,7 +106,7 @@ class Explanation:
 
 
 def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
-    """Returns the changes with which the run would start clearly sooner, in the order of `tried`. Pure.
+    """Returns the changes with which the run would start clearly sooner, in the order of `tried`.
 
     | start of the unchanged run | start with the change | returned |
     |---|---|---|
@@ -130,7 +130,7 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
 
 
 def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
-    """Returns whether `why` may suggest this smaller number of nodes to a run. Pure.
+    """Returns whether `why` may suggest this smaller number of nodes to a run.
 
     The number must be at least min_nodes, and leave at least the workload's `min_ranks` ranks. A min_nodes equal to the
     plan's nodes counts only if the user has set min_nodes (`fixed`).

@@ -1,4 +1,4 @@
-"""Converts an environment to shell `export` lines, for jobs that read their environment from a file, and back. Pure."""
+"""Converts an environment to shell `export` lines, for jobs that read their environment from a file, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node lists: Slurm's (`rack[1-2]n[01-04,7]`) without scontrol, PBS node files, the variable LAUNCHER_HOSTS. Pure."""
+"""Node lists: Slurm's (`rack[1-2]n[01-04,7]`) without scontrol, PBS node files, the variable LAUNCHER_HOSTS."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def expand(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a node list at the commas outside of brackets. Raises ValueError if the brackets do not match."""
     names, depth, start = [], 0, 0
     for position, char in enumerate(text):
         if char == "[":
@@ -51,10 +50,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parts(name: str, text: str) -> list[list[str]]:
-    """Returns the alternatives of each part of a bracketed name: `a[1-2]b` -> [[`a`], [`1`, `2`], [`b`]].
-
-    `text` is the whole node list, for error messages.
-    """
+    # `text` is the whole node list, for error messages
     parts: list[list[str]] = []
     while name:
         literal, bracket, rest = name.partition("[")

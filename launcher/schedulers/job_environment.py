@@ -1,4 +1,4 @@
-"""The environment that a job inherits: the user's, without variables of other jobs and launchers. Pure."""
+"""The environment that a job inherits: the user's, without variables of other jobs and launchers."""
 
 from __future__ import annotations
 

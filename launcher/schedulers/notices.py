@@ -1,4 +1,4 @@
-"""Finds the notices that a scheduler or the kernel writes into the output of a job that it kills. Pure.
+"""Finds the notices that a scheduler or the kernel writes into the output of a job that it kills.
 
 Notices exist even where a site has no accounting or job history. The kernel's pattern is here; each scheduler's
 patterns are in its notices.py.

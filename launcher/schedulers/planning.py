@@ -1,4 +1,4 @@
-"""Builds the plan of a config, and validates `resume.how` for its scheduler. Pure."""
+"""Builds the plan of a config, and validates `resume.how` for its scheduler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
 
 
 def _check_resume(scheduler: Scheduler, how: ResumeHow) -> None:
-    """Raises ConfigError if the scheduler does not support the value of `resume.how`."""
     if how is ResumeHow.requeue and not isinstance(scheduler, Requeues):
         able = [each.name for each in registry.schedulers() if isinstance(each, Requeues)]
         why = scheduler.no_requeue if isinstance(scheduler, Queue) else ""

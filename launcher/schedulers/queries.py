@@ -158,7 +158,7 @@ class Queries(Protocol):
 
 
 def parse_elements(text: str) -> list[int]:
-    """Parses the numbers of array elements as Slurm and Grid Engine print them: `3`, `0-2,7`, `0-6:2`. Pure."""
+    """Parses the numbers of array elements as Slurm and Grid Engine print them: `3`, `0-2,7`, `0-6:2`."""
     found: list[int] = []
     for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
         found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))

@@ -49,7 +49,7 @@ class JobSnapshot:
         return 0 <= now - self.completed <= seconds
 
     def suffices(self, good_for: float, newer: float, least: float, now: float) -> bool:
-        """Returns whether this snapshot can be used without a new query. Pure.
+        """Returns whether this snapshot can be used without a new query.
 
         A snapshot can be used if it is fresh and its query began at or after `newer`, or if the site's minimum interval
         has not passed.
@@ -65,7 +65,7 @@ class JobSnapshot:
 
 
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
-    """Returns the seconds for which a snapshot is fresh; longer if nothing changes or queries are slow. Pure.
+    """Returns the seconds for which a snapshot is fresh; longer if nothing changes or queries are slow.
 
     Args:
         unchanged: number of consecutive snapshots that equal the previous one.
@@ -137,7 +137,6 @@ class SharedSnapshot:
             self._file.unlink(missing_ok=True)
 
     def _read(self) -> JobSnapshot | None:
-        """Returns the cached snapshot, or None if the file is missing, damaged or writable by other users."""
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
@@ -164,7 +163,6 @@ class SharedSnapshot:
 
     @contextlib.contextmanager
     def _only_one(self, timeout: float) -> Iterator[None]:
-        """Holds the cache's lock; continues without it after `timeout` seconds, or where files cannot be locked."""
         try:
             run_files.make_folder(self._file.parent)
             lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -187,5 +185,4 @@ class SharedSnapshot:
 
 
 def _private(status: os.stat_result) -> bool:
-    """Returns whether a file or folder belongs to this user and only the owner can write to it."""
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -60,14 +60,14 @@ class Scheduler(ABC):
         """Returns the submitit executor class that submits runs. Imports it on use, because submitit takes 30 ms."""
 
     def starter(self, cluster: Cluster) -> str | None:
-        """Returns the command that starts tasks on a job's nodes: a `step_starter` or a key of STARTERS. Pure.
+        """Returns the command that starts tasks on a job's nodes: a `step_starter` or a key of STARTERS.
 
         Returns None if the tasks are processes of the machine that runs the job script.
         """
         return None
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Validates cluster.directives, and returns them as the plan stores them. Pure.
+        """Validates cluster.directives, and returns them as the plan stores them.
 
         Raises:
             ConfigError: a name or value is not a valid job option.
@@ -75,7 +75,7 @@ class Scheduler(ABC):
         return dict(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        """Returns the directive lines of a job script without their prefix (`#SBATCH`), with quoted values. Pure.
+        """Returns the directive lines of a job script without their prefix (`#SBATCH`), with quoted values.
 
         Args:
             plan: the run's plan.
@@ -90,7 +90,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """Returns the environment that a new job inherits from the submitting process. Pure.
+        """Returns the environment that a new job inherits from the submitting process.
 
         Without variables of other jobs and launchers, those that the scheduler's commands take as options, and bash
         functions.
@@ -142,10 +142,10 @@ class Queue(Scheduler):
 
     @abstractmethod
     def array_of(self, job_id: str) -> str:
-        """Returns the array id of an array element's job id; the id of a plain job is returned unchanged. Pure."""
+        """Returns the array id of an array element's job id; the id of a plain job is returned unchanged."""
 
     def can_be_waited_for(self, job_id: str) -> bool:
-        """Returns whether other jobs can depend on this one; some schedulers exclude array elements. Pure."""
+        """Returns whether other jobs can depend on this one; some schedulers exclude array elements."""
         return True
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Queue(Scheduler):
 
     @abstractmethod
     def own_job(self, environ: Mapping[str, str]) -> str:
-        """Returns the current job's id, from the variables of its environment, for use in a dependency. Pure."""
+        """Returns the current job's id, from the variables of its environment, for use in a dependency."""
 
     @abstractmethod
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
@@ -178,7 +178,7 @@ class ReadsOptions(ABC):
 
     @abstractmethod
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated. Pure.
+        """Returns the keys that an option stands for, with values: text, True, or a list if it may be repeated.
 
         Raises:
             ConfigError: the option is the launcher's, or no key has this value.
@@ -246,11 +246,11 @@ class StartsJobSteps(ABC):
 
     @abstractmethod
     def start_tasks(self, plan: JobPlan) -> list[str]:
-        """Returns the first words of a command that runs another one, as the job's tasks, on all nodes. Pure."""
+        """Returns the first words of a command that runs another one, as the job's tasks, on all nodes."""
 
     @abstractmethod
     def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-        """Returns the command that runs another command in a running job. Pure.
+        """Returns the command that runs another command in a running job.
 
         Args:
             argv: the command to run.
@@ -262,7 +262,7 @@ class StartsJobSteps(ABC):
 
     @abstractmethod
     def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment for the command of `step`: `environ` without variables that set options. Pure."""
+        """Returns the environment for the command of `step`: `environ` without variables that set options."""
 
 
 class ExcludesNodes(ABC):
@@ -270,7 +270,7 @@ class ExcludesNodes(ABC):
 
     @abstractmethod
     def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
-        """Returns the shell-quoted config override with which `resume` excludes these nodes. Pure.
+        """Returns the shell-quoted config override with which `resume` excludes these nodes.
 
         Args:
             hosts: the nodes (`node3,node7`, `node[3,7]`).

@@ -38,11 +38,11 @@ class Site(ABC):
 
     @abstractmethod
     def default_name(self) -> str:
-        """Returns the default name of the site's profile. Pure."""
+        """Returns the default name of the site's profile."""
 
     @abstractmethod
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        """Yields the lines of a profile of the site, with the source of each value as a comment. Pure.
+        """Yields the lines of a profile of the site, with the source of each value as a comment.
 
         Args:
             name: name of the profile.
@@ -55,7 +55,7 @@ class Site(ABC):
 
     @abstractmethod
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
-        """Compares a profile with the site, and yields findings, also where they agree. Pure."""
+        """Compares a profile with the site, and yields findings, also where they agree."""
 
 
 def described_schedulers() -> list[DescribesSite]:
@@ -79,7 +79,7 @@ class ErrorCollector:
 
 
 def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
-    """Returns the partition or queue with the name that the user has given, or None without a name. Pure.
+    """Returns the partition or queue with the name that the user has given, or None without a name.
 
     Args:
         pools: all partitions or queues of the site.
@@ -96,7 +96,7 @@ def requested(pools: Sequence[P], name: str | None, option: str) -> P | None:
 
 
 def plain_name(name: str) -> str:
-    """Returns a site's name with only characters that are valid in a file name; `site` if none is left. Pure."""
+    """Returns a site's name with only characters that are valid in a file name; `site` if none is left."""
     return re.sub(r"[^\w.+-]", "-", name).lstrip("-+.") or "site"
 
 
@@ -130,7 +130,7 @@ def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[st
 
 
 def limit_lines(limits: Sequence[tuple[str, object, str]]) -> Iterator[str]:
-    """Yields the lines of a profile's section `limits`; none without limits. Pure.
+    """Yields the lines of a profile's section `limits`; none without limits.
 
     Args:
         limits: (key, value, source) of each limit; a time is a text such as `02:00:00`.

@@ -46,7 +46,7 @@ class TaskRequest:
 
 
 def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:
-    """Returns each task's LAUNCHER_* variables, from which it derives its rank, node and hosts. Pure."""
+    """Returns each task's LAUNCHER_* variables, from which it derives its rank, node and hosts."""
     tasks = len(hosts) * tasks_per_node
     common = {**hostlist.variable(hosts), "LAUNCHER_TASKS": str(tasks)}
     return [
@@ -128,5 +128,5 @@ def attempt_is_over() -> bool:
 
 
 def _record(request: signal.Signals) -> None:
-    """Records a stop request in the attempt's events at once, because PBS may kill the job script soon."""
+    # Records a stop request in the attempt's events at once, because PBS may kill the job script soon
     Events(current_attempt(), "spawn")(StopRequested(signal=request.name, host=socket.gethostname()))

@@ -31,7 +31,7 @@ def command(
     python: str, nodes: int, tasks_per_node: int, grace: int,
     *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
 ) -> list[str]:  # fmt: skip
-    """Returns the command that starts a program on all nodes of a job; the caller appends the program's argv. Pure.
+    """Returns the command that starts a program on all nodes of a job; the caller appends the program's argv.
 
     Args:
         python: interpreter that runs this module.

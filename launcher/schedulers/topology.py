@@ -1,4 +1,4 @@
-"""Derives this process's rank, world size and hosts from the variables of the command that started it. Pure.
+"""Derives this process's rank, world size and hosts from the variables of the command that started it.
 
 A source is such a command (srun, torchrun, mpiexec). The first source in `SOURCES` with all its variables set is used;
 `Topology.source` has its name. Nothing here does I/O: the environment, this host's name and the reader of PBS's node
@@ -82,7 +82,7 @@ class Nodes:
 
 
 def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
-    """Determines the node of every rank from the ranks' reports. Pure.
+    """Determines the node of every rank from the ranks' reports.
 
     | reports | ranks are on the same node if they have | order of the nodes |
     |---|---|---|
@@ -104,7 +104,7 @@ def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str]
 
 
 def nodes_in_order(place: Topology) -> tuple[int, ...]:
-    """Returns the node rank of each rank if this rank knows that ranks fill nodes in order, else (). Pure.
+    """Returns the node rank of each rank if this rank knows that ranks fill nodes in order, else ().
 
     With srun --distribution=cyclic or mpirun --map-by node they do not, which a single rank may not know. Then
     `assign_nodes` determines the node ranks after all ranks have joined.
@@ -152,7 +152,6 @@ def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topol
 
 
 def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]:
-    """Returns the distinct hosts of the Slurm or PBS allocation in order; () if unknown."""
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return tuple(expand(nodes))
     if path := environ.get("PBS_NODEFILE"):
@@ -170,10 +169,7 @@ def _uniform(
     job: str,
     node: int | None = None,
 ) -> Topology:
-    """Returns a topology that assumes equal nodes, which ranks fill in order, for sources without a list of nodes.
-
-    After the ranks have joined, `assign_nodes` corrects it.
-    """
+    # After the ranks have joined, `assign_nodes` corrects it
     node_known = node is not None or world == 1
     nnodes = max(-(-world // local_world), (node or 0) + 1)
     hosts = place.allocation if nnodes > 1 else (place.hostname,)
@@ -201,10 +197,7 @@ def _uniform(
 
 
 def _launcher(place: _Place) -> Topology | None:
-    """Reads the launcher's own variables, set by `task_group.environments` where srun does not start the tasks.
-
-    This and the other sources return None if one of their variables is not set.
-    """
+    # This and the other sources return None if one of their variables is not set
     if not place.has("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE", "LAUNCHER_HOSTS"):
         return None
     hosts = tuple(hosts_in(place.environ))
@@ -218,7 +211,6 @@ def _launcher(place: _Place) -> Topology | None:
 
 
 def _torchrun(place: _Place) -> Topology | None:
-    """Reads torchrun's variables: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables."""
     if not place.has("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         return None
     world, local_world = place.number("WORLD_SIZE"), place.number("LOCAL_WORLD_SIZE")
@@ -243,11 +235,9 @@ def _torchrun(place: _Place) -> Topology | None:
 
 
 def _srun(place: _Place) -> Topology | None:
-    """Reads srun's variables: man srun, OUTPUT ENVIRONMENT VARIABLES.
-
-    The step's values are used, because the job may have more nodes. The batch script has SLURM_PROCID too, but not
-    SLURM_STEP_*, so it is not taken for a task.
-    """
+    # Reads srun's variables: man srun, OUTPUT ENVIRONMENT VARIABLES.
+    # The step's values are used, because the job may have more nodes. The batch script has SLURM_PROCID too, but not
+    # SLURM_STEP_*, so it is not taken for a task.
     if not place.has(
         "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
         "SLURM_STEP_TASKS_PER_NODE",
@@ -282,7 +272,6 @@ def _srun(place: _Place) -> Topology | None:
 
 
 def _openmpi(place: _Place) -> Topology | None:
-    """Reads the variables of OpenMPI's mpirun: docs.open-mpi.org, "Environment variables set at run time"."""
     prefix = "OMPI_COMM_WORLD_"
     if not place.has(*(prefix + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))):
         return None
@@ -294,7 +283,7 @@ def _openmpi(place: _Place) -> Topology | None:
 
 
 def _pals(place: _Place) -> Topology | None:
-    """Reads the variables of HPE Cray PALS (mpiexec on Cray EX): man intro_pals; the world size is from Cray PMI."""
+    # Reads the variables of HPE Cray PALS (mpiexec on Cray EX): man intro_pals; the world size is from Cray PMI
     local_world = place.first("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
     if not place.has("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID", "PMI_SIZE") or local_world is None:
         return None
@@ -306,7 +295,6 @@ def _pals(place: _Place) -> Topology | None:
 
 
 def _mpich(place: _Place) -> Topology | None:
-    """Reads the variables of MPICH's and Intel MPI's Hydra process manager (mpiexec -genvlist; MPI_LOCALRANKID)."""
     if not place.has("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
         return None
     rank, world, local_rank, local_world = (
@@ -317,10 +305,7 @@ def _mpich(place: _Place) -> Topology | None:
 
 
 def _pbs(place: _Place) -> Topology | None:
-    """Reads the variables of pbsdsh and pbs_tmrsh with one task per node: PBS_NODENUM is the node's index in the job.
-
-    The job script has PBS_TASKNUM=1; pbsdsh did not start it, so it is not taken for a task.
-    """
+    # The job script has PBS_TASKNUM=1; pbsdsh did not start it, so it is not taken for a task
     if not place.has("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM") or not place.allocation:
         return None
     if place.environ["PBS_TASKNUM"] == "1":

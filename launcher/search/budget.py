@@ -1,4 +1,4 @@
-"""Computes the GPU-hours that a search has spent and saved, its first rung, and a shuffled order of points. Pure."""
+"""Computes the GPU-hours that a search has spent and saved, its first rung, and a shuffled order of points."""
 
 from __future__ import annotations
 

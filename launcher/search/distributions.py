@@ -1,4 +1,4 @@
-"""Converts the keys of a search to Optuna's distributions, and parameter values to text in overrides and back. Pure."""
+"""Converts the keys of a search to Optuna's distributions, and parameter values to text in overrides and back."""
 
 from __future__ import annotations
 

@@ -101,7 +101,6 @@ class JournalBackend(BaseJournalBackend):
                 self._open, self._up_to_date, self._pending, self._shown = False, False, [], 0
 
     def _lock_lost(self) -> UnavailableError:
-        """Returns the error for a file that grew while this process held the lock: its decisions are not valid then."""
         return UnavailableError(f"{self._path} was written by a process that has taken over its lock")
 
     def _rest(self) -> bytes:

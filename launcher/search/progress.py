@@ -57,7 +57,7 @@ def look(sweep: Sweep) -> tuple[SearchSettings, SearchProgress]:
 
 
 def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int, float]) -> SearchProgress:
-    """Returns the progress of a search. Pure.
+    """Returns the progress of a search.
 
     Args:
         settings: settings of the search.
@@ -79,7 +79,7 @@ def progress_of(settings: SearchSettings, journal: Journal, seconds: Mapping[int
 
 
 def rungs_of(settings: SearchSettings, journal: Journal) -> tuple[Rung, ...]:
-    """Returns the rungs that points have reached, the lowest first; empty if the search does not prune. Pure."""
+    """Returns the rungs that points have reached, the lowest first; empty if the search does not prune."""
     count = max((len(each.rungs) for each in journal.trials), default=0)
     found = []
     for number in range(count if journal.min_steps is not None else 0):

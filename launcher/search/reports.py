@@ -26,7 +26,7 @@ class Report:
 
 
 def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int = 0) -> list[Report]:
-    """Returns the reports in the events of rank 0, including those without the objective. Pure.
+    """Returns the reports in the events of rank 0, including those without the objective.
 
     Args:
         entries: events of rank 0 as dicts, oldest first.
@@ -43,7 +43,7 @@ def reports_in(entries: Iterable[Mapping[str, Any]], objective: str, total: int 
 
 
 def number(values: Mapping[str, Any] | None, name: str) -> float | None:
-    """Returns a metric as a float, which may be NaN; None: there is no number of this name. Pure.
+    """Returns a metric as a float, which may be NaN; None: there is no number of this name.
 
     Args:
         values: metrics; nested mappings are allowed.
@@ -56,7 +56,7 @@ def number(values: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def missing(objective: str, known_names: Iterable[str]) -> str:
-    """Returns the error message for a point that is done and has no value of the objective. Pure.
+    """Returns the error message for a point that is done and has no value of the objective.
 
     Args:
         objective: name of the metric (sweep.objective).

@@ -210,7 +210,6 @@ class Search:
     # -- within an operation
 
     def _affordable(self, trials: Sequence[FrozenTrial]) -> bool:
-        """Returns whether the budget allows another point."""
         settings = self.settings
         if settings.full(len(trials)):
             return False
@@ -225,7 +224,6 @@ class Search:
         return Cost(known or 0.0)
 
     def _choose(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, Any] | None:
-        """Returns the parameters of the next point, by key; None: every combination is taken."""
         settings, number = self.settings, len(trials)
         if self._size is not None and number >= self._size:
             return None
@@ -266,10 +264,7 @@ class Search:
         return search_space.index_of(self.settings.space, values)
 
     def _min_steps(self, study: optuna.Study, total: int) -> int | None:
-        """Returns the number of steps at the first rung, the same for all points; None: `total` is unknown (0).
-
-        The first result is recorded in the study.
-        """
+        # The first result is recorded in the study
         found = study.user_attrs.get(MIN_STEPS)
         if found is None:
             found = self.settings.min_steps or min_steps_of(total, self.settings.reduction_factor, RUNGS)
@@ -278,7 +273,6 @@ class Search:
         return found
 
     def _rung_of(self, trial: FrozenTrial, minimum: int) -> float:
-        """Returns the number of steps at a trial's next rung; `minimum`: number of steps at the first rung."""
         reached = sum(key.startswith(RUNG) for key in trial.system_attrs)
         return minimum * float(self.settings.reduction_factor**reached)
 
@@ -288,7 +282,6 @@ class Search:
 
     @contextlib.contextmanager
     def _operation(self) -> Iterator[optuna.Study]:
-        """Yields Optuna's study while it holds the journal's lock; changes to the study are written at the end."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # TPESampler's constant_liar is experimental

@@ -1,4 +1,4 @@
-"""Makes the records of points on compute nodes, without Hydra, from a template that the submitter has made. Pure.
+"""Makes the records of points on compute nodes, without Hydra, from a template that the submitter has made.
 
 The submitter composes a few points with Hydra: it changes one key at a time, to each of its choices, or to the smallest
 and the largest number (`Dimension.ends`). The fields of the record that differ depend on this key; all other fields are
@@ -92,7 +92,6 @@ _NOTHING: Any = object()
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields path and value of each leaf of nested mappings; lists and empty mappings are leaves."""
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from _leaves(each, (*path, key))
@@ -101,7 +100,6 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _differing(one: Mapping[Path, Any], other: Mapping[Path, Any]) -> list[Path]:
-    """Returns the paths at which two records differ; if one of them lacks a path, the path of its parent."""
     found = [path for path in one if path in other and one[path] != other[path]]
     for path in {**one, **other}:
         if (path in one) != (path in other):

@@ -15,7 +15,7 @@ LONGEST_NAME = 64  # characters of a run's name
 
 
 def words(given: str | Sequence[Any]) -> list[str]:
-    """Returns the arguments of a program as strings. Pure.
+    """Returns the arguments of a program as strings.
 
     Args:
         given: a list of values, or a string that is split like in a shell.
@@ -36,7 +36,7 @@ def words(given: str | Sequence[Any]) -> list[str]:
 
 
 def options(flags: Mapping[str, Any]) -> list[str]:
-    """Returns named arguments as options of a program. Pure.
+    """Returns named arguments as options of a program.
 
     | value | arguments |
     |---|---|
@@ -62,20 +62,20 @@ def options(flags: Mapping[str, Any]) -> list[str]:
 
 
 def with_options(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Adds options to a program's arguments: before a `--`, else at the end, so they override earlier ones. Pure."""
+    """Adds options to a program's arguments: before a `--`, else at the end, so they override earlier ones."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [*arguments[:end], *flags, *arguments[end:]]
 
 
 def name_of(script: str, *, module: bool = False) -> str:
-    """Returns the name that a run of this script or module gets: `train` for dir/train.py and for pkg.train. Pure."""
+    """Returns the name that a run of this script or module gets: `train` for dir/train.py and for pkg.train."""
     base = script.rpartition("." if module else "/")[2]
     stem = base if module else base.rpartition(".")[0] or base
     return re.sub(r"[^A-Za-z0-9_.+-]", "_", stem).lstrip("-+.")[:LONGEST_NAME] or "program"
 
 
 def command(program: str, overrides: Sequence[str]) -> str:
-    """Returns the command that submits a run with these overrides, for the shell and as one types it. Pure.
+    """Returns the command that submits a run with these overrides, for the shell and as one types it.
 
     It is `run SCRIPT KEY=VALUE ... -- ARGUMENT ...` if the overrides are those of `run`.
 

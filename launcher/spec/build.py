@@ -1,4 +1,4 @@
-"""Makes the plan of a run from its config. Pure.
+"""Makes the plan of a run from its config.
 
 Values that depend on a single key are converted in sections.py. Here are those that depend on several keys, and the
 checks that need no scheduler and no profile's limits.
@@ -160,7 +160,6 @@ def build(config: Config, site: Site, rules: SchedulerRules) -> JobPlan:
 
 
 def _settings(cluster: schema.Cluster) -> dict[str, Any]:
-    """Returns the keys that only the scheduler of this profile has, as plain values."""
     common = {each.name for each in dataclasses.fields(schema.Cluster)}
     own = [each.name for each in dataclasses.fields(cluster) if each.name not in common]
     for name in own:
@@ -222,11 +221,6 @@ def _resume(config: Config) -> Resume:
 
 
 def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
-    """Returns the ranks that stop for a debugger: those of debug.rank, or all if only debug.post_mortem is set.
-
-    Raises:
-        ConfigError: the run has no such rank.
-    """
     wanted = debug.rank
     if (wanted is None and debug.post_mortem) or wanted == "all":
         return tuple(range(world_size))
@@ -240,7 +234,6 @@ def _debug_ranks(debug: schema.Debug, world_size: int) -> tuple[int, ...]:
 
 
 def _refuse_negative(prefix: str, section: Any) -> None:
-    """Refuses negative numbers (and nan) in a section of the config and in the sections within it."""
     for each in dataclasses.fields(section):
         key, value = f"{prefix}{each.name}", getattr(section, each.name)
         if dataclasses.is_dataclass(value):
@@ -279,7 +272,7 @@ def _entry(value: str) -> str:
 
 
 def _require(cluster: schema.Cluster) -> None:
-    """Refuses a config that lacks a key of cluster.required, which each user of the site must set (`account`)."""
+    # Refuses a config that lacks a key of cluster.required, which each user of the site must set (`account`)
     known = {field.name for field in dataclasses.fields(cluster)}
     for required in cluster.required:
         key, _, example = required.partition("=")
@@ -313,7 +306,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse_control_characters(path: str, value: Any) -> None:
-    """Refuses control characters: a line break would end a directive or a command. Only set-up lines may have one."""
+    # Only set-up lines may have one
     if isinstance(value, str):
         text = value.replace("\n", "") if path in ("cluster.setup", "env.setup") else value
         if match := CONTROL.search(text):

@@ -1,4 +1,4 @@
-"""Checks the keys about containers. Pure."""
+"""Checks the keys about containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the cost of a submission in node-hours, GPU-hours and core-hours. Pure.
+"""Computes the cost of a submission in node-hours, GPU-hours and core-hours.
 
 Hours are those of the requested wall time: the most that may be charged, not what will be used.
 """
@@ -86,7 +86,6 @@ def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str
 
 
 def _attempts(plans: Iterable[JobPlan]) -> list[str]:
-    """Returns a line with the most attempts that a run may have, each at the same cost; no line if that is one."""
     most = max(
         (
             plan.resume.max_attempts
@@ -99,7 +98,6 @@ def _attempts(plans: Iterable[JobPlan]) -> list[str]:
 
 
 def _shape(plan: JobPlan) -> str:
-    """Returns the size of a plan's job as text: `2 nodes x 4 GPUs x 12h`."""
     many, what = (plan.gpus_per_node, "GPU") if plan.gpus_per_node else (plan.cpus_per_node, "CPU")
     return f"{plural(plan.nodes, 'node')} x {plural(many, what)} x {exact_time(plan.time)}"
 

@@ -34,11 +34,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _hook_in(path: Path) -> str | None:
-    """Returns the name of the hook in a workload's file; None: the file sets none (it may inherit one of another file).
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
     try:
         found = _HOOK.search(path.read_text())
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Compares a plan with the limits in the cluster's profile, before it is submitted. Pure.
+"""Compares a plan with the limits in the cluster's profile, before it is submitted.
 
 Each error names the key, the limit and a value to use instead. Limits of partitions and queues that a scheduler reports
 are compared in launcher/schedulers.
@@ -40,13 +40,13 @@ def check_limits(plan: JobPlan, cluster: Cluster) -> None:
 
 
 def limited_jobs(cluster: Cluster) -> dict[str, int]:
-    """Returns the most jobs that a user may have, by partition, queue or QOS; the key "" is for all together. Pure."""
+    """Returns the most jobs that a user may have, by partition, queue or QOS; the key "" is for all together."""
     found = {name: pool.limits.jobs for name, pool in pools.of(cluster).items()}
     return {name: most for name, most in {"": cluster.limits.jobs, **found}.items() if most is not None}
 
 
 def check_jobs(cluster: Cluster, more: int, there: Mapping[str, int]) -> None:
-    """Compares the number of jobs of the user with the limits of the profile. Pure.
+    """Compares the number of jobs of the user with the limits of the profile.
 
     Args:
         cluster: profile, with the partition, queue or QOS of the new jobs.
@@ -123,13 +123,6 @@ def _check(plan: JobPlan, limits: Limits, where: str, source: str) -> None:
 
 
 def _too_long_for_nodes(plan: JobPlan, by_nodes: Mapping[int, int], where: str) -> str | None:
-    """Returns why a plan's time exceeds the limit for its number of nodes, with the fix; None: it does not.
-
-    Args:
-        plan: plan of the run.
-        by_nodes: longest wall time in seconds, by the number of nodes from which it applies.
-        where: name of the cluster, partition or queue, for the text.
-    """
     steps = sorted(by_nodes)
     step = next((least for least in reversed(steps) if plan.nodes >= least), None)
     if step is None or plan.time <= by_nodes[step]:
@@ -151,7 +144,7 @@ def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) 
 
 
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
-    """Returns why the plan does not fit on these nodes even if all are idle, with the fix; None: it fits. Pure.
+    """Returns why the plan does not fit on these nodes even if all are idle, with the fix; None: it fits.
 
     Args:
         plan: plan of the run.

@@ -1,4 +1,4 @@
-"""The plan of a run: a frozen object with everything that is decided before the run starts; its JSON form. Pure.
+"""The plan of a run: a frozen object with everything that is decided before the run starts; its JSON form.
 
 A dry run prints it, submission uses it, and the job reads it from the run directory. build.py makes it from a config.
 """
@@ -168,7 +168,7 @@ _SECTIONS = (
 
 
 def plan_misfit(values: Any) -> str | None:
-    """Returns what is wrong with a plan that was read from a file, as text; None: `from_dict` can convert it. Pure."""
+    """Returns what is wrong with a plan that was read from a file, as text; None: `from_dict` can convert it."""
     if wrong := misfit(values, JobPlan, "plan") or _wrong_settings(values["cluster"]):
         return wrong
     for prefix, section in (("plan", values), *((f"plan.{name}", values[name]) for name in _SECTIONS)):
@@ -186,7 +186,6 @@ def _wrong_settings(cluster: Mapping[str, Any]) -> str | None:
 
 
 def _no_text(text: str) -> str | None:
-    """Returns why a text cannot be a path or a command's argument; None: it can."""
     try:
         return "has a NUL byte" if b"\0" in os.fsencode(text) else None
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Applies the profile's settings for a partition, queue or QOS (`cluster.pools`) to a job that uses it. Pure."""
+"""Applies the profile's settings for a partition, queue or QOS (`cluster.pools`) to a job that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of a plan, and the conversion of config values to plan values. Pure.
+"""The sections of a plan, and the conversion of config values to plan values.
 
 Sections and fields have the same names as in the config. Values are converted by the types in the schema: times to
 seconds, sizes to bytes, lists to tuples, enums to strings. Values that depend on several keys are computed in build.py.
@@ -204,7 +204,6 @@ def plain(value: Any) -> Any:
 
 @cache
 def _forms(kind: Any) -> dict[str, Form]:
-    """Returns the form (time, memory, ...) of each key in a section of the schema; keys without a form are left out."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Form] = {}
     for name, hint in hints.items():

@@ -1,4 +1,4 @@
-"""Checks and resolves the keys about experiment trackers. Pure."""
+"""Checks and resolves the keys about experiment trackers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KNOWN = ("tensorboard", "mlflow", "wandb")  # also the names of the packages, an
 
 
 def trackers(track: Any) -> tuple[str, ...]:
-    """Returns the names of the trackers in a value of the key `track`, without repetitions. Pure.
+    """Returns the names of the trackers in a value of the key `track`, without repetitions.
 
     Raises:
         ConfigError: a name is not in KNOWN.
@@ -28,7 +28,7 @@ def trackers(track: Any) -> tuple[str, ...]:
 
 
 def uri(config: Config) -> str | None:
-    """Returns tracking.uri. Pure.
+    """Returns tracking.uri.
 
     Raises:
         ConfigError: it has a user name or a password, which the record, the report and the dry run would show.
@@ -43,6 +43,6 @@ def uri(config: Config) -> str | None:
 
 
 def experiment(config: Config, run_id: str) -> str:
-    """Returns a run's experiment in trackers: tracking.experiment, else a point's sweep id or a run's name. Pure."""
+    """Returns a run's experiment in trackers: tracking.experiment, else a point's sweep id or a run's name."""
     sweep, point, _ = run_id.partition("/")
     return config.tracking.experiment or (sweep if point else config.name)

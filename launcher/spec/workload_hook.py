@@ -147,11 +147,7 @@ def load(name: str | None) -> Hook:
 
 @contextlib.contextmanager
 def _hook_errors(name: str) -> Iterator[None]:
-    """Converts errors of a hook's code in the `with` block. In it the working folder is last on Python's path.
-
-    Raises:
-        ConfigError: the code raised an exception; the text names the hook, the exception and its line.
-    """
+    # In it the working folder is last on Python's path
     folder = os.getcwd()
     added = folder not in sys.path
     if added:

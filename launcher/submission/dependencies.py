@@ -91,7 +91,7 @@ class Dependency:
 
 
 def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
-    """Returns what a run with these dependencies does next, and the reason as text. Pure.
+    """Returns what a run with these dependencies does next, and the reason as text.
 
     NEVER if the condition of any dependency can never be met; else WAIT if any is not met yet; else START.
     """
@@ -110,7 +110,7 @@ def decide(dependencies: Sequence[Dependency]) -> tuple[Decision, str]:
 
 
 def parse(value: Any, key: str = "after") -> list[tuple[str, str]]:
-    """Parses a value of the key `after`: returns the condition and the name of each run or sweep in it. Pure.
+    """Parses a value of the key `after`: returns the condition and the name of each run or sweep in it.
 
     Args:
         value: value of the key: RUN, CONDITION:RUN, a list of these, or None.
@@ -211,11 +211,8 @@ def _read_dependency(condition: str, path: Path, live: SweepMonitor) -> Dependen
 
 
 def _blocking_job(plan: JobPlan, job: str, *, whole: bool) -> str:
-    """Returns the id to depend on for a job: the id of its array, or the job's own.
-
-    The array's id is used for a whole sweep, since one id is shorter than many, and with schedulers that support no
-    dependency on one element of an array.
-    """
+    # The array's id is used for a whole sweep, since one id is shorter than many, and with schedulers that support no
+    # dependency on one element of an array.
     scheduler = registry.queue(plan.cluster.scheduler)
     return scheduler.array_of(job) if whole or not scheduler.can_be_waited_for(job) else job
 
@@ -274,7 +271,7 @@ def _dependencies_of(plan: JobPlan) -> list[Dependency]:
 
 
 def jobs_to_wait_for(dependencies: Sequence[Dependency]) -> list[str]:
-    """Returns the ids of the jobs that must end before the run can start. Pure."""
+    """Returns the ids of the jobs that must end before the run can start."""
     return list(
         dict.fromkeys(
             job for dependency in dependencies if dependency.decision is Decision.WAIT for job in dependency.jobs

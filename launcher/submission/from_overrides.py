@@ -117,13 +117,7 @@ def place(run: Run) -> list[str]:
 
 @contextlib.contextmanager
 def _submitted_in(run: Run) -> Iterator[None]:
-    """Changes the working folder inside the `with` block to the one where the run was submitted.
-
-    If that folder is gone and the run has a snapshot, the job's workdir in the snapshot is used.
-
-    Raises:
-        RunError: the folder cannot be entered.
-    """
+    # If that folder is gone and the run has a snapshot, the job's workdir in the snapshot is used
     plan = run.plan()
     # The snapshot has what the job needs.
     gone = plan.code.snapshot is not None and not os.path.isdir(plan.submitted_in)
@@ -144,7 +138,7 @@ def _submitted_in(run: Run) -> Iterator[None]:
 
 
 def merged(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Returns the overrides of a run's record (`before`), followed by those of a new command (`now`). Pure.
+    """Returns the overrides of a run's record (`before`), followed by those of a new command (`now`).
 
     Overrides in `before` of keys in `now` or PASSING are left out.
     """

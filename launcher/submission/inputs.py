@@ -125,13 +125,6 @@ class Inputs:
 
 
 def _with_code(config: Config, workload: Program | Function, before: JobPlan | None) -> Config:
-    """Returns the config with its program or function checked, where Python will look for it in the job.
-
-    Args:
-        config: config of the run.
-        workload: workload of the config, which the hook may have changed.
-        before: plan with the snapshot that the run uses; None: the code is that of the repository.
-    """
     env = config.env
     more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.archive, env.container])]
     place = programs.here(config.cluster.environment, more)

@@ -113,11 +113,6 @@ def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
 
 
 def _after(config: Config, run: Run) -> tuple[str, ...]:
-    """Returns the dependencies of a run (`ok:/runs/prepare`), from the keys `after` and `sweep.after`.
-
-    Raises:
-        ConfigError: a value is wrong, or names no run or sweep.
-    """
     wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
     if not any(wanted.values()):
         return ()
@@ -185,11 +180,6 @@ def _code_root() -> str | None:
 
 
 def _with_baseline(config: Config) -> Config:
-    """Returns the config with the path of the run or file that its key `baseline` names, in the workload's section.
-
-    Raises:
-        ConfigError: the workload compares no results, or there is no such run.
-    """
     if config.baseline is None:
         return config
     workload = config.workload

@@ -171,24 +171,17 @@ def tried(run: Run, token: str) -> bool:
 
 
 def _remove(run: Run) -> None:
-    """Removes the directory of a run that was never submitted."""
+    # Removes the directory of a run that was never submitted
     shutil.rmtree(run.path, ignore_errors=True)
     live_index.discard(run.path)
 
 
 def _remove_unrecorded(run: Run) -> None:
-    """Removes a run directory that has no record; with one, another process may have completed and submitted it."""
     if not run.recorded():
         _remove(run)
 
 
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Creates the run directory, with the snapshot and the record.
-
-    Raises:
-        ConfigError: the snapshot cannot be made, or a secret cannot be left out of the record, or that is too large.
-        SubmissionError: this machine has no commands of the scheduler.
-    """
     plan = prepared.plan
     require_commands(plan)
     public = redacted_record(prepared, config, overrides)
@@ -318,7 +311,6 @@ def require_same(run: Run, plan: JobPlan) -> None:
 
 
 def _commit(folder: str) -> str | None:
-    """Returns the git commit of a folder, with a `+` if files differ from it; None: no repository, or git fails."""
     head = Path(folder)
     while not (head / ".git").exists():
         if head == head.parent:

@@ -54,7 +54,7 @@ class LiveArray:
 def live_arrays(
     seen: Sequence[PointStatus], submissions: Sequence[Submission]
 ) -> tuple[list[LiveArray], list[PointStatus]]:
-    """Returns the job arrays that are not over, and the points that are not over and belong to no array. Pure.
+    """Returns the job arrays that are not over, and the points that are not over and belong to no array.
 
     Args:
         seen: states of the sweep's points.
@@ -181,7 +181,6 @@ def _cancel_pilots(sweep: Sweep, kill: bool) -> list[RunStatus]:
 
 
 def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> list[PointStatus]:
-    """Cancels points with jobs of their own, as `cancel` says; the caller holds the submitter's lock."""
     live = SweepMonitor()
     _recover_unconfirmed(sweep)
     statuses = point_statuses(sweep, live, cancelled=False)  # each point is marked as cancelled below
@@ -263,7 +262,6 @@ class _Requests:
 
 
 def _recover_unconfirmed(sweep: Sweep) -> None:
-    """Finds and records the jobs of arrays that a killed command may have submitted; the caller holds the lock."""
     if any(each.job is None for each in sweep.submissions()):
         # Lazily: submitit takes 45 ms, and most cancellations do not need it
         from launcher.sweeps.submit import recover
@@ -313,7 +311,7 @@ def throttle_pilots(sweep: Sweep, most: int) -> tuple[pilots.SubmittedPilots, li
 
 
 def points_to_restart(statuses: Sequence[PointStatus], points: Collection[int] | None) -> list[int]:
-    """Returns the numbers of the points to restart: those that the user named or, by default, all that need it. Pure.
+    """Returns the numbers of the points to restart: those that the user named or, by default, all that need it.
 
     | state of the point | restarted by default | may be named |
     |---|---|---|

@@ -1,4 +1,4 @@
-"""Decides which points of a sweep share a job array: those whose job scripts differ in the run's id only. Pure."""
+"""Decides which points of a sweep share a job array: those whose job scripts differ in the run's id only."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _key(plan: JobPlan) -> tuple[object, ...]:
 
 
 def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:
-    """Divides the number of points that may run at once among arrays. Pure.
+    """Divides the number of points that may run at once among arrays.
 
     Each array gets at least one, because otherwise it would never end; the rest is divided in proportion to size.
 

@@ -51,12 +51,6 @@ def _run(points: _Points, failed: set[int]) -> int:
 
 
 def _start_points(points: _Points, failed: set[int]) -> None:
-    """Starts requested points, as many at once as sweep.parallelism allows (default 1), until none is waiting.
-
-    Args:
-        points: the requested points.
-        failed: numbers of the points that could not be started, which are not tried again; new ones are added.
-    """
     while True:
         began = time.monotonic()
         parallelism = points.sweep.manifest().parallelism or 1

@@ -42,7 +42,7 @@ LEAVING = (ManagerIdle.event, ManagerEnded.event)  # a slot manager whose last e
 
 
 def packing_of(config: Config, plan: JobPlan) -> Packing | None:
-    """Returns how the points of a sweep share pilots; None: each has its own job (no sweep.slots, no sweep.pack). Pure.
+    """Returns how the points of a sweep share pilots; None: each has its own job (no sweep.slots, no sweep.pack).
 
     Args:
         config: config of the sweep's first point.
@@ -96,7 +96,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
 
 
 def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobPlan:
-    """Returns the plan of a pilot. Pure.
+    """Returns the plan of a pilot.
 
     Args:
         point: plan of any point; the job scripts of all points differ in the run's id only.
@@ -175,7 +175,7 @@ def submit(sweep: Sweep, packing: Packing, point: JobPlan, config: Mapping[str, 
 
 
 def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any]) -> str:
-    """Submits a pilot, unless an interrupted submission has left a job of it; returns the id of the job."""
+    # Submits a pilot, unless an interrupted submission has left a job of it; returns the id of the job
     run = sweep.pilot(number)
     if not run.recorded():
         Run.create(run.path)
@@ -193,11 +193,8 @@ def _submit(sweep: Sweep, plan: JobPlan, number: int, config: Mapping[str, Any])
 
 
 def _state(sweep: Sweep, number: int) -> RunState:
-    """Returns the state of a pilot.
-
-    If all slot managers of a running pilot have stopped claiming points, it waits up to ENDS seconds for the job's end,
-    because such a pilot would not run points that are freed now.
-    """
+    # If all slot managers of a running pilot have stopped claiming points, it waits up to ENDS seconds for the job's
+    # end, because such a pilot would not run points that are freed now.
     folder, run, give_up = Claims(sweep.path, 0), sweep.pilot(number), time.monotonic() + ENDS
     while True:
         seen = status_of(run, JobMonitor())

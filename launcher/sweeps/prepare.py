@@ -61,7 +61,7 @@ class PreparedSweep:
 
 
 def id_of(command: Sequence[str], name: str) -> str:
-    """Returns the id of the sweep that a command line asks for: `NAME-` and a hash of its overrides, sorted. Pure.
+    """Returns the id of the sweep that a command line asks for: `NAME-` and a hash of its overrides, sorted.
 
     Args:
         command: arguments of the launcher's command line.
@@ -151,18 +151,6 @@ def _pilots(
     config: Config, manifest: Manifest, groups: Sequence[tuple[JobPlan, tuple[int, ...]]],
     plans: Mapping[int, JobPlan], sweep: Sweep,
 ) -> tuple[dict[int, JobPlan], Manifest]:  # fmt: skip
-    """Returns the plans of the pilots by number, and the manifest with `packing`; without pilots, {} and `manifest`.
-
-    Args:
-        config: config of the first point.
-        manifest: manifest of the sweep.
-        groups: plan of each array, and the numbers of its points.
-        plans: plan of each point, by number.
-        sweep: the sweep.
-
-    Raises:
-        ConfigError: the points cannot share pilots, or the site does not allow such pilots.
-    """
     point = plans[groups[0][1][0]]
     packing = pilots.packing_of(config, point)
     if packing is None:
@@ -181,11 +169,6 @@ def _pilots(
 
 
 def _secrets(points: Sequence[RequestedPoint]) -> dict[str, str]:
-    """Returns the secrets of all points, by the name of the environment variable.
-
-    Raises:
-        ConfigError: a secret differs between points. The points of an array have the same environment.
-    """
     found: dict[str, str] = {}
     for each in points:
         for name, value in secrets_of(each.config).items():
@@ -240,13 +223,6 @@ def _plans(
 
 @contextlib.contextmanager
 def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterator[None]:
-    """Adds number and label of a point to a ConfigError raised in the block.
-
-    Args:
-        index: number of the point.
-        overrides: overrides of the point.
-        keys: keys in which the sweep's points differ, for the label.
-    """
     try:
         yield
     except ConfigError as error:
@@ -257,7 +233,6 @@ def _naming(index: int, overrides: Sequence[str], keys: Sequence[str]) -> Iterat
 
 @contextlib.contextmanager
 def _naming_pilots(slots: int) -> Iterator[None]:
-    """Adds to a ConfigError raised in the block why a pilot asks for more than a point; `slots`: sweep.slots."""
     try:
         yield
     except ConfigError as error:

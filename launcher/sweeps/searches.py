@@ -48,7 +48,7 @@ class PreparedSearch:
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the overrides of the representative points. Pure.
+    """Returns the overrides of the representative points.
 
     The first point has the first value of each key. Each further point differs from it in one key (`Dimension.ends`).
 
@@ -62,7 +62,7 @@ def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]
 
 
 def with_search_defaults(config: Config) -> Config:
-    """Returns a point's config with the keys of `sweep` that a search needs. Pure.
+    """Returns a point's config with the keys of `sweep` that a search needs.
 
     | key | set to |
     |---|---|
@@ -175,11 +175,6 @@ def _settings(config: Config, plan: JobPlan, space: Space, fixed: tuple[str, ...
 
 
 def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
-    """Checks that the existing search, if there is one, can continue with these settings.
-
-    Raises:
-        ConfigError: the existing sweep is no search or searches something else, or the budget is spent.
-    """
     existing, record = prepared.existing, SearchRecord(prepared.path)
     if existing is None:
         return
@@ -201,11 +196,6 @@ def _require_room(prepared: PreparedSweep, settings: SearchSettings) -> None:
 
 
 def _template(prepared: PreparedSweep, space: Space) -> dict[str, Any]:
-    """Returns the template for the records of all points, made from the records of the representative points.
-
-    Raises:
-        ConfigError: as for `launcher.search.template.template_of`.
-    """
     inputs, sweep_id = Inputs(), prepared.path.name
     points = [prepared.points[index] for index in prepared.order]
     facts: dict[str, Any] = {}

@@ -151,10 +151,7 @@ def resubmit(
 
 
 def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
-    """Makes the run directories of points that have none, and returns the numbers of these points.
-
-    Does not wait until the files are on disk, because a lost directory can be made again from the manifest.
-    """
+    # Does not wait until the files are on disk, because a lost directory can be made again from the manifest
     facts: dict[str, Any] | None = None
     made = set()
     for plan in prepared.plans.values():
@@ -204,12 +201,7 @@ class _PrecedingJob:
 
 
 def _dependencies(plan: JobPlan, preceding: _PrecedingJob | None) -> list[str]:
-    """Returns the ids of the jobs that are not over and must end before a job with this plan may start.
-
-    Args:
-        plan: plan of the job, whose key `after` may name runs to wait for.
-        preceding: job to wait for because of sweep.parallelism; None: no job.
-    """
+    # Returns the ids of the jobs that are not over and must end before a job with this plan may start
     jobs = dependencies.blocking_jobs(plan)
     if preceding is not None and preceding.scheduler == plan.cluster.scheduler and preceding.live():
         jobs.append(preceding.job)
@@ -259,36 +251,14 @@ class _ArraySubmitter:
         return SubmittedSweep(self._sweep, tuple(self._jobs), (), local, tuple(not_accepted), self._limit)
 
     def _largest(self, plan: JobPlan, count: int) -> int | None:
-        """Returns the scheduler's maximum number of elements of an array; None: no limit is known.
-
-        Args:
-            plan: plan of the array.
-            count: number of its points.
-        """
         return queries(plan).max_array_size(plan) if count > 1 else None
 
     def _last_job(self, plan: JobPlan) -> _PrecedingJob:
-        """Returns the job that was submitted last; `plan`: plan of that job."""
         return _PrecedingJob(self._sweep, plan.cluster.scheduler, *self._jobs[-1])
 
     def _submit_in_parts(
         self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, preceding: _PrecedingJob | None
     ) -> list[int]:
-        """Submits points as one array or, if the scheduler refuses that many jobs, as smaller arrays.
-
-        Args:
-            plan: plan of the array.
-            members: numbers of the points.
-            throttle: number of points that may run at once; None: no limit.
-            preceding: job that must end before the points may start; None: no job.
-
-        Returns:
-            The points that the scheduler does not accept now, because of a limit of jobs.
-
-        Raises:
-            SubmissionError: the scheduler refuses the points for another reason, or does not respond.
-            Interrupted: the user pressed Ctrl-C.
-        """
         try:
             with self._interrupted():
                 if len(members) == 1:
@@ -312,12 +282,7 @@ class _ArraySubmitter:
 
     @contextlib.contextmanager
     def _interrupted(self) -> Iterator[None]:
-        """Delays Ctrl-C until the end of the block, in which an array is submitted, so that the job is recorded.
-
-        Raises:
-            Interrupted: at the end of the block after one Ctrl-C, or at once at a second one. The message says what was
-                submitted, if that is known.
-        """
+        # Delays Ctrl-C until the end of the block, in which an array is submitted, so that the job is recorded
         then = f"repeat the command to submit the rest, or end the sweep with `launcher cancel {self._sweep.id}`"
         try:
             with delayed_interrupt() as interrupted:
@@ -330,7 +295,6 @@ class _ArraySubmitter:
             raise Interrupted(f"{count} of {self._sweep.id} submitted, as {jobs}: {then}")
 
     def _partial_refusal(self, refused: Refused) -> SubmissionError:
-        """Returns the error for a refusal, with the points that were submitted before it in the message."""
         if not self._jobs:
             return refused
         jobs = ", ".join(job for job, _ in self._jobs)

@@ -122,7 +122,6 @@ class Console(io.TextIOBase):
     # -- the terminal
 
     def _next(self) -> dict[str, Any]:
-        """Returns the next message of the connected terminal, accepting a new terminal at any time."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
             if newline:
@@ -149,7 +148,7 @@ class Console(io.TextIOBase):
             self._hang_up("")
 
     def _welcome(self) -> None:
-        """Accepts a new terminal instead of the current one, and sends it the position and the last output."""
+        # Accepts a new terminal instead of the current one, and sends it the position and the last output
         newcomer, _ = self._listener.accept()
         if not _ours(newcomer):
             newcomer.close()
@@ -185,6 +184,6 @@ def private_folder() -> Path:
 
 
 def _ours(peer: socket.socket) -> bool:
-    """Returns whether the process at the other end belongs to this user or to root (man 7 unix, SO_PEERCRED)."""
+    # Returns whether the process at the other end belongs to this user or to root (man 7 unix, SO_PEERCRED)
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[1] in (0, os.getuid())

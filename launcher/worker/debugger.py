@@ -129,7 +129,6 @@ class Debugger(pdb.Pdb):
         self.error("there is no interpreter here besides this prompt, which takes any Python statement")
 
     def _complete(self, word: str, line: str, begin: int, end: int) -> list[str]:
-        """Completes the word at [begin, end) of a line like cmd.Cmd.complete, but without readline."""
         command = self.parseline(line)[0] if begin > 0 else None
         chosen: Callable[..., list[str]] = self.completenames
         if command is not None:
@@ -267,7 +266,7 @@ class Watched:
 
 
 def _debugger_of_rank() -> Debugger:
-    """Returns this rank's debugger: the same one for all stops, so that it keeps its breakpoints."""
+    # Returns this rank's debugger: the same one for all stops, so that it keeps its breakpoints
     global _debugger
     if _debugger is None:
         _debugger = Debugger(Console(Path(os.environ[SOCKETS])))
@@ -275,7 +274,6 @@ def _debugger_of_rank() -> Debugger:
 
 
 def _log_once(frame: FrameType) -> None:
-    """Logs, once for each line of code, that this rank does not stop at a breakpoint there."""
     here = (frame.f_code.co_filename, frame.f_lineno)
     if here not in _logged:
         _logged.add(here)
@@ -284,12 +282,6 @@ def _log_once(frame: FrameType) -> None:
 
 
 def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
-    """Returns a position as `train.py:12`, with the path relative to the working directory if possible.
-
-    Args:
-        frame: the frame that stopped, if there is no traceback.
-        traceback: of an exception; its innermost frame counts.
-    """
     number = frame.f_lineno if frame is not None else 0
     while traceback is not None:
         frame, number, traceback = traceback.tb_frame, traceback.tb_lineno, traceback.tb_next
@@ -304,7 +296,6 @@ def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
 
 
 def _host() -> str:
-    """Returns the name of this rank's host as in LAUNCHER_HOSTS, else the kernel's node name."""
     hosts, node = hosts_in(os.environ), int(os.environ.get("NODE_RANK", "0"))
     return (hosts[node] if node < len(hosts) else "") or os.uname().nodename
 
@@ -315,6 +306,5 @@ def _name() -> str:
 
 
 def _left() -> str:
-    """Returns the prompt's text on the time until the job ends, which debugging does not extend; empty if unknown."""
     left = time_left(os.environ)
     return "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"

@@ -108,11 +108,8 @@ def visible_device_changes(
 
 
 def _mask(environ: Mapping[str, str], build: str) -> str | None:
-    """Returns the name of the variable that limits which devices torch sees; None: no such variable is known.
-
-    The launcher's torch may be CPU-only while the program brings its own. Then the result is any such variable that is
-    set.
-    """
+    # The launcher's torch may be CPU-only while the program brings its own. Then the result is any such variable that
+    # is set.
     known = _MASKS.get(build) or tuple(name for names in reversed(_MASKS.values()) for name in names)
     there = [name for name in known if name in environ]
     if there:
@@ -121,7 +118,6 @@ def _mask(environ: Mapping[str, str], build: str) -> str | None:
 
 
 def _entries(mask: str) -> list[str]:
-    """Returns the devices in a mask's value up to the first entry that means none, where drivers stop reading."""
     entries = []
     for entry in mask.split(","):
         if entry.strip() in _NO_DEVICES:

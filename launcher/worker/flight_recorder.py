@@ -92,7 +92,6 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
 
 
 def _in_group(name: str, seen: Mapping[int, Group]) -> dict[int, BlockedCollective]:
-    """Returns the ranks to blame in one group, each with the collective that it blocks; `seen`: the group by rank."""
     pending = [group.pending for group in seen.values() if group.pending is not None]
     if not pending:
         return {}
@@ -127,7 +126,6 @@ def _in_group(name: str, seen: Mapping[int, Group]) -> dict[int, BlockedCollecti
 
 
 def _short(operation: str) -> str:
-    """Returns an operation without its backend: `all_reduce` for `nccl:all_reduce`."""
     return operation.rpartition(":")[2]
 
 
@@ -142,7 +140,7 @@ class _PlainOnly(pickle.Unpickler):
 
 
 def parse(rank: int, dump: bytes) -> Recorder:
-    """Parses the pickle that torch writes as a rank's dump. Pure.
+    """Parses the pickle that torch writes as a rank's dump.
 
     A collective is finished when its entry's state is `completed`; gloo's, when the entry is marked as retired.
 
@@ -236,7 +234,6 @@ class Recorders:
         return list(found.values())
 
     def _request(self, rank: int) -> bool:
-        """Requests a dump from a rank; returns False if the rank has no recorder."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self._file}{rank}")
         try:

@@ -56,7 +56,7 @@ class Blamed:
 
 
 def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, BlockedCollective | None]:
-    """Returns the ranks to blame for a hang, and why. Pure.
+    """Returns the ranks to blame for a hang, and why.
 
     The first two rows decide if they apply to any rank; else the first other row that applies to some ranks but not to
     all. Ranks that have ended (with 0, or they would have failed) are left out of the other rows.
@@ -96,7 +96,7 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], HangSign, Blocked
 
 
 def waits(stack: str) -> bool:
-    """Returns whether the main thread waits for other ranks: in a collective, or in the agreement on a stop. Pure.
+    """Returns whether the main thread waits for other ranks: in a collective, or in the agreement on a stop.
 
     Args:
         stack: the stacks of a rank as faulthandler writes them.
@@ -200,7 +200,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    """Returns the ranks to blame for a hang, from the reports of all agents. Pure.
+    """Returns the ranks to blame for a hang, from the reports of all agents.
 
     Args:
         reports: the fields of a `Report` for each rank.
@@ -269,7 +269,7 @@ def serve(file: int) -> None:
 
 
 def _survives(pid: int) -> bool:
-    """Returns whether a process handles or ignores `SIGNAL` (man 5 proc, SigCgt and SigIgn)."""
+    # Returns whether a process handles or ignores `SIGNAL` (man 5 proc, SigCgt and SigIgn)
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:  # it is gone

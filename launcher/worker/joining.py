@@ -77,7 +77,7 @@ _SAME_SOFTWARE = "Give all nodes the same environment (env.activate, env.archive
 
 
 def compare(facts: Sequence[Facts]) -> list[Refusal]:
-    """Returns the reasons why these ranks cannot work together; empty if they can. Pure.
+    """Returns the reasons why these ranks cannot work together; empty if they can.
 
     | difference | refused |
     |---|---|
@@ -110,7 +110,6 @@ def compare(facts: Sequence[Facts]) -> list[Refusal]:
 
 
 def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
-    """Returns the facts of the ranks that have each value of the field `name`, by value."""
     found: dict[str, list[Facts]] = {}
     for each in facts:
         found.setdefault(getattr(each, name), []).append(each)
@@ -160,7 +159,7 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
 
 
 def xpu_identity(index: int, mask: str, host: str) -> str:
-    """Returns an id of an XPU that is unique among all nodes: the host, and the XPU's entry in ZE_AFFINITY_MASK. Pure.
+    """Returns an id of an XPU that is unique among all nodes: the host, and the XPU's entry in ZE_AFFINITY_MASK.
 
     An XPU may be one tile of a card. The UUID would not do, since tiles of a card share it.
 

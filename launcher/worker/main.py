@@ -83,7 +83,6 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
 
 
 def _require_gpu(plan: JobPlan) -> None:
-    """Raises NoGpuError if the user's own code wants a GPU, and none is visible here."""
     workload = plan.workload
     is_program = workload.kind == "Program"
     if not is_program and workload.params.get("init", True):
@@ -113,7 +112,7 @@ def make_checkpoint_folder(path: Path) -> None:
 
 
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
-    """Returns the signals that a rank ignores until it installs handlers (`Stop`). Pure.
+    """Returns the signals that a rank ignores until it installs handlers (`Stop`).
 
     Warning signals are only for ranks that check for stops. Restarted ranks also ignore stop signals at first: they can
     resume, so ending them must not look like a crash. The agent repeats the signal once they check for stops.
@@ -138,7 +137,7 @@ def end_attempt(error: errors.LauncherError) -> int:
 
 
 def final(error: Exception) -> bool:
-    """Returns whether a retry would fail too: a workload or the launcher has refused what was asked for. Pure."""
+    """Returns whether a retry would fail too: a workload or the launcher has refused what was asked for."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return not names.isdisjoint(script.FINAL) and script.NOT_FINAL not in names
 
@@ -189,7 +188,7 @@ def workload_config(plan: JobPlan) -> schema.Workload:
 
 
 def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) -> list[str]:
-    """Returns the command that starts a rank in a new interpreter. Pure.
+    """Returns the command that starts a rank in a new interpreter.
 
     The interpreter must inherit both descriptors. See `run_rank` for the arguments.
     """

@@ -39,7 +39,7 @@ _MISSING = re.compile(
 
 
 def log_variables(environ: Mapping[str, str], path: Path) -> dict[str, str]:
-    """Returns the variables with which NCCL writes its log to a file; none if the user has asked for a log. Pure."""
+    """Returns the variables with which NCCL writes its log to a file; none if the user has asked for a log."""
     if environ.get("NCCL_DEBUG", "").upper() not in LEVELS or environ.get("NCCL_DEBUG_FILE"):
         return {}
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(path)}
@@ -60,7 +60,7 @@ def read(path: Path) -> Fabric | None:
 
 
 def parse(log: str) -> Fabric:
-    """Parses the NCCL log of a rank. If it names several networks, the last one counts. Pure."""
+    """Parses the NCCL log of a rank. If it names several networks, the last one counts."""
     version = next((match[1].partition("+")[0] for match in _VERSION.finditer(log)), "")
     nets = [(match[1] or match[2]).strip() for match in _NET.finditer(log)]
     found = {match[1]: tuple(_DEVICE.findall(match[2].partition(";")[0])) for match in _DEVICES.finditer(log)}
@@ -74,7 +74,7 @@ def parse(log: str) -> Fabric:
 
 
 def mismatch(fabric: Fabric | None, expects: Mapping[str, Sequence[str]]) -> Mismatch | None:
-    """Returns how NCCL's network differs from what the site expects. Pure.
+    """Returns how NCCL's network differs from what the site expects.
 
     None: the network is as expected, or not known.
 

@@ -67,7 +67,6 @@ _env: Env | None = None
 
 
 def _get_reporter() -> Reporter:
-    """Returns this process's reporter; makes it at the first call from the run and RANK in the environment."""
     global _reporter
     if _reporter is None:
         _reporter = _new_reporter(int(os.environ.get("RANK", "0")))
@@ -172,11 +171,6 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
 def _make_group(
     place: topology.Topology, facts: joining.Facts, device: torch.device, rendezvous_timeout: float, timeout: float
 ) -> topology.Nodes | None:
-    """Compares the ranks, and makes the default process group.
-
-    Returns:
-        The nodes of all ranks; None with MPI, which has no store to collect them through.
-    """
     if facts.backend == "mpi":
         dist.init_process_group("mpi")
         joining.require_alike_in_group(facts)
@@ -208,11 +202,6 @@ def close() -> None:
 
 
 def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
-    """Chooses this rank's device, makes it the current one, and returns it.
-
-    Raises:
-        BackendError: the device that was asked for is not available.
-    """
     kind, index = devices.choose_device(
         wanted, int(os.environ.get(devices.ASKED, "0")), devices.find_accelerators(os.environ),
         rank=place.rank, local_rank=place.local_rank, ranks=place.local_world_size, host=host,
@@ -225,11 +214,6 @@ def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
 
 
 def _backend(wanted: str, device: torch.device) -> str:
-    """Returns the backend's name.
-
-    Raises:
-        BackendError: the name is unknown, or this torch or this machine lacks the backend.
-    """
     available = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available() and torch.cuda.is_available(),
@@ -258,7 +242,6 @@ def _backend(wanted: str, device: torch.device) -> str:
 
 
 def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
-    """Returns the store that the ranks share: connects to it, or serves it, within `timeout` seconds."""
     if place.master_port is not None:
         limit = timedelta(seconds=timeout)
         # An elastic agent serves the store itself; elsewhere rank 0 must bind MASTER_PORT.
@@ -288,18 +271,13 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
 
 
 def _use_interface(name: str | None) -> None:
-    """Sets gloo's network interface unless the user has. Its default is the host name's address, often 127.0.1.1."""
+    # Sets gloo's network interface unless the user has. Its default is the host name's address, often 127.0.1.1.
     if name:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, timeout: float) -> None:
-    """Waits until all ranks have joined and were compared. Unlike torch's timeout, the error names the missing ranks.
-
-    Raises:
-        RendezvousError: not all ranks have joined in time.
-        RanksDiffer: the ranks cannot work together.
-    """
+    # Unlike torch's timeout, the error names the missing ranks
     joining.share_facts(store, facts, place.world_size)
     try:
         store.wait(["all joined"], timedelta(seconds=timeout))
@@ -312,12 +290,6 @@ def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, tim
 
 
 def _places(place: topology.Topology, own: str) -> list[Place]:
-    """Returns the place (host and task) of each rank; the host is empty if the environment does not name it.
-
-    Args:
-        place: this rank's position in the job.
-        own: name of this host, used if the environment does not name it.
-    """
     node_ranks = topology.nodes_in_order(place) if place.hosts else ()
     hosts = [place.hosts[node] for node in node_ranks] or [""] * place.world_size
     hosts[place.rank] = hosts[place.rank] or own
@@ -325,7 +297,7 @@ def _places(place: topology.Topology, own: str) -> list[Place]:
 
 
 def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.Nodes:
-    """Returns the nodes of all ranks. Rank 0 collects them in the store, so that each rank reads one key."""
+    # Rank 0 collects them in the store, so that each rank reads one key
     if place.world_size == 1:
         return topology.assign_nodes([(0, host)], place.hosts)
     store.set(f"node/{place.rank}", json.dumps(_node_of(place, host)))
@@ -337,12 +309,10 @@ def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.N
 
 
 def _nodes_by_group(place: topology.Topology, host: str) -> topology.Nodes:
-    """Returns the nodes of all ranks through the process group: for MPI, and for a group that the program has made."""
     nodes = rank_objects.all_gather(_node_of(place, host)) if dist.get_world_size() > 1 else [(0, host)]
     return topology.assign_nodes(nodes, place.hosts)
 
 
 def _node_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
-    """Returns this rank's node rank (None if the environment does not tell) and host name."""
     known = place.hosts[place.node_rank] if place.node_known and place.hosts else host
     return place.node_rank if place.node_known else None, known

@@ -85,7 +85,7 @@ def _execute(plan: JobPlan, shared: Shared) -> NoReturn:
 
 
 def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list[str]:
-    """Returns the command line that a rank executes. Pure.
+    """Returns the command line that a rank executes.
 
     Args:
         params: the workload's settings: script or module, args, python.
@@ -100,7 +100,7 @@ def command(params: Mapping[str, Any], python: str, *, executable: bool) -> list
 
 
 def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: int) -> dict[str, str]:
-    """Returns the program's environment variables besides those of its rank. Pure.
+    """Returns the program's environment variables besides those of its rank.
 
     Like torchrun, this limits OpenMP's threads, so that ranks that share a node do not each use all CPUs. A value of
     OMP_NUM_THREADS that the user has set stays. For `attempt` and `lives` see `main`.
@@ -120,7 +120,6 @@ def is_executable(path: str | None) -> bool:
 
 
 def _run_here(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs a Python program in this forked rank, where torch is loaded already; returns empty metrics."""
     words = words_of(params["args"])
     if params["module"]:
         script.run_module(params["module"], words)

@@ -77,7 +77,6 @@ def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
 
 
 def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """Returns this rank's value with its MAC, padded to the longest of all ranks, and the unpadded sizes in bytes."""
     device, sealed = _device(group), _seal(value)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(sealed)], dtype=torch.int64, device=device), group=group)
@@ -102,13 +101,11 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _seal(value: object) -> bytes:
-    """Returns a MAC followed by the pickled value."""
     data = pickle.dumps(value)
     return _mac(data) + data
 
 
 def _open(sealed: bytes) -> T:  # type: ignore[type-var]  # the sender's value may have any type
-    """Checks the MAC, and returns the unpickled value. Raises NotFromARank if the MAC is not valid."""
     if not hmac.compare_digest(sealed[:MAC], _mac(sealed[MAC:])):
         raise NotFromARank(
             "an object that another rank should have sent does not carry the secret of this job's ranks. Outside of a "
@@ -123,10 +120,5 @@ def _mac(data: bytes) -> bytes:
 
 @cache
 def _secret() -> bytes:
-    """Returns the run's secret; outside of a run, the user's.
-
-    Raises:
-        RunError: the run's secret cannot be read.
-    """
     attempt = current_attempt()
     return attempt.run.secret() if attempt else shared_secret.of_user()

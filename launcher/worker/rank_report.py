@@ -162,7 +162,6 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
 
 
 def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metrics for the report of a node's first rank, as in result.json; other ranks report none."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return {}
     return dict(json.loads(run_files.json_that_fits(returned, bounds.RESULT_BYTES)[0]))
@@ -230,7 +229,6 @@ def read_error_file(path: Path) -> WorkerError | None:
 
 
 def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
-    """Returns whether an error means that another rank is gone, from its class name, message and printed traceback."""
     if kind == "DistNetworkError":
         return True
     if not LOST_PEER.search(text) or not (kind == "RuntimeError" or kind.startswith("Dist")):
@@ -255,7 +253,7 @@ def read_last_words(path: Path, code: int) -> WorkerError | None:
 
 
 def last_words(text: str, code: int) -> WorkerError | None:
-    """Returns the error that the last lines of a rank's standard error show; None: there are none. Pure.
+    """Returns the error that the last lines of a rank's standard error show; None: there are none.
 
     | exit code | the lines | code of the error, and its message |
     |---|---|---|

@@ -24,7 +24,7 @@ STEP = 60.0  # seconds after which the step is written even if no values are
 
 
 def most_events(age: float) -> float:
-    """Returns how many events of one kind may have been written `age` seconds after the first. Pure.
+    """Returns how many events of one kind may have been written `age` seconds after the first.
 
     | age | 1 minute | 1 hour | 1 day | 60 days | 100 days |
     |---|---|---|---|---|---|
@@ -119,7 +119,7 @@ class Reporter:
             self._events(self._newest)  # readers of the file's end take the last step from there
 
     def _write(self, kind: str, event: Progress | Evaluated, *, always: bool = False) -> bool:
-        """Writes an event if one of this kind is due, or else keeps it for `finish`. Returns whether it was written."""
+        # Writes an event if one of this kind is due, or else keeps it for `finish`
         self._held.pop(kind, None)
         if self._due[kind](always=always):
             return self._events(event)
@@ -129,7 +129,7 @@ class Reporter:
     def _track(
         self, prefix: str, values: dict[str, Any], step: int | None = None, *, due: bool = True, done: bool = False
     ) -> None:
-        """Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete."""
+        # Passes values to the run's trackers, if any (see `Tracking.log`); `done`: whether the work is complete
         if self._tracked and self._tracking is None:
             try:
                 self._tracking = tracking.of(self._attempt) if self._attempt else None

@@ -103,7 +103,6 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
 
 
 def _refuses_usage(error: BaseException) -> bool:
-    """Returns whether Hydra refuses its config, or a parser of arguments (argparse's or a class of it) raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -177,7 +176,6 @@ def _is_lost_peer(error: BaseException, words: str) -> bool:
 
 
 def _in_collective(trace: types.TracebackType | None) -> bool:
-    """Returns whether torch.distributed or autograd is among the innermost frames, as long as they are torch's."""
     inner = False
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -190,12 +188,11 @@ def _in_collective(trace: types.TracebackType | None) -> bool:
 
 
 def _is_gloos(text: str) -> bool:
-    """Returns whether a text starts like gloo's errors: `[.../gloo/transport/tcp/pair.cc:553] `."""
     return re.match(r"\[[^\]\s]*gloo/[^\]\s]*:\d+\] ", text) is not None
 
 
 def _raised_natively(trace: types.TracebackType | None) -> bool:
-    """Returns whether native code raised the error, and not a `raise` statement in the innermost Python frame."""
+    # Returns whether native code raised the error, and not a `raise` statement in the innermost Python frame
     if trace is None:
         return False
     while trace.tb_next is not None:
@@ -205,7 +202,6 @@ def _raised_natively(trace: types.TracebackType | None) -> bool:
 
 
 def _reading(trace: types.TracebackType | None) -> str:
-    """Returns the path of the file that torch or safetensors was loading, which their messages lack; empty: none."""
     while trace is not None:
         frame = trace.tb_frame
         argument = READERS.get((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
@@ -257,7 +253,6 @@ def _text(error: BaseException) -> str:
 
 
 def _bounded(text: str, most: int) -> str:
-    """Returns a text without its middle part if it has more than `most` characters; lone surrogates are escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= most:
         return text
@@ -271,13 +266,12 @@ _debug: dict[str, Any] = {}  # "arguments" of `debugger.install`, and what it re
 
 
 def _first_breakpoint(*arguments: Any, **options: Any) -> None:
-    """Replaces breakpoint(): its first call loads launcher's debugger, which handles that and later calls."""
     _load_debugger()
     sys.breakpointhook(*arguments, **options)  # must be the last statement
 
 
 def _load_debugger() -> None:
-    """Installs launcher's debugger if this interpreter can import launcher; otherwise breakpoint() does nothing."""
+    # Installs launcher's debugger if this interpreter can import launcher; otherwise breakpoint() does nothing
     sys.breakpointhook = sys.__breakpointhook__
     arguments = dict(_debug["arguments"])
     folder = arguments.pop("launcher")
@@ -295,11 +289,6 @@ def _load_debugger() -> None:
 
 
 def _debug_error(error: BaseException) -> BaseException:
-    """Lets the debugger, if it is loaded, stop at an error (debug.post_mortem).
-
-    Returns:
-        The error that ends the program: the given one, or the debugger's if the user has typed `q`.
-    """
     watch = _debug.get("watch")
     if watch is None:
         return error
@@ -314,7 +303,6 @@ def _debug_error(error: BaseException) -> BaseException:
 
 
 def _prepare(settings: dict[str, Any]) -> None:
-    """Installs the debugger and the handler that writes stacks; makes the agent's descriptors not inheritable."""
     if "debug" in settings and "PYTHONBREAKPOINT" not in os.environ:
         _debug["arguments"] = settings["debug"]
         if settings["debug"]["ranks"]:

@@ -157,6 +157,5 @@ class Pace(Generic[M]):
 
     @staticmethod
     def _in_training(mark: Any) -> None:
-        """Calls `mark` if gradients are enabled. Returns None: a hook's result would replace the model's values."""
         if torch.is_grad_enabled():
             mark()

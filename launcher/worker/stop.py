@@ -71,7 +71,7 @@ CONTINUE = Verdict()
 
 
 def interval(step_time: float) -> int:
-    """Returns the number of steps between two agreements; 0: at every step, which waits for the result. Pure.
+    """Returns the number of steps between two agreements; 0: at every step, which waits for the result.
 
     | steps | agreements |
     |---|---|
@@ -266,7 +266,6 @@ class Stop:
         return verdict
 
     def _wanted(self, now: float, save_due: bool) -> Want:
-        """Returns what this rank requests: a stop or a save."""
         cause = self._cause
         ahead = 0.0 if self._agents is None else self._step_time  # agents agree on a boundary after this one
         if self._ends is not None and now + ahead >= self._ends - self._lead:
@@ -281,7 +280,6 @@ class Stop:
         return Want(cause, self._env.rank if cause else 0, save_due or save_file)
 
     def _flags_of(self, want: Want) -> torch.Tensor:
-        """Returns the tensor for an all_reduce, int64 [3]: cause and rank, whether to save, this rank's interval."""
         wanted = interval(self._step_time) if self._last is not None else 0
         wanted = min(wanted, 2 * max(self._interval, 1))  # the first step may be unusually fast
         who = _RANKS - 1 - self._env.rank  # so that the maximum over ranks chooses the lowest rank
@@ -305,7 +303,6 @@ class Stop:
         return Verdict(None, agreed.save)
 
     def _stop_event(self) -> StopEvent:
-        """Returns the event for the stop that all ranks have agreed on; the caller adds the step."""
         rank = self._agreed.rank
         return StopEvent(reason=_REASONS[self._agreed.cause], rank=rank, host=self._host_of(rank))
 

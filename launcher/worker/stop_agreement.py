@@ -1,4 +1,4 @@
-"""The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective. Pure.
+"""The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective.
 
 Each rank counts its calls of `Stop.boundary`. Until a rank ends or closes (`Stop.close`), it makes the same calls as
 all others. So "boundary 120" is the same point of the program on every rank, even if a step has several boundaries
@@ -125,7 +125,7 @@ class Then(Enum):
 
 
 def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int) -> Then:
-    """Returns what a rank does at a boundary. Pure.
+    """Returns what a rank does at a boundary.
 
     | newest proposal | its boundary | result |
     |---|---|---|
@@ -153,7 +153,7 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
 
 
 def answer(rank: RankState, proposal: Proposal) -> bool | None:
-    """Returns whether a rank accepts the proposal that its agent has shown it; None: the rank may still answer. Pure.
+    """Returns whether a rank accepts the proposal that its agent has shown it; None: the rank may still answer.
 
     | the rank has answered | the rank's boundary | result |
     |---|---|---|
@@ -229,10 +229,7 @@ class AgentSide:
         return [{"type": "agree", "number": proposal.number, "accepted": accepted, "boundary": highest}]
 
     def _may_show(self, message: Message, here: Mapping[int, RankState]) -> bool:
-        """Returns whether a message may be shown to the ranks now.
-
-        A new proposal must not replace a committed one before all ranks have carried that out.
-        """
+        # A new proposal must not replace a committed one before all ranks have carried that out
         current = self.proposal
         if message["type"] == "commit" or current is None or self.committed != current.number:
             return True
@@ -245,7 +242,6 @@ class AgentSide:
             self.proposal = Proposal(int(message["number"]), int(message["at"]), want_of(message))
 
     def _wants(self, here: Mapping[int, RankState]) -> Want:
-        """Returns what the ranks want, without what a proposal contains that they have not carried out yet."""
         current = self.proposal
         wants = []
         for place, rank in here.items():
@@ -312,7 +308,6 @@ class LeaderSide:
         return self._finish()
 
     def _begin(self) -> list[Message]:
-        """Returns the message with a first proposal of what the ranks want; no message if they want nothing."""
         wanted = joined(self._wants.values())
         self._margin = margin(self._step_time)
         return self._propose(wanted) if wanted else []
@@ -333,7 +328,7 @@ class LeaderSide:
 
 
 def margin(step_time: float) -> int:
-    """Returns how many boundaries after the highest known one to propose. Pure.
+    """Returns how many boundaries after the highest known one to propose.
 
     Ranks continue with their steps during ROUND_TRIP. If a step takes longer than that, the next boundary is proposed:
     the ranks wait there a little, but stop sooner than after one more step.

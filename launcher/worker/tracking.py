@@ -104,7 +104,6 @@ class Tracking:
                 feed.put(Entry(step, moment, numbers))
 
     def _close_at_the_end(self) -> None:
-        """Closes when the main thread ends, before `atexit` functions run: W&B's would end the W&B run too early."""
         threading.main_thread().join()
         self.close()
 
@@ -160,7 +159,6 @@ class _Feed:
                 self._try(lambda: self._open().close(self.done))
 
     def _take(self) -> int:
-        """Takes the next entries from the queue, at most BATCH; waits 0.1 s for the first one. Returns their number."""
         before = len(self._taken)
         with contextlib.suppress(queue.Empty):
             self._taken.append(self._queue.get(timeout=0.1))
@@ -169,7 +167,7 @@ class _Feed:
         return len(self._taken) - before
 
     def _send(self) -> None:
-        """Gives the tracker what was taken. If it fails, that is given again with the next, in order."""
+        # If it fails, that is given again with the next, in order
         if not self._given_up and self._try(lambda: self._open().log(self._taken)):
             self._taken = []
             if self._unsent and self._kept and not self._lost and self._queue.empty():
@@ -180,7 +178,6 @@ class _Feed:
             self._taken = []
 
     def _open(self) -> Tracker:
-        """Returns the tracker; makes it at the first call, and takes what earlier attempts could not send."""
         if self._tracker is None:
             self._tracker = self._make()
             step = redone_from(self._taken[0])
@@ -200,7 +197,7 @@ class _Feed:
                 self._kept = True
 
     def _try(self, action: Callable[[], None]) -> bool:
-        """Calls the tracker, and logs its first failure. FAILURES in a row, or a missing package, disable it."""
+        # FAILURES in a row, or a missing package, disable it
         try:
             action()
             self._failures = 0
@@ -218,7 +215,7 @@ class _Feed:
 
 
 def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields (`train/loss`, its value) for each number; numbers in nested mappings as `prefix/outer/inner`. Pure."""
+    """Yields (`train/loss`, its value) for each number; numbers in nested mappings as `prefix/outer/inner`."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers_in(f"{prefix}/{key}", value)
@@ -228,7 +225,7 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted key `workload.lr`, value as text) for each key of a nested config that has a value. Pure.
+    """Yields (dotted key `workload.lr`, value as text) for each key of a nested config that has a value.
 
     Secrets are redacted. `prefix`: text to put in front of each key.
     """

@@ -31,10 +31,6 @@ class MLflow:
     """The tracker that writes one MLflow run for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
-        """
-        Raises:
-            ImportError: the package mlflow (or mlflow-skinny) is not installed.
-        """
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         # Lazily: MLflow takes a second, and may not be here
@@ -66,7 +62,6 @@ class MLflow:
             self._client.set_terminated(self._run, "FINISHED" if done else "KILLED")
 
     def _begin(self) -> str:
-        """Continues the MLflow run of an earlier attempt, or makes a new one; returns its id."""
         run = self._earlier()
         if run is None:
             experiment = self._client.get_experiment_by_name(self._about.experiment)
@@ -92,7 +87,6 @@ class MLflow:
             return str(found.experiment_id)
 
     def _earlier(self) -> str | None:
-        """Returns the id of the MLflow run that an earlier attempt made on the same server; None if there is none."""
         try:
             uri, _, run = (self._about.folder / RUN).read_text().strip().rpartition(" ")
         except OSError:
@@ -114,7 +108,6 @@ class MLflow:
         return {f"launcher.{name}": value for name, value in self._about.tags.items()}
 
     def _last_step(self, name: str) -> int:
-        """Returns the last step of a metric in earlier attempts; -1 if there is none."""
         if name not in self._last:
             history = self._client.get_metric_history(self._run, name) if name in self._known else ()
             self._last[name] = max((metric.step for metric in history), default=-1)

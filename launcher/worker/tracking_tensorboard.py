@@ -20,10 +20,6 @@ class TensorBoard:
     """The tracker that writes one TensorBoard folder for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
-        """
-        Raises:
-            ImportError: the package tensorboard is not installed.
-        """
         # Lazily: TensorBoard takes a second, and may not be here
         from torch.utils.tensorboard import SummaryWriter
 
@@ -47,7 +43,6 @@ class TensorBoard:
             self._writer.close()
 
     def _begin(self, first: Entry) -> SummaryWriter:
-        """Opens a new file and returns its writer; hides earlier files' values for steps that this attempt repeats."""
         about, step = self._about, redone_from(first)
         self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
         run_files.make_folder(about.log_dir)
@@ -58,7 +53,7 @@ class TensorBoard:
 
 
 def redone_from(first: Entry) -> int:
-    """Returns the first step for which to hide the training values of earlier attempts. Pure.
+    """Returns the first step for which to hide the training values of earlier attempts.
 
     If the earlier attempt stopped between a step and its evaluation, this attempt starts with that evaluation. The
     training values of the step are then in the earlier file only, and must stay visible.
@@ -71,6 +66,5 @@ def redone_from(first: Entry) -> int:
 
 
 def _table(values: Mapping[str, str]) -> str:
-    """Returns keys and values as a table in Markdown. Pure."""
     rows = [f"| {key} | `{value.replace('|', chr(92) + '|')}` |" for key, value in values.items()]
     return "\n".join(["| key | value |", "|---|---|", *rows])

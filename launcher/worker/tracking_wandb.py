@@ -32,10 +32,6 @@ class WandB:
     """The tracker that writes one W&B run for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
-        """
-        Raises:
-            ImportError: the package wandb is not installed.
-        """
         # Lazily: W&B takes a second, and may not be here
         import wandb
 
@@ -77,13 +73,11 @@ class WandB:
         return run
 
     def _keep(self) -> None:
-        """Writes the id, the number of rows and the last steps to the run directory, for later attempts."""
         text = json.dumps({"id": self._id, "rows": self._rows, "last": self._last})
         run_files.write(self._about.folder / RUN, text + "\n", sync=False)
 
 
 def _earlier(about: About) -> tuple[str, int, dict[str, int]]:
-    """Returns the W&B id, the number of rows, and each metric's last step from earlier attempts; or a new id, 0, {}."""
     try:
         kept = json.loads(unwrap(read_text(about.folder / RUN)) or "")
         return str(kept["id"]), int(kept["rows"]), {str(name): int(step) for name, step in kept["last"].items()}

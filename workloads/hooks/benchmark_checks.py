@@ -1,4 +1,4 @@
-"""Checks the settings of the workloads p2p and collective before a submission: names, sizes, groups. Pure."""
+"""Checks the settings of the workloads p2p and collective before a submission: names, sizes, groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the settings of ddp_mnist and fsdp_lm before a submission: their ranges, and the batch size. Pure."""
+"""Checks the settings of ddp_mnist and fsdp_lm before a submission: their ranges, and the batch size."""
 
 from __future__ import annotations
 

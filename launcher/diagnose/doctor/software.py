@@ -86,7 +86,7 @@ def installed(name: str) -> str | None:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    """Returns up to four numbers of a version, for comparisons: `2.4.1` -> 2, 4, 1. A part without digits ends them."""
+    # A part without digits ends them
     numbers = []
     for part in version.split(".")[:4]:
         digits = "".join(each for each in part if each.isdigit())

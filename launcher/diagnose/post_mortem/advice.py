@@ -1,4 +1,4 @@
-"""The advice of `post-mortem`: steps to take for each kind of end, with commands to copy. Pure."""
+"""The advice of `post-mortem`: steps to take for each kind of end, with commands to copy."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ def _memory(case: Case) -> Steps:
 
 
 def _twice(size: int) -> str:
-    """Returns twice a number of bytes as a value of the key mem, in whole gigabytes."""
     return f"{max(1, -(-2 * size // GIB))}G"
 
 
@@ -145,8 +144,6 @@ def _wall_time(case: Case) -> Steps:
 
 
 def _resume(*before: str) -> Callable[[Case], Steps]:
-    """Returns the advice to continue the run, after these lines."""
-
     def lines(case: Case) -> Steps:
         where = "from the last checkpoint" if case.saved else "from the beginning"
         return [*before, Step(f"continue {where}", case.resume())]
@@ -283,7 +280,6 @@ def _import(case: Case) -> Steps:
 
 
 def _installed(case: Case) -> str:
-    """Returns the question whether a package is installed where the job looks for it, with the command to check."""
     plan = case.plan
     if plan.env.container is not None:
         return f"is it installed in {plan.env.container} (env.container)? {plan.env.python} -c 'import ...' inside"
@@ -298,7 +294,6 @@ def _config(case: Case) -> Steps:
 
 
 def _arguments(case: Case) -> Steps:
-    """Returns the advice to replace the arguments that a program has refused; empty: it has refused none."""
     refused = case.fault.code is FaultCode.USAGE and case.plan.workload.kind == "Program"
     return [Step("correct its arguments", case.resume("--", "ARGUMENT", "..."))] if refused else []
 

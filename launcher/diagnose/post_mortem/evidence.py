@@ -89,25 +89,18 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
 
 
 def _code(attempt: Attempt, events: Sequence[Event]) -> int | None:
-    """Returns the exit code of an attempt, from its script or else from its agents; None: neither recorded one."""
+    # Returns the exit code of an attempt, from its script or else from its agents; None: neither recorded one
     ended = last(events, Ended)
     return attempt.exit_code() if ended is None else ended.code
 
 
 def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
-    """Returns the state of the run between an attempt and the next one. Pure.
-
-    Args:
-        code: the exit code of the attempt; None: none was recorded.
-        events: the events of the attempt.
-    """
     if code is None:
         return RunState.STOPPED if every(events, StopRequested) else RunState.LOST
     return {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
 
 
 def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> Evidence:
-    """Adds to the evidence what the events of an attempt and the plan of its run say."""
     stopped = last(events, Stopped)
     fault = first_fault(events)
     setup = ""
@@ -130,14 +123,6 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
 
 
 def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
-    """Adds the scheduler's notices, the job's output and the failed rank's log to the evidence.
-
-    Args:
-        seen: the status of the run.
-        attempt: the attempt; None: the run had none.
-        following: the next attempt; None: `attempt` is the last one.
-        evidence: the evidence so far.
-    """
     output = output_lines(seen.run, attempt, following)
     found = notices.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
     amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
@@ -152,10 +137,7 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
 
 
 def _forms(scheduler: Scheduler) -> list[notices.Form]:
-    """Returns the forms of the scheduler's messages that may be in the output of a job.
-
-    For a run inside an allocation they are the forms of all schedulers: which one made the allocation is not known.
-    """
+    # For a run inside an allocation they are the forms of all schedulers: which one made the allocation is not known
     has_jobs = scheduler.on_this_machine or isinstance(scheduler, Queue)
     writers = [scheduler] if has_jobs else registry.schedulers()
     return [form for each in writers if isinstance(each, WritesNotices) for form in each.notices()]
@@ -184,7 +166,6 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
 
 
 def _started(attempt: Attempt) -> Started | None:
-    """Returns the event `started` of the job script; None: it has not been written."""
     return first(event_file.read(attempt.events_file("script")), Started)  # the files of ranks may be long
 
 

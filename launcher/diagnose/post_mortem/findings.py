@@ -166,10 +166,8 @@ def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns when an attempt without a fault ended, in seconds since the epoch; None: not known.
-
-    The time is from its events `stop` and `ended`, or else from the scheduler's notices.
-    """
+    # Returns when an attempt without a fault ended, in seconds since the epoch; None: not known.
+    # The time is from its events `stop` and `ended`, or else from the scheduler's notices.
     times = [each.time for each in (last(events, Stop), last(events, Ended)) if each]
     if times:
         return max(times)
@@ -177,11 +175,6 @@ def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> flo
 
 
 def _user(ids: Sequence[str]) -> str:
-    """Returns the name of the user who cancelled a job; empty: not known.
-
-    Args:
-        ids: the user's numeric id or name in each execution of the job, empty where nobody cancelled it.
-    """
     by = next((each for each in reversed(ids) if each), "")
     try:
         return pwd.getpwuid(int(by)).pw_name if by.isdecimal() else by
@@ -190,13 +183,6 @@ def _user(ids: Sequence[str]) -> str:
 
 
 def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, ...], tuple[int, ...], dict[int, str]]:
-    """Returns the fields `same`, `followed` and `others` of `Findings`.
-
-    Args:
-        attempt: the attempt.
-        rank: the rank that failed first; None: not known, and the fields are empty.
-        trace: traceback of this rank.
-    """
     if rank is None:
         return (), (), {}
     names = (re.fullmatch(r"rank-(\d+)\.err", path.name) for path in attempt.logs.glob("rank-*.err"))
@@ -217,7 +203,6 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
 
 
 def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
-    """Returns the last lines of a rank's log, without the traceback (`trace`) and stacks, which are shown elsewhere."""
     shown: list[str] = []
     for path in known.rank_logs(attempt, rank):
         lines = traces.before_crash(known.tail(path))
@@ -227,12 +212,10 @@ def _log(attempt: Attempt, rank: int, trace: str) -> tuple[str, ...]:
 
 
 def _errors(attempt: Attempt, rank: int) -> list[str]:
-    """Returns the last lines of a rank's standard error."""
     return [line for path in known.rank_logs(attempt, rank, ("err",)) for line in known.tail(path)]
 
 
 def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
-    """Returns the stack of a rank that crashed in native code, as a tuple of one; empty: it wrote none."""
     if rank is None:
         return ()
     lines = _errors(attempt, rank)
@@ -240,7 +223,7 @@ def _crash(attempt: Attempt, rank: int | None) -> tuple[Stack, ...]:
 
 
 def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
-    """Returns the stacks of all ranks in the last round that has stacks. Ranks with equal stacks share one `Stack`."""
+    # Ranks with equal stacks share one `Stack`
     newest: dict[int, tuple[int, Path]] = {}
     for path in attempt.logs.glob("rank-*.stacks"):
         if match := re.fullmatch(r"rank-(\d+)(?:\.round-(\d+))?\.stacks", path.name):
@@ -254,13 +237,6 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
 
 
 def _files(seen: RunStatus, attempt: Attempt | None, rank: int | None) -> dict[str, str]:
-    """Returns the paths of existing files to look at, by a description (`output`, `its errors`).
-
-    Args:
-        seen: the status of the run.
-        attempt: the attempt; None: the run had none.
-        rank: the rank that failed first; None: not known.
-    """
     found = {"run": str(seen.run.path)}
     if outputs := seen.run.outputs():
         found["output"] = str(outputs[-1])

@@ -1,4 +1,4 @@
-"""Extracts and shortens tracebacks and stacks for display. Pure."""
+"""Extracts and shortens tracebacks and stacks for display."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def own_frames(trace: str) -> str:
 
 
 def _blocks(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Splits a traceback into its frames, as (file, lines), and the text between them, as ("", lines)."""
     blocks: list[tuple[str, list[str]]] = []
     for line in lines:
         if match := _FRAME.match(line):

@@ -1,4 +1,4 @@
-"""Classifies why an attempt ended, from the evidence: its kind, and its cause as one line. Pure.
+"""Classifies why an attempt ended, from the evidence: its kind, and its cause as one line.
 
 The first row that applies decides:
 
@@ -197,7 +197,6 @@ def _classify(seen: Evidence) -> Verdict:
 
 
 def _fault(seen: Evidence, fault: Fault) -> Verdict:
-    """Returns the verdict on an attempt with a failure that agents reported."""
     state, cause = seen.job_state, text.of_fault(fault).rstrip(" :")
     if state in DECISIVE and seen.unexplained:
         cause = f"{cause}; {seen.scheduler} says {state}"
@@ -224,7 +223,6 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
 
 
 def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
-    """Returns the verdict that the code of the failure alone gives, for lack of other evidence."""
     if fault.code in _TASK_KINDS:
         return Verdict(_TASK_KINDS[fault.code], cause, sure=False)
     if fault.code in NODE_LOST:
@@ -243,13 +241,7 @@ def _by_code(seen: Evidence, fault: Fault, cause: str) -> Verdict:
 
 
 def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
-    """Returns the evidence that a process was killed for lack of memory, as text, and whether it is certain.
-
-    None: there is no such evidence.
-
-    Args:
-        memory: as in `Evidence.memory`.
-    """
+    # None: there is no such evidence
     if memory.get("kills"):
         return "the kernel killed processes for lack of memory in its cgroup", True
     if memory.get("host_kills"):
@@ -261,7 +253,6 @@ def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
 
 
 def _stopped(seen: Evidence, stop: Stop) -> Verdict:
-    """Returns the verdict on an attempt that stopped early: ranks saved and exited, or all agents were killed."""
     stays = seen.stays
     at = f" at step {stop.step}" if stop.step is not None else ""
     why, next_ = text.of_stop(stop), text.of_next(stays) if stays else ""
@@ -284,7 +275,7 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
 
 
 def _without_fault(seen: Evidence) -> Verdict:
-    """Returns the verdict on an attempt without a reported failure: all agents were killed, or never started."""
+    # Returns the verdict on an attempt without a reported failure: all agents were killed, or never started
     state, kind = seen.job_state, _STATE_KINDS.get(seen.job_state)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""

@@ -79,7 +79,6 @@ def _queued(seen: RunStatus, program: str) -> Explanation:
 
 
 def _after(found: Explanation, plan: JobPlan, program: str) -> Explanation:
-    """Adds what the run waits for, and what to do if its job waits for nothing any more and is held nonetheless."""
     dependencies, scheduler = read_dependencies(plan.after), plan.cluster.scheduler
     found = replace(found, awaited=tuple(each.awaited for each in dependencies))
     waits = found.why not in (Why.WAITS, Why.HELD) or decide(dependencies)[0] is Decision.WAIT
@@ -115,13 +114,11 @@ def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | Non
 
 
 def _facts(seen: RunStatus) -> Facts:
-    """Returns the facts about the run's job: scheduler, state, reason, and why the state is not known."""
     scheduler = seen.plan.cluster.scheduler if seen.plan.queued else ""
     return Facts(scheduler=scheduler, job_state=seen.job.raw_state, reason=seen.job.reason, error=seen.job.problem)
 
 
 def _with_progress(seen: RunStatus, facts: Facts) -> Facts:
-    """Adds for how long the run has been running, and its step."""
     if seen.history.events:
         facts = replace(facts, seconds=int(time.time() - seen.history.events[0]["time"]))
     if seen.progress:
@@ -154,7 +151,6 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
 
 
 def _waits_for_slot(run: Run, state: str, program: str, sweep: Sweep, packing: Packing) -> Explanation:
-    """Returns the explanation of a point in a pilot that waits until a slot manager has a free slot and claims it."""
     managers = len(packed.Boards().of(sweep, packing).alive)
     if not managers:
         return Explanation(

@@ -1,4 +1,4 @@
-"""Makes the text of an explanation from its code and facts, for the terminal and for `why --json`. Pure."""
+"""Makes the text of an explanation from its code and facts, for the terminal and for `why --json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def as_json(found: Explanation) -> dict[str, Any]:
 
 
 def _detail(facts: Facts) -> str:
-    """Returns the scheduler's state of the job with its reason, or why it is not known; empty: there is neither."""
     return facts.error or state_text(facts.job_state, facts.reason)
 
 

@@ -113,14 +113,6 @@ class FunctionEnvironment(job_environment.JobEnvironment):
             alarm.start()
 
     def _requeue(self, countdown: int) -> None:
-        """Resubmits the job script; the new job keeps the submitit id.
-
-        Args:
-            countdown: number of remaining resubmissions after timeouts, for the log.
-
-        Raises:
-            UncompletedJobError: the scheduler refused the job, or did not answer.
-        """
         if qsub := self.scheduler.find("qsub"):
             os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
         first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
@@ -174,7 +166,6 @@ class _Handler(job_environment.SignalHandler):
         super().checkpoint_and_try_requeue(signum, frame)
 
     def _only_this_one(self) -> None:
-        """Ignores further signals, which would interrupt the checkpoint or start a second one."""
         for number in (signal.SIGTERM, self.env._usr_sig()):
             signal.signal(number, signal.SIG_IGN)
 

@@ -50,11 +50,11 @@ class FunctionScheduler(ABC):
 
     @abstractmethod
     def array_of(self, job_id: str) -> str:
-        """Returns the array id of an array element's job id; the id of a plain job is returned unchanged. Pure."""
+        """Returns the array id of an array element's job id; the id of a plain job is returned unchanged."""
 
     @abstractmethod
     def exports(self, environ: Mapping[str, str]) -> str:
-        """Returns shell text that sets this environment in a job, except variables that the scheduler sets. Pure."""
+        """Returns shell text that sets this environment in a job, except variables that the scheduler sets."""
 
     @abstractmethod
     def largest_array(self, queue: str | None) -> int | None:
@@ -69,7 +69,7 @@ class FunctionScheduler(ABC):
 
     @abstractmethod
     def output(self, job_id: str) -> str:
-        """Returns the name of a job script's output file. Pure."""
+        """Returns the name of a job script's output file."""
 
     @abstractmethod
     def find(self, command: str) -> str | None:
@@ -77,7 +77,7 @@ class FunctionScheduler(ABC):
 
     @abstractmethod
     def resubmission(self, script: str, token: str, first: str) -> tuple[str, tuple[str, ...]]:
-        """Returns the script and the qsub options of a plain job that continues a job or array element. Pure.
+        """Returns the script and the qsub options of a plain job that continues a job or array element.
 
         Args:
             script: script of the checkpointed job or array.

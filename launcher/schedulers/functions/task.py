@@ -71,15 +71,8 @@ def _redirect(paths: JobPaths, *, merged: bool) -> None:
 
 
 def _name_payload(paths: JobPaths, job: str) -> None:
-    """Links the payload under the name that submitit reads, if the submitting process has not done so.
-
-    While the payload has its first name, also writes the job's id to a file, where a submitting process that lost the
-    scheduler's reply finds it.
-
-    Args:
-        paths: submitit's paths of this job.
-        job: id of the job, or of its array.
-    """
+    # While the payload has its first name, also writes the job's id to a file, where a submitting process that lost the
+    # scheduler's reply finds it.
     payload = Path(os.environ["LAUNCHER_PAYLOAD"])
     if unwrap(exists(payload)):
         Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job").write_text(job)
@@ -89,15 +82,8 @@ def _name_payload(paths: JobPaths, job: str) -> None:
 
 
 def _clear_up(paths: JobPaths, *, first: bool) -> None:
-    """Removes incomplete files of a killed earlier execution of this task, which submitit would refuse to overwrite.
-
-    submitit removes a file before it renames its new version. So if only the new version exists, it is complete and is
-    renamed here.
-
-    Args:
-        paths: submitit's paths of this job.
-        first: whether this is the job's first task, which takes care of the payload.
-    """
+    # submitit removes a file before it renames its new version. So if only the new version exists, it is complete and
+    # is renamed here.
     Path(f"{paths.result_pickle}.save_tmp").unlink(missing_ok=True)
     left = Path(f"{paths.submitted_pickle}.save_tmp")
     if first and unwrap(exists(left)):

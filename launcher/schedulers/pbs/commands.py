@@ -219,7 +219,6 @@ class PBS:
         self.run("qalter", *dependency(jobs), job_id)
 
     def _hint(self, code: int, words: str) -> str | None:
-        """Returns a hint for the user about a refusal, by qsub's exit code and message; None: no hint."""
         if code == UNAUTHORIZED:
             with contextlib.suppress(QueryError):
                 queues = self.queues()
@@ -322,7 +321,7 @@ def array_of(job_id: str) -> str:
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome. Pure."""
+    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome."""
     return ["-W", f"depend=afterany:{':'.join(map(pbs_id, jobs))}"] if jobs else []
 
 
@@ -359,10 +358,7 @@ def parse_counts(text: str) -> Counter[str]:
 
 
 def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
-    """Returns the job with its comment, and with the outcome that the comment of an ended job states at its end.
-
-    qstat truncates long comments, so the outcome may be missing.
-    """
+    # qstat truncates long comments, so the outcome may be missing
     state, word = job.state, job.raw_state
     if state is not JobState.GONE and comment == "Subjob finished":  # PBS writes it to queued siblings too
         return job
@@ -416,10 +412,7 @@ def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
 
 
 def _signal(status: str) -> int | None:
-    """Returns the signal number in an Exit_status (256 + signal), or None for any other status.
-
-    Negative values are PBS's own codes (pbs_job_purge, JOB_EXEC_*).
-    """
+    # Negative values are PBS's own codes (pbs_job_purge, JOB_EXEC_*)
     number = int(status) - 256 if status.isdecimal() else 0
     return number if number in signal.valid_signals() else None
 

@@ -1,4 +1,4 @@
-"""Makes the #PBS lines of a plan, or of a function executor's parameters. Pure. Options are those of qsub(1B)."""
+"""Makes the #PBS lines of a plan, or of a function executor's parameters. Options are those of qsub(1B)."""
 
 from __future__ import annotations
 
@@ -152,11 +152,6 @@ def options(request: Request) -> list[tuple[str, str | None]]:
 
 
 def _variables(directives: Mapping[str, Any]) -> list[str]:
-    """Returns the variables that the directives set with -v, which a site's hooks read from the job (`USE_SSH=1`).
-
-    Raises:
-        ConfigError: qsub would change a value, or the variable is TOKEN.
-    """
     given = [str(each) for each in _values(directives.get("v")) if each is not None]
     for each in given:
         if each.startswith(f"{TOKEN}="):

@@ -36,13 +36,13 @@ def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:
 
 
 def wanted(cluster: Cluster, found: Sequence[Queue]) -> str | None:
-    """Returns the name of the queue that a profile uses, or None if the server's rules choose one. Pure."""
+    """Returns the name of the queue that a profile uses, or None if the server's rules choose one."""
     queue = own_settings(cluster, PBSSettings).queue
     return (queue or "").partition("@")[0] or next((each.name for each in found if each.default), None)
 
 
 def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
-    """Returns a line for each queue with its limits. Marks the default, and the profile's own (`own`). Pure."""
+    """Returns a line for each queue with its limits. Marks the default, and the profile's own (`own`)."""
     rows = []
     for each in found:
         marks = (
@@ -55,7 +55,7 @@ def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's queue exists and takes jobs, and the profile's limits fit it. Pure."""
+    """Yields findings on whether a profile's queue exists and takes jobs, and the profile's limits fit it."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     if own is None:
         yield ok("profile", "cluster.queue is not set and the server has no default: its own rules choose")

@@ -22,7 +22,7 @@ def history(pbs: PBS, job_id: str) -> list[JobExecution]:
 
 
 def parse(record: Mapping[str, Any]) -> JobExecution:
-    """Parses the record of a job: the user who deleted it, and its memory. Pure."""
+    """Parses the record of a job: the user who deleted it, and its memory."""
     by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
     used = record.get("resources_used")
     text = str(used.get("mem", "")) if isinstance(used, dict) else ""

@@ -1,4 +1,4 @@
-"""Checks a plan against PBS's queues and nodes before submission. Pure."""
+"""Checks a plan against PBS's queues and nodes before submission."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
 
 
 def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
-    """Returns why a plan could never start on these nodes, with the fix, or None if it could. Pure.
+    """Returns why a plan could never start on these nodes, with the fix, or None if it could.
 
     Returns None without any nodes, too, because then the site's nodes are not known.
     """
@@ -103,11 +103,8 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
 
 
 def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> str | None:
-    """Returns why no destination of a routing queue would accept the plan, or None if one would.
-
-    The reason is that of the destination with the fewest problems. Also returns None if not all destinations are known
-    and accept jobs now: PBS keeps the job in the routing queue until a destination accepts it.
-    """
+    # The reason is that of the destination with the fewest problems. Also returns None if not all destinations are
+    # known and accept jobs now: PBS keeps the job in the routing queue until a destination accepts it.
     queues = [known[name] for name in queue.destinations if name in known and known[name].accepts]
     if not queues or len(queues) < len(queue.destinations):
         return None
@@ -116,12 +113,10 @@ def _no_destination(plan: JobPlan, queue: Queue, known: Mapping[str, Queue]) -> 
 
 
 def _refusal(plan: JobPlan, queue: Queue) -> str | None:
-    """Returns the first reason why the queue would refuse the plan, with the fix, or None if it would accept it."""
     return next(iter(_refusals(plan, queue, f"queue {queue.name}")), None)
 
 
 def _refusals(plan: JobPlan, queue: Queue, where: str) -> list[str]:
-    """Returns all reasons why the queue would refuse the plan, each with the fix; `where` names the queue in them."""
     found = []
     if not queue.accepts:
         found.append(f"cluster.queue={queue.name}: {where} takes no jobs now: choose another")

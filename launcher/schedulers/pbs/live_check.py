@@ -44,13 +44,7 @@ def _of_totals(plan: JobPlan) -> tuple[str, ...]:
 
 
 def _seen_by(nodes: Sequence[resource_queries.Node], folder: Path) -> tuple[str, ...]:
-    """Returns a note if the nodes may not see the runs folder, else ().
-
-    PBS tries twenty times to start a job that cannot open its output, and then holds it.
-
-    Raises:
-        ConfigError: the nodes cannot see the folder.
-    """
+    # PBS tries twenty times to start a job that cannot open its output, and then holds it
     here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     note = shared_folder.check(
         folder, shared_folder.kind_of(folder), seen=unwrap(exists(folder / shared_folder.SEEN)),

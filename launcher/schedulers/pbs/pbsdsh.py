@@ -24,10 +24,7 @@ from launcher.schedulers.queries import QueryError
 
 @contextlib.contextmanager
 def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.TaskEnvironment) -> Iterator[None]:
-    """A context with a guard process, which kills the tasks and removes their environment if this process is killed.
-
-    The environment's files are removed at the end of the context, too.
-    """
+    # The environment's files are removed at the end of the context, too
     reading, writing = os.pipe()
     guard = os.fork()
     if guard == 0:
@@ -102,7 +99,6 @@ def run(request: task_group.TaskRequest) -> int:
 
 
 def _on_lost_nodes(hosts: Sequence[str]) -> list[int]:
-    """Returns the indices of hosts that PBS reports as down; [] if it does not answer."""
     try:
         nodes = ResourceQueries(PBS()).nodes()
     except QueryError:

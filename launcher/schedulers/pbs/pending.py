@@ -74,7 +74,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 
 
 def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
-    """Explains why a job is pending. Pure.
+    """Explains why a job is pending.
 
     | job_state | explained |
     |---|---|
@@ -106,7 +106,7 @@ def explain_state(record: Mapping[str, Any], comment: str) -> Comment:
 
 
 def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
-    """Explains that PBS could not start a job, since MoM cannot open the job's output; None: PBS has not failed. Pure.
+    """Explains that PBS could not start a job, since MoM cannot open the job's output; None: PBS has not failed.
 
     Args:
         record: attributes of the job, as qstat prints them.
@@ -123,7 +123,7 @@ def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
 
 
 def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
-    """Returns the reason if the job can never start on its queue's nodes, else `comment`. Pure.
+    """Returns the reason if the job can never start on its queue's nodes, else `comment`.
 
     PBS itself reports this only if all nodes of the site together have too little.
 
@@ -140,7 +140,7 @@ def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str)
 
 
 def explain_array(array: Mapping[str, Any], comment: str) -> Comment:
-    """Explains why a subjob is pending. Pure.
+    """Explains why a subjob is pending.
 
     | the array | explained |
     |---|---|
@@ -171,7 +171,7 @@ def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
 
 
 def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
-    """Returns a line for each limit that may keep the job pending, with its value and where it is set. Pure.
+    """Returns a line for each limit that may keep the job pending, with its value and where it is set.
 
     Args:
         comment: PBS's reason why the job is pending.
@@ -190,7 +190,7 @@ def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | N
 
 
 def node_lines(nodes: Sequence[Node], plan: JobPlan) -> tuple[str, ...]:
-    """Returns the line `4 nodes: 1 has room for a chunk of it now, 1 takes no jobs`, then one per broken node. Pure."""
+    """Returns the line `4 nodes: 1 has room for a chunk of it now, 1 takes no jobs`, then one per broken node."""
     if not nodes:
         return ()
     broken = [node for node in nodes if node.broken]

@@ -1,4 +1,4 @@
-"""Explains PBS's comments on pending jobs. Pure.
+"""Explains PBS's comments on pending jobs.
 
 The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds). Older PBS Pro has
 the same comments or fewer. Comments have the prefix `Not Running: ` or `Can Never Run: `.
@@ -126,7 +126,6 @@ def in_words(text: str) -> Comment:
 
 
 def _amounts(text: str) -> str:
-    """Explains a comment's amounts (requested, available, total), `(R: 500 A: 16 T: 16)`; other text is kept."""
     if match := re.fullmatch(r"\(R: (\S+) A: (\S+) T: (\S+)\)", text):
         return f" (it asks for {match[1]}, {match[2]} is free, {match[3]} is there)"
     return f" {text}" if text else ""

@@ -123,7 +123,7 @@ def _node(name: str, values: Mapping[str, str]) -> Node:
 
 
 def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
-    """Returns the total resources of each host that a job may use, free or not. Pure.
+    """Returns the total resources of each host that a job may use, free or not.
 
     | resource | amount of the host |
     |---|---|

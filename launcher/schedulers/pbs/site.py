@@ -122,7 +122,6 @@ def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | N
 
 
 def _resources(nodes: Sequence[Node]) -> list[tuple[str, str]]:
-    """Returns the (name, value) pairs of the nodes' text resources, by which a chunk can select nodes; each once."""
     found: dict[tuple[str, str], None] = {}
     for node in nodes:
         found.update(((key, value), None) for key, value in node.others.items() if key not in ("host", "vnode", "arch"))

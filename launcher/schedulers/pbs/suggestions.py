@@ -1,4 +1,4 @@
-"""`why`: smaller sizes with which a pending run would fit on PBS's free nodes now. Pure.
+"""`why`: smaller sizes with which a pending run would fit on PBS's free nodes now.
 
 PBS has no `sbatch --test-only`, so this is only a snapshot: other jobs may start first, or PBS may reserve the nodes
 for them.
@@ -100,14 +100,6 @@ def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bo
 
 
 def _less(plan: JobPlan, resource: str, most: int, now: float) -> list[Option]:
-    """Returns the option whose overrides reduce a resource of each node's chunk to `most`; [] if none can.
-
-    Args:
-        plan: the run's plan.
-        resource: `mem`, `ncpus` or `ngpus`.
-        most: the amount; memory in bytes.
-        now: current time in seconds since the epoch.
-    """
     if resource == "mem":
         mem = most // 1024**2 * 1024**2
         return [Option((f"mem={format_size(mem)}",), now, "less memory on each node")] if mem else []

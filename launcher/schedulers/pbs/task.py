@@ -97,7 +97,7 @@ kill -KILL "$launcher_watch"
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Returns shell text that sets an environment in a task, except PBS's variables and those of the node. Pure."""
+    """Returns shell text that sets an environment in a task, except PBS's variables and those of the node."""
     return all_exports({name: value for name, value in environ.items() if not OF_PBS.fullmatch(name)})
 
 
@@ -227,7 +227,6 @@ class PbsTask:
             self._process.kill()
 
     def _unread(self, found: Unavailable) -> int | None:
-        """Returns RESUME if the task's exit status has been unreadable for IN_A_JOB seconds, else None."""
         self._unread_since = self._unread_since or time.monotonic()
         self._half_over = None  # the exit status may exist, so its absence is no evidence
         if time.monotonic() < self._unread_since + IN_A_JOB:
@@ -236,12 +235,6 @@ class PbsTask:
         return errors.RESUME
 
     def _judge(self, written: str, gone: bool) -> int | None:
-        """Returns the task's exit status, or None if the task runs or its exit status may still appear.
-
-        Args:
-            written: exit status that the task has written; empty: none yet.
-            gone: whether pbsdsh has exited.
-        """
         self._unread_since = None
         if not (written or gone):
             if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
@@ -270,10 +263,7 @@ class PbsTask:
         return errors.FAILED
 
     def _pbs_status(self) -> int:
-        """Returns the exit status that pbsdsh printed for its task, or 0 if none.
-
-        SCRIPT records the command's exit status itself, so SCRIPT fails only if it is killed.
-        """
+        # SCRIPT records the command's exit status itself, so SCRIPT fails only if it is killed
         match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
         return int(match[1]) if match else 0
 
@@ -289,7 +279,7 @@ class PbsTask:
             event_file.append(attempt.events_file("pbsdsh"), fault)
 
     def _signal(self) -> None:
-        """Writes the requested signal's name to the file `signal`, unless it has been written."""
+        # Writes the requested signal's name to the file `signal`, unless it has been written
         if self._wanted is None or self._wanted is self._sent:
             return
         with (
@@ -309,10 +299,8 @@ class PbsTask:
             sys.stdout.buffer.flush()
 
     def _read(self, suffix: str, *, whole: bool = True) -> str:
-        """Returns the first line of a file of the task, or an empty text if the line has no end yet.
-
-        With whole=False, returns all text of the file. A file that cannot be read counts as empty until the next poll.
-        """
+        # With whole=False, returns all text of the file. A file that cannot be read counts as empty until the next
+        # poll.
         try:
             text = self._file(suffix).read_text(errors="replace")
         except OSError:
@@ -326,6 +314,5 @@ class PbsTask:
 
 
 def _line(found: Outcome[str | None]) -> str:
-    """Returns the first line of a text, or an empty text if the line has no end yet or the text was not read."""
     line, end, _ = ((found.value if isinstance(found, Ok) else None) or "").partition("\n")
     return line if end else ""

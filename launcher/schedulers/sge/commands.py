@@ -234,7 +234,7 @@ HINTS = (
 
 
 def command_line(script: str) -> list[str]:
-    """Returns the qsub options in a script's lines `#qsub -g GROUP`, for the command line of qsub. Pure.
+    """Returns the qsub options in a script's lines `#qsub -g GROUP`, for the command line of qsub.
 
     Altair's qsub takes some options only from the command line, not from a #$ line.
     """
@@ -245,18 +245,18 @@ def command_line(script: str) -> list[str]:
 
 
 def array_of(job_id: str) -> str:
-    """Returns the array id of an array element (`17` for 17_0); the id of a plain job is returned unchanged. Pure."""
+    """Returns the array id of an array element (`17` for 17_0); the id of a plain job is returned unchanged."""
     return job_id.partition("_")[0]
 
 
 def sge_id(job_id: str) -> str:
-    """Converts an id to Grid Engine's syntax: `17.1` for the first element of an array, 17_0. Pure."""
+    """Converts an id to Grid Engine's syntax: `17.1` for the first element of an array, 17_0."""
     number, _, element = job_id.partition("_")
     return f"{number}.{int(element) + 1}" if element else number
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome. Pure.
+    """Returns qsub options with which a job starts when all jobs in `jobs` have ended, with any outcome.
 
     A job cannot depend on one array element, so the dependency is on the whole array. Ended jobs are ignored by
     Grid Engine.
@@ -268,7 +268,7 @@ def dependency(jobs: Sequence[str]) -> list[str]:
 
 
 def state_of(letters: str) -> JobState:
-    """Returns the state of a job from the letters that qstat prints (qstat(1)). Pure.
+    """Returns the state of a job from the letters that qstat prints (qstat(1)).
 
     | letters (the first row that matches applies) | state |
     |---|---|
@@ -290,7 +290,7 @@ def state_of(letters: str) -> JobState:
 
 
 def parse_jobs(text: str) -> dict[str, SchedulerJob]:
-    """Parses the output of `qstat -xml -g d`; returns jobs and array elements by id. Pure.
+    """Parses the output of `qstat -xml -g d`; returns jobs and array elements by id.
 
     Raises:
         QueryError: the output cannot be parsed.
@@ -305,7 +305,7 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def records(text: str) -> dict[str, list[dict[str, str]]]:
-    """Parses the output of `qacct -j`; returns the records of each job, oldest first, by job id. Pure."""
+    """Parses the output of `qacct -j`; returns the records of each job, oldest first, by job id."""
     found: dict[str, list[dict[str, str]]] = {}
     for block in re.split(r"^=+$", text, flags=re.MULTILINE):
         pairs = (line.split(None, 1) for line in block.splitlines())
@@ -317,7 +317,7 @@ def records(text: str) -> dict[str, list[dict[str, str]]]:
 
 
 def parse_counts(text: str) -> Counter[str]:
-    """Counts the jobs in the output of `qstat -xml -r -g d` by the queue in which they run or wait. Pure.
+    """Counts the jobs in the output of `qstat -xml -r -g d` by the queue in which they run or wait.
 
     A pending job counts in each queue that it requests; "" is the total.
 
@@ -332,7 +332,7 @@ def parse_counts(text: str) -> Counter[str]:
 
 
 def outcome(record: Mapping[str, str]) -> str:
-    """Returns the outcome of one execution of a job, with Slurm's state names, which submitit knows. Pure.
+    """Returns the outcome of one execution of a job, with Slurm's state names, which submitit knows.
 
     | failed | exit_status | outcome |
     |---|---|---|
@@ -364,7 +364,7 @@ def outcome(record: Mapping[str, str]) -> str:
 
 
 def deleter(record: Mapping[str, str]) -> str:
-    """Returns the user who deleted the job; empty if nobody did, or not recorded (only Univa's and Altair's do). Pure.
+    """Returns the user who deleted the job; empty if nobody did, or not recorded (only Univa's and Altair's do).
 
     Args:
         record: accounting record of an execution.
@@ -380,7 +380,7 @@ STATES = {
 
 
 def last_of(times: Sequence[Mapping[str, str]]) -> SchedulerJob:
-    """Returns the job with the outcome of its last execution. Pure.
+    """Returns the job with the outcome of its last execution.
 
     Args:
         times: accounting records of the job, oldest first.
@@ -436,7 +436,6 @@ def size(text: str) -> int | None:
 
 
 def _token(job: Element) -> str:
-    """Returns the token in a job's context; empty if the job has none."""
     for each in job.iterfind("JB_context/*"):
         if each.findtext("VA_variable") == TOKEN:
             return each.findtext("VA_value", "")

@@ -1,4 +1,4 @@
-"""Makes the #$ lines of a plan, or of a function executor's parameters. Pure.
+"""Makes the #$ lines of a plan, or of a function executor's parameters.
 
 Options are those of qsub(1) of Son of Grid Engine 8.1.9.
 """
@@ -274,11 +274,6 @@ def _resource(name: str, value: Any) -> str:
 def _with_extra(
     ours: Sequence[tuple[str, tuple[str, ...]]], directives: Mapping[str, Any]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns the options with the extra ones, which replace options of the same name, except `l`, which is added.
-
-    Raises:
-        ConfigError: an extra option is in TAKEN or invalid, or sets the wall time.
-    """
     extra: list[tuple[str, tuple[str, ...]]] = []
     for name, value in directives.items():
         if name in TAKEN:
@@ -297,11 +292,6 @@ def _with_extra(
 
 
 def _line(name: str, *values: str) -> str:
-    """Returns an option for a #$ line.
-
-    Raises:
-        ConfigError: a value cannot be written in a #$ line.
-    """
     for value in values:
         if not WORD.fullmatch(value):
             raise ConfigError(f"-{name} {value}: Grid Engine's lines have no blanks, quotes or backslashes in a value")

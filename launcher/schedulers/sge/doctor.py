@@ -43,7 +43,7 @@ def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
 
 
 def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
-    """Returns a line for each queue with its time limit. Marks the queues of the profile (`own`: `a,b`). Pure."""
+    """Returns a line for each queue with its time limit. Marks the queues of the profile (`own`: `a,b`)."""
     wanted = set(own.split(",")) if own else set()
     rows = []
     for each in queues:
@@ -60,7 +60,7 @@ def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
 
 
 def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's queues exist, and the profile's time limit fits the queues. Pure."""
+    """Yields findings on whether a profile's queues exist, and the profile's time limit fits the queues."""
     known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
     own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
     for name in own:
@@ -76,7 +76,7 @@ def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Findi
 
 
 def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's parallel environment exists and gives each node its slots. Pure."""
+    """Yields findings on whether a profile's parallel environment exists and gives each node its slots."""
     settings = own_settings(cluster, SGESettings)
     usable = [each for each in environments if each.per_host and each.starts_tasks]
     own = next((each for each in environments if each.name == settings.parallel_environment), None)
@@ -101,7 +101,7 @@ def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -
 
 
 def instead(usable: Sequence[ParallelEnvironment]) -> str:
-    """Returns advice for the user: a usable parallel environment to set, or what to ask the administrator for. Pure."""
+    """Returns advice for the user: a usable parallel environment to set, or what to ask the administrator for."""
     if usable:
         each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
         return f"set cluster.parallel_environment to {each}"
@@ -112,7 +112,7 @@ def instead(usable: Sequence[ParallelEnvironment]) -> str:
 
 
 def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
-    """Yields problems with resources that a profile names, and a warning if cluster.gpu_resource is not set. Pure."""
+    """Yields problems with resources that a profile names, and a warning if cluster.gpu_resource is not set."""
     known = {name: each for each in complexes for name in (each.name, each.shortcut)}
     settings = own_settings(cluster, SGESettings)
     named = {"gpu_resource": settings.gpu_resource, "mem_resource": settings.mem_resource}
@@ -127,7 +127,7 @@ def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Findin
 
 
 def gpus(complexes: Sequence[Complex]) -> list[str]:
-    """Returns the names of the resources that seem to count GPUs. Pure."""
+    """Returns the names of the resources that seem to count GPUs."""
     return [
         each.name
         for each in complexes

@@ -1,4 +1,4 @@
-"""The environment that a Grid Engine job inherits, and the variables with its job id and array index. Pure."""
+"""The environment that a Grid Engine job inherits, and the variables with its job id and array index."""
 
 from __future__ import annotations
 

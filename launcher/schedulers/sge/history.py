@@ -19,7 +19,7 @@ def history(sge: SGE, job_id: str) -> list[JobExecution]:
 
 
 def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
-    """Converts the accounting records of one job to executions. Pure."""
+    """Converts the accounting records of one job to executions."""
     return [
         JobExecution(
             outcome(each), deleter(each), _moment(each.get("start_time", "")),

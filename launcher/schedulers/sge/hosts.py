@@ -1,4 +1,4 @@
-"""Parses the hosts of a job from its PE_HOSTFILE. Pure."""
+"""Parses the hosts of a job from its PE_HOSTFILE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks a plan against Grid Engine's queues, parallel environments and resources before submission. Pure."""
+"""Checks a plan against Grid Engine's queues, parallel environments and resources before submission."""
 
 from __future__ import annotations
 

@@ -44,12 +44,12 @@ RESUME, NO_RETRY, NO_REQUEST = 75, 93, 1
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
-    """Encodes values as one line. Pure."""
+    """Encodes values as one line."""
     return base64.b64encode(zlib.compress(json.dumps(values).encode(errors="surrogateescape"), 9)) + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Decodes a line of `encode`. Pure."""
+    """Decodes a line of `encode`."""
     return dict(json.loads(zlib.decompress(base64.b64decode(line)).decode(errors="surrogateescape")))
 
 
@@ -67,7 +67,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def environment(shell: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """Returns the tasks' environment: the job script's (`shell`), with this node's variables from `here`. Pure."""
+    """Returns the tasks' environment: the job script's (`shell`), with this node's variables from `here`."""
     ours = {name: value for name, value in here.items() if OF_NODE.fullmatch(name)}
     return {**{name: value for name, value in shell.items() if not OF_NODE.fullmatch(name) or name not in ours}, **ours}
 

@@ -51,12 +51,12 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 
 
 def messages_of(root: Element) -> list[str]:
-    """Returns the scheduler's messages about a job from the output of `qstat -xml -j`, each once. Pure."""
+    """Returns the scheduler's messages about a job from the output of `qstat -xml -j`, each once."""
     return list(dict.fromkeys(each.text or "" for each in root.iter("MES_message") if each.text))
 
 
 def of_job(root: Element) -> Reason | None:
-    """Explains a failed start or dependencies in the output of `qstat -xml -j`; None if it has neither. Pure."""
+    """Explains a failed start or dependencies in the output of `qstat -xml -j`; None if it has neither."""
     for job in jobs_of(root):
         errors = [each.text or "" for each in job.iter("QIM_message")]
         if errors:
@@ -69,12 +69,12 @@ def of_job(root: Element) -> Reason | None:
 
 
 def lines_of(verified: str) -> list[str]:
-    """Returns the messages in the output of `qalter -w v`. Pure."""
+    """Returns the messages in the output of `qalter -w v`."""
     return [line for line in verified.splitlines() if line.strip() and not line.startswith("verification:")]
 
 
 def instance_lines(instances: list[QueueInstance], plan: JobPlan) -> tuple[str, ...]:
-    """Returns the line `4 queue instances: 2 with a free slot`, then one per instance that takes no jobs. Pure."""
+    """Returns the line `4 queue instances: 2 with a free slot`, then one per instance that takes no jobs."""
     named = settings_of(plan, SGESettings).queue
     wanted = {name.partition("@")[0] for name in named.split(",")} if named else None
     mine = [each for each in instances if wanted is None or each.queue in wanted]

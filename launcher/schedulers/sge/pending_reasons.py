@@ -1,4 +1,4 @@
-"""Explains Grid Engine's messages about pending jobs. Pure.
+"""Explains Grid Engine's messages about pending jobs.
 
 The messages are those of Son of Grid Engine 8.1.9 (msg_schedd.h); older versions and Univa's have the same or more.
 """

@@ -33,7 +33,7 @@ UNREACHABLE = 10.0  # seconds after SIGKILL was requested in which the program o
 
 
 def line_of(request: str, hidden: Mapping[str, str], tasks: Sequence[Mapping[str, str]], started: str) -> bytes:
-    """Returns the first line for the program `node`, which describes its arguments. Pure.
+    """Returns the first line for the program `node`, which describes its arguments.
 
     Raises:
         ConfigError: the secrets are too large.
@@ -87,7 +87,6 @@ class NodeTasks:
             self._process.kill()
 
     def _has_started(self) -> bool | None:
-        """Returns whether the program on the node has read its request, or None if that cannot be read now."""
         try:
             return bool(self._started.read_bytes())
         except OSError:

@@ -179,7 +179,7 @@ class Slurm:
         return {number: found[number] for number in numbers if number in found}
 
     def _queue(self) -> dict[str, SchedulerJob]:
-        """Returns all jobs of this user in squeue by id. `squeue --jobs` would fail if one id is unknown."""
+        # `squeue --jobs` would fail if one id is unknown
         return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
@@ -288,7 +288,7 @@ def array_of(job_id: str) -> str:
 
 
 def dependency(jobs: Sequence[str]) -> list[str]:
-    """Returns sbatch options with which a job starts when all jobs in `jobs` have ended, with any outcome. Pure."""
+    """Returns sbatch options with which a job starts when all jobs in `jobs` have ended, with any outcome."""
     return [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
 
 
@@ -360,13 +360,11 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def _types(gres: str) -> tuple[str, ...]:
-    """Returns the GPU types in a node's gres: `gpu:a100:4(S:0-3),gpu:2` -> (`a100`,)."""
     items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
     return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
 
 
 def _gpus(gres: str) -> int:
-    """Returns the number of GPUs in a node's gres: `gpu:a100:4(S:0-3),shard:16` -> 4."""
     plain = re.sub(r"\([^)]*\)", "", gres)
     counts = (item.split(":")[-1] for item in plain.split(",") if item.partition(":")[0] == "gpu")
     return sum(int(count) for count in counts if count.isdecimal())
@@ -447,7 +445,6 @@ def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> 
 
 
 def _seconds(text: str) -> int | None:
-    """Parses squeue's TimeLeft (1-02:03:04, 2:03:04 or 3:04) to seconds; None for UNLIMITED, NOT_SET or INVALID."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None
@@ -456,5 +453,4 @@ def _seconds(text: str) -> int | None:
 
 
 def _nothing(text: str) -> str:
-    """Returns a value from squeue or sacct unchanged, but an empty text for their placeholders of no value."""
     return "" if text in ("(null)", "N/A") else text

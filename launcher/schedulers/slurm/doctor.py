@@ -36,13 +36,13 @@ def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
 
 
 def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
-    """Returns the names of the partitions that a profile uses: cluster.partition, else the site's default. Pure."""
+    """Returns the names of the partitions that a profile uses: cluster.partition, else the site's default."""
     partition = own_settings(cluster, SlurmSettings).partition
     return partition.split(",") if partition else [each.name for each in found if each.default]
 
 
 def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
-    """Returns a line for each partition with its limits. Marks the default, and the profile's own (`own`). Pure."""
+    """Returns a line for each partition with its limits. Marks the default, and the profile's own (`own`)."""
     rows = []
     for each in found:
         marks = (("default", each.default), ("this profile's", each.name in own))
@@ -71,7 +71,7 @@ def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
 
 
 def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
-    """Yields findings on whether a profile's partitions exist, and the profile's limits fit the partitions. Pure."""
+    """Yields findings on whether a profile's partitions exist, and the profile's limits fit the partitions."""
     names, own = {each.name: each for each in found}, wanted(cluster, found)
     for name in own:
         if name not in names:
@@ -98,13 +98,12 @@ def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
 
 
 def most_nodes(partition: Partition) -> int:
-    """Returns the maximum number of nodes of one job in a partition. Pure."""
+    """Returns the maximum number of nodes of one job in a partition."""
     total = sum(group.nodes for group in partition.groups)
     return total if partition.max_nodes is None else min(total, partition.max_nodes)
 
 
 def _limits(each: Partition) -> str:
-    """Describes a partition's nodes and limits: `nodes: 4 of 4 CPUs, 5.9G, 2 GPUs, at most 2 a job; up to 02:00:00`."""
     kinds = []
     for group in each.groups[:4]:
         gpus = f", {group.gpus} GPU{'' if group.gpus == 1 else 's'}" if group.gpus else ""

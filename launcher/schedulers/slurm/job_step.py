@@ -1,4 +1,4 @@
-"""The srun commands of a job: the step that starts its tasks, and further steps beside it in a running job. Pure."""
+"""The srun commands of a job: the step that starts its tasks, and further steps beside it in a running job."""
 
 from __future__ import annotations
 

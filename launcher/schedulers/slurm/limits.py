@@ -1,4 +1,4 @@
-"""Checks a plan against Slurm's partitions before submission. Pure.
+"""Checks a plan against Slurm's partitions before submission.
 
 Slurm would accept some of the jobs that are refused here, and leave them pending for ever, for instance a job that
 exceeds the time limit of its partition.
@@ -90,7 +90,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str
 
 
 def _problem(plan: JobPlan, partition: Partition) -> str | None:
-    """Returns why a partition could never start the plan's job, with the fix, or None if it could."""
+    # Returns why a partition could never start the plan's job, with the fix, or None if it could
     where = f"partition {partition.name}" + (f" with QOS {partition.qos}" if partition.qos else "")
     total = sum(group.nodes for group in partition.groups)
     most = total if partition.max_nodes is None else min(total, partition.max_nodes)

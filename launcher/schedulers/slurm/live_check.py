@@ -47,7 +47,6 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _with_qos(
     plan: JobPlan, partitions: Sequence[Partition], values: Mapping[str, str | None], refusal: ConfigError
 ) -> tuple[str, ...]:
-    """Checks a refused plan again, with the limits that its QOS lifts; returns a note if the QOS is not known."""
     # Lazily: 15 ms, and most plans need no QOS
     from launcher.schedulers.slurm.resource_queries import ResourceQueries
 

@@ -108,7 +108,6 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
 def _lifted(
     job: Pending, plan: JobPlan, partitions: list[PartitionFacts], resources: ResourceQueries, queries: _Queries
 ) -> list[PartitionFacts]:
-    """Returns the partitions with the limits that the job's QOS lifts; asks for it only if the job exceeds some."""
     wanted = job.time if job.time is not None else plan.time
     exceeded = any(
         (each.time is not None and wanted > each.time) or (each.max_nodes is not None and job.nodes > each.max_nodes)
@@ -127,7 +126,7 @@ def _lifted(
 
 
 def reason_of(job: Pending, now: float) -> Reason:
-    """Explains the job's pending reason. If Slurm has given none for OVERLOOKED seconds, explains that instead. Pure.
+    """Explains the job's pending reason. If Slurm has given none for OVERLOOKED seconds, explains that instead.
 
     Args:
         job: the pending job.
@@ -148,10 +147,7 @@ def reason_of(job: Pending, now: float) -> Reason:
 def _value(
     job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], resources: ResourceQueries, queries: _Queries
 ) -> str:
-    """Queries the value of the limit in `reason.column`, and describes it with its owner; empty if it is not visible.
-
-    A QOS limit is looked for in the job's QOS, then in its partitions' QOS; any other limit in the job's account.
-    """
+    # A QOS limit is looked for in the job's QOS, then in its partitions' QOS; any other limit in the job's account
     owners = [job.account]
     if reason.scope == "qos":
         owners = [job.qos, *(each.qos for each in partitions if each.name in job.partition.split(","))]
@@ -164,7 +160,7 @@ def _value(
 
 
 def _mine(job: Pending, nodes: Sequence[Nodes]) -> list[Nodes]:
-    """Returns the nodes in the job's partitions that have its features. Nodes in several partitions are listed once."""
+    # Nodes in several partitions are listed once
     found: dict[tuple[str, str], Nodes] = {}
     for each in suggestions.usable(nodes, job.partition.split(","), job.features):
         found.setdefault((each.names, each.state), each)
@@ -179,7 +175,7 @@ def limits_of(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[str, ...]:
-    """Returns a line for each limit that may keep the job pending, with its value and where it is set. Pure.
+    """Returns a line for each limit that may keep the job pending, with its value and where it is set.
 
     Args:
         job: the pending job.
@@ -234,7 +230,7 @@ def corrected(
     windows: Sequence[Reservation],
     now: float,
 ) -> tuple[Option, ...]:
-    """Corrects the start estimates of trials (`sbatch --test-only`), which count the pending job as a competitor. Pure.
+    """Corrects the start estimates of trials (`sbatch --test-only`), which count the pending job as a competitor.
 
     For each job in front, Slurm adds that job's share of the whole partition: CPUs x time / all CPUs (job_scheduler.c,
     _delayed_job_start_time). The pending job would be replaced, so its share is subtracted. The unchanged run gets the
@@ -273,10 +269,7 @@ def clock(moment: float | None) -> str:
 def _trials(
     plan: JobPlan, changes: Sequence[suggestions.Change], resources: ResourceQueries, queries: _Queries, until: float
 ) -> tuple[Option, ...]:
-    """Queries when the run would start unchanged and with each change, with one trial each.
-
-    No further trial starts after `until` (monotonic clock) or a failed query.
-    """
+    # No further trial starts after `until` (monotonic clock) or a failed query
     found: list[Option] = []
     environment = job_environment(os.environ, plan).environment
     for change in (suggestions.Change((), plan), *changes):

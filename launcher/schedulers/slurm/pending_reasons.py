@@ -1,4 +1,4 @@
-"""Explains Slurm's reason codes of pending jobs. Pure.
+"""Explains Slurm's reason codes of pending jobs.
 
 The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05). Codes of
 limits consist of a scope, a resource and a unit, which a pattern separates.
@@ -154,11 +154,6 @@ def in_words(code: str) -> Reason:
 
 
 def _limit(found: re.Match[str]) -> Reason:
-    """Explains the code of an accounting limit, such as AssocGrpCPURunMinutesLimit or QOSMaxNodePerUserLimit.
-
-    Args:
-        found: match of _LIMIT.
-    """
     scope, how, per = found["scope"] or "QOS", found["how"], found["per"] or ""
     what = _RESOURCES[found["what"]]
     if found["minutes"]:
@@ -189,11 +184,7 @@ def _limit(found: re.Match[str]) -> Reason:
 
 
 def _column(found: re.Match[str]) -> str:
-    """Returns the sacctmgr column of a limit's value (man sacctmgr, SPECIFICATIONS FOR ASSOCIATIONS and QOS).
-
-    Args:
-        found: match of _LIMIT.
-    """
+    # Returns the sacctmgr column of a limit's value (man sacctmgr, SPECIFICATIONS FOR ASSOCIATIONS and QOS)
     how, what, per = found["how"], found["what"], found["per"] or ""
     group = f"{'Grp' if how == 'Grp' else 'Max'}"
     user = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "PU" if found["scope"] == "QOS" and how == "Max" else "")

@@ -1,4 +1,4 @@
-"""`why`: changes with which a pending Slurm run may start sooner, and the nodes that it could use. Pure."""
+"""`why`: changes with which a pending Slurm run may start sooner, and the nodes that it could use."""
 
 from __future__ import annotations
 
@@ -128,13 +128,6 @@ def changes(
 
 
 def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionFacts]) -> bool:
-    """Returns whether a partition of the plan accepts the plan's time and nodes; True if its limits are unknown.
-
-    Args:
-        plan: the changed plan.
-        mine: partitions of the pending job, for a plan that names none.
-        partitions: all partitions.
-    """
     partition = settings_of(plan, SlurmSettings).partition
     names = partition.split(",") if partition else mine
     there = [each for each in partitions if each.name in names]
@@ -158,7 +151,6 @@ def arguments(plan: JobPlan) -> list[str]:
 
 
 def _with(plan: JobPlan, key: str, value: str | None) -> JobPlan:
-    """Returns the plan with another value of one key of SlurmSettings."""
     settings = {**plan.cluster.settings, key: value}
     return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, settings=settings))
 
@@ -180,7 +172,6 @@ def _without(plan: JobPlan) -> list[Change]:
 def _shorter(
     plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], reservations: Sequence[Reservation], now: float
 ) -> list[Change]:
-    """Returns the change to a shorter time if a reservation starts soon or the partition has a lower limit, else []."""
     names = job.partition.split(",")
     most = [each.time for each in partitions if each.name in names and each.time is not None]
     if most and len(most) == len(names) and plan.time > max(most):
@@ -208,11 +199,6 @@ def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
 def _other_partitions(
     plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], nodes: Sequence[Nodes]
 ) -> tuple[list[Change], list[Change]]:
-    """Returns the changes to other partitions that accept the unchanged run, those with most idle nodes first.
-
-    Returns:
-        Changes to partitions of the same or a lower tier, and changes to partitions of a higher tier.
-    """
     mine = job.partition.split(",")
     fitting = []
     for each in partitions:
@@ -238,7 +224,6 @@ def _other_partitions(
 
 
 def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
-    """Returns the allowed changes to fewer nodes: to the idle nodes (`free`), half the plan's nodes, and min_nodes."""
     return [
         Change((f"nodes={n}",), dataclasses.replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
                f"{plural(n * plan.procs_per_node, 'rank')} instead of {plan.world_size}")
