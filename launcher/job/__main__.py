@@ -1,6 +1,8 @@
 """The first process of a job, once the job script has set everything up; see `launcher.job.driver`.
 
-python -I .../launcher/job/__main__.py JOB_FILE [--failed WHAT [LINE CODE]]
+python -I .../launcher/job/__main__.py [functions] JOB_FILE [--failed WHAT [LINE CODE]]
+
+With `functions` it is a job of submitit functions: `launcher.job.functions`.
 """
 
 import os
@@ -20,6 +22,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SITES = ("site-packages", "dist-packages")
 sys.path.insert(next((n for n, path in enumerate(sys.path) if path.endswith(SITES)), len(sys.path)), ROOT)
 
-from launcher.job.driver import main
+if sys.argv[1] == "functions":
+    from launcher.job.functions import main
+
+    del sys.argv[1]
+else:
+    from launcher.job.driver import main
 
 sys.exit(main(sys.argv[1:]))

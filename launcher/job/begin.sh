@@ -1,5 +1,5 @@
 # Every job script sources this before its set-up lines; docs/job-script.md explains both. The script has set
-#   LAUNCHER_RUN_DIR      the run's directory
+#   LAUNCHER_RUN_DIR      the run's directory; functions of submitit have none
 #   launcher_driver       the command that the script becomes after the set-up lines
 #   launcher_signals      names of the signals that ask the job to stop
 #   launcher_workdir, launcher_umask
@@ -27,6 +27,7 @@ for ((launcher_try = 0; launcher_try < 30; launcher_try++)); do
 done
 if ! launcher_sees_driver; then
   echo "launcher: $(hostname) cannot see ${launcher_driver[0]} or ${launcher_driver[2]}: are they on a file system that all nodes share?" >&2
+  [ -n "${LAUNCHER_RUN_DIR:-}" ] || exit 93
   umask 077
   # Recorded as an attempt, for `launcher status`.
   launcher_attempts=$LAUNCHER_RUN_DIR${LAUNCHER_ARRAY_INDEX:+/$(sed -n "$((LAUNCHER_ARRAY_INDEX + 1))p" "${launcher_driver[3]%.job.json}")}/attempts

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from launcher.errors import DONE, NO_RETRY, RESUME, RunError, UnavailableError
 from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
@@ -50,6 +50,7 @@ from launcher.runs.time_left import ends_in, uptime
 from launcher.schedulers.exports import parse_exports
 from launcher.structs import Struct, replace
 
+J = TypeVar("J", bound=Struct)
 HERE = 10  # exit code of `requeue` (the run goes on in this job), and of `wait_for_others` (in another one)
 # Variables of an earlier attempt, and those by which begin.sh tells the driver something.
 OF_ANOTHER = ("LAUNCHER_DEADLINE", "LAUNCHER_TIME_LEFT", "LAUNCHER_DEADLINE_UPTIME")
@@ -118,9 +119,9 @@ def main(arguments: Sequence[str]) -> int:
         failed = Failed(what, *map(int, numbers))
     shared_files.in_a_job, umask = True, os.umask(0o077)
     try:
-        job = _element(_read(job_file))
+        job = _element(read_job(job_file, JobFile))
     except (RunError, OSError) as error:
-        return _refuse(error)
+        return refuse(error)
     stops = _Stops(job.signals)
     environ = dict(os.environ)
     while True:
@@ -131,26 +132,33 @@ def main(arguments: Sequence[str]) -> int:
             if over.code != HERE:
                 return _exit_code(job, over.code)
         except (RunError, OSError) as error:
-            return _refuse(error)
+            return refuse(error)
         os.umask(0o077)
         os.environ.clear()
         os.environ.update(environ)
         os.environ[BEGUN] = str(uptime())  # each attempt has the whole time
 
 
-def _refuse(error: Exception) -> int:
+def refuse(error: Exception) -> int:
+    """Prints why the job's files cannot be used; returns the exit code."""
     where = "" if isinstance(error, RunError) and not is_transient(error) else f"{socket.gethostname()}: "
     print(f"launcher: {where}{error}", file=sys.stderr)
     return RESUME if is_transient(error) else NO_RETRY
 
 
-def _read(path: str) -> JobFile:
+def read_job(path: str, kind: type[J]) -> J:
+    """Reads the file that tells a driver about its job.
+
+    Raises:
+        RunError: it is not there, or cannot be used.
+        UnavailableError: it cannot be read now.
+    """
     values = unwrap(read_json(path))
     if values is None:
         raise RunError(f"{socket.gethostname()} cannot see {path}: is it on a file system that all nodes share?")
-    if wrong := misfit(values, JobFile, "job"):
+    if wrong := misfit(values, kind, "job"):
         raise RunError(f"{path} cannot be used: {wrong}")
-    job: JobFile = from_json(values, JobFile)
+    job: J = from_json(values, kind)
     return job
 
 
@@ -462,7 +470,7 @@ class Job:
         # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
         with self._stops.ignored_by_children():
             process = subprocess.Popen([*self._job.requeue, str(self._run_dir), *asked])
-        code = _wait(process)
+        code = wait(process)
         if code == HERE:
             raise Over(HERE)
         if code == NO_RETRY:
@@ -480,7 +488,7 @@ class Job:
         except OSError as error:
             print(f"launcher: {words[0]}: {error.strerror}", file=sys.stderr)
             return 127 if isinstance(error, FileNotFoundError) else 126
-        return _wait(process)
+        return wait(process)
 
     def _event(self, event: Event) -> None:
         path = self._attempt / "events/script.jsonl"
@@ -525,7 +533,8 @@ def _mkdir(path: Path) -> bool:
     return True
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def wait(process: subprocess.Popen[bytes]) -> int:
+    """Waits for a process; returns its exit code, 128 + N if signal N killed it."""
     code = process.wait()
     return code if code >= 0 else 128 - code
 

@@ -1,4 +1,4 @@
-"""What the driver (`launcher.job`) needs to know of a run: the file job.json beside the job script.
+"""What the driver (`launcher.job`) needs to know of a run or of functions: a JSON file beside the job script.
 
 The submission writes it with the script. An array has one for all its elements (`arrays/TOKEN.job.json`). A field that
 is added has a default: jobs that wait in a queue have a file of the version that submitted them.
@@ -74,3 +74,20 @@ class JobFile(Struct):
             if self.checkpoints.startswith(f"{self.run_dir}/") else self.checkpoints,
             "secrets_file": self.secrets_file and f"{self.secrets_file}/{name}.sh",
         }  # fmt: skip
+
+
+class FunctionFile(Struct):
+    """A job of submitit functions, or an array of them; see `launcher.schedulers.functions`."""
+
+    folder: str  # submitit's, up to the first part that differs between jobs
+    payload: str  # path of the payloads, without their ending _INDEX.pkl
+    index: int  # that of a plain job
+    start: tuple[str, ...]  # starts another command on all nodes; empty: there is a single task
+    task: tuple[str, ...]  # the command of each task
+    variables: Mapping[str, str]  # for the tasks
+    signals: tuple[str, ...]  # those by which the scheduler stops the job; the tasks get them too
+    seconds: int  # from the job's start until functions are checkpointed
+    workdir: str
+    environment: str  # file with the variables of the submitting shell
+    teardown: tuple[str, ...]  # shell lines after the tasks
+    code_root: str | None = None  # the launcher's own folder for PYTHONPATH

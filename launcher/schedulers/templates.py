@@ -18,6 +18,8 @@ from launcher.spec.plan import CONTROL
 if TYPE_CHECKING:
     import jinja2
 
+    from launcher.schedulers.scheduler import JobVariables
+
 
 class Raw:
     """Text that is shell code on purpose, such as a set-up line of the cluster's profile."""
@@ -51,6 +53,11 @@ def quote(value: Any) -> str:
 def command(words: Sequence[Any]) -> Raw:
     """Returns the shell code of a command, with each word quoted (except `Raw` ones)."""
     return Raw(" ".join(map(quote, words)))
+
+
+def shell_text(variables: JobVariables) -> dict[str, Raw]:
+    """Returns the expressions of a scheduler that job scripts use, by name."""
+    return {name: Raw(getattr(variables, name)) for name in ("job_id", "element_id", "index", "output", "signals")}
 
 
 def template(name: str) -> jinja2.Template:

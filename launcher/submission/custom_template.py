@@ -93,7 +93,7 @@ def problems(path: Path) -> Iterator[Problem]:
             continue
         extends = tree.find(nodes.Extends)
         parent = extends.template.as_const() if extends and isinstance(extends.template, nodes.Const) else None
-        ours = sorted(each.name for each in resource("templates").glob("*.sh.j2") if "function" not in each.name)
+        ours = sorted(each.name for each in resource("templates").glob("*.sh.j2"))
         if parent is None:
             yield Problem(file, 1, f'it lacks {{% extends "sbatch.sh.j2" %}} (there are {", ".join(ours)})')
         elif Path(parent).is_absolute():

@@ -19,15 +19,13 @@ from launcher.own_module import own_module
 from launcher.runs import lease
 from launcher.runs.job_file import AFTER, NAME, JobFile, LeaseTimes, SetupLineFields
 from launcher.schedulers import registry, tasks, templates
-from launcher.schedulers.templates import Raw, command, quote
+from launcher.schedulers.templates import Raw, command, quote, shell_text
 from launcher.submission import custom_template
 
 if TYPE_CHECKING:
     from launcher.runs.directory import Run
     from launcher.schedulers.scheduler import Scheduler
     from launcher.spec.plan import JobPlan
-
-_SHELL_TEXT = ("job_id", "element_id", "index", "output", "signals")  # fields of JobVariables that are shell code
 
 
 @dataclass(frozen=True)
@@ -121,12 +119,7 @@ def _values(
             f"# Run {run}, made by launcher {__version__}: `launcher status {run}`. "
             "What this file does: docs/job-script.md"
         ),
-        "run_dir": plan.run_dir,
-        "name": plan.name,
-        "nodes": plan.nodes,
-        "procs_per_node": plan.procs_per_node,
-        "gpus_per_node": plan.gpus_per_node,
-        "shell": {name: Raw(getattr(scheduler.shell, name)) for name in _SHELL_TEXT},
+        "shell": shell_text(scheduler.shell),
         "array": array,
         "driver": command([plan.python, "-I", job / "__main__.py", _path_of(NAME, plan, elements)]),
         "workdir": plan.workdir,

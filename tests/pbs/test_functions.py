@@ -111,7 +111,8 @@ def test_all_files_are_private_and_nothing_unneeded_is_left(site: Site, tmp_path
     assert kinds == {"submission.sh", "submitted.pkl", "result.pkl", "log.out", "log.err"}
     hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
     assert sum(name.startswith(".environment-") for name in hidden) == 1
-    assert sum(name.endswith(".sh") for name in hidden) == len(hidden) == 4  # and a script for each qsub
+    kinds = [name.partition(".")[2] for name in (each[1:] for each in hidden)]
+    assert sorted(kinds) == ["json"] * 3 + ["sh"] * 4  # and a script for each qsub, with what its driver reads
     assert {path.stat().st_mode & 0o077 for path in folder.iterdir() if "result" not in path.name} == {0}
 
 

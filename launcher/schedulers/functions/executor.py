@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
-import shlex
-import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from submitit.core import core, utils
 from launcher.environment import secrets
 from launcher.errors import UnavailableError
 from launcher.files import ownership, run_files
+from launcher.files.json_types import as_json
 from launcher.files.shared_files import read_text, unwrap
 from launcher.redaction import SECRETS
 from launcher.runs.directory import require_private
@@ -186,7 +186,7 @@ class FunctionExecutor(core.PicklingExecutor):
             folder: directory of payloads, results and logs, on a file system that all nodes share. May contain %j.
             max_num_timeout: how many times a function with a checkpoint method is resubmitted after a timeout.
             max_pickle_size_gb: maximum size of all payloads of one call in GB.
-            python: shell command that starts Python; None: this interpreter.
+            python: shell command that starts Python in the tasks; None: this interpreter.
 
         Raises:
             RuntimeError: the qsub on PATH belongs to another scheduler; the text names it.
@@ -196,7 +196,7 @@ class FunctionExecutor(core.PicklingExecutor):
         if problem := detect().problem(self.scheduler.kind):
             raise RuntimeError(problem)
         self.scheduler.parameters.of({}, folder_of(self.folder))
-        self.python = shlex.quote(sys.executable) if python is None else python
+        self.python = python
         self._queries = self.scheduler.queries()
 
     @classmethod
@@ -282,7 +282,7 @@ class FunctionExecutor(core.PicklingExecutor):
         """
         uid = uuid.uuid4().hex
         parameters = self._request
-        script, id_file = folder / f".{uid}.sh", folder / f".{uid}.job"
+        script, job_file, id_file = (folder / f".{uid}.{kind}" for kind in ("sh", "json", "job"))
         payloads = [folder / f".{uid}_{index}.pkl" for index in part]
         try:
             for index, payload in zip(part, payloads, strict=True):
@@ -291,7 +291,7 @@ class FunctionExecutor(core.PicklingExecutor):
                 submissions[index].dump(payload)
                 if payload == payloads[0]:
                     self._check_size(payload, len(submissions))
-            text = parameters.script(
+            text, for_driver = parameters.script(
                 executor=self.name(),
                 folder=self.folder,
                 payload=folder / f".{uid}",
@@ -301,10 +301,11 @@ class FunctionExecutor(core.PicklingExecutor):
                 indices=part,
                 umask=_umask(),
             )
-            script.touch(mode=0o600)
-            script.write_text(text)
+            for path, content in ((script, text), (job_file, json.dumps(as_json(for_driver), indent=1))):
+                path.touch(mode=0o600)
+                path.write_text(content)
         except BaseException:
-            _remove(script, *payloads)
+            _remove(script, job_file, *payloads)
             raise
         try:
             job_id = submit_once(
@@ -313,7 +314,7 @@ class FunctionExecutor(core.PicklingExecutor):
                 lambda: _read_optional(id_file) or self._queries.find(f"launcher-{uid}", parameters.name),
             )
         except Refused:
-            _remove(script, *payloads)
+            _remove(script, job_file, *payloads)
             raise
         ids = [job_id] if len(part) == 1 else [element_id(job_id, index) for index in part]
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
@@ -322,7 +323,7 @@ class FunctionExecutor(core.PicklingExecutor):
             link_as(payload, job.paths.submitted_pickle)
             payload.unlink()
         _remove(id_file)
-        link_as(script, jobs[0].paths.submission_file)  # the hidden name stays: a resubmission reads it
+        link_as(script, jobs[0].paths.submission_file)  # the hidden names stay: a resubmission reads them
         return jobs
 
     def _check_size(self, payload: Path, count: int) -> None:

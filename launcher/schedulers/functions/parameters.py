@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from launcher import __version__, paths
 from launcher.errors import ConfigError, near
 from launcher.own_module import own_module
+from launcher.runs.job_file import FunctionFile
 from launcher.schedulers import tasks, templates
 from launcher.schedulers.scheduler import JobVariables
 from launcher.schedulers.templates import Raw, command
@@ -41,7 +43,7 @@ class Parameters(ABC):
         directives: further qsub options by name; a list adds the option once per value.
         array_parallelism: maximum number of array elements that run at once.
         setup: shell lines before the tasks, on the first node.
-        teardown: shell lines after the tasks, on the first node.
+        teardown: shell lines after the tasks, on the first node, in a shell of their own.
         stderr_to_stdout: whether a task's stdout and stderr share one log file.
         signal_delay_s: seconds before the end of the wall time at which the function is checkpointed.
         rerunnable: whether the scheduler may requeue the job after a preemption or a node failure.
@@ -107,7 +109,7 @@ class Parameters(ABC):
             cls._check_together(values)
             parameters = cls(**values)
             parameters.directive_lines(str(folder), "", None)
-            parameters._start("python")
+            parameters._start()
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return parameters
@@ -154,57 +156,71 @@ class Parameters(ABC):
         """
 
     def script(
-        self, *, executor: str, folder: Path, payload: Path, environment: Path, python: str, token: str, indices: range,
-        umask: int,
-    ) -> str:  # fmt: skip
-        """Returns the script of a job or of an array.
+        self, *, executor: str, folder: Path, payload: Path, environment: Path, python: str | None, token: str,
+        indices: range, umask: int,
+    ) -> tuple[str, FunctionFile]:  # fmt: skip
+        """Returns the script of a job or of an array, and what its driver reads in PAYLOAD.json.
 
         Args:
             executor: name of the executor in submitit.
             folder: submitit's folder; may contain %j.
             payload: path of the payload files, without their ending `_INDEX.pkl`.
             environment: path of the shell file with the job's environment.
-            python: shell command that starts Python.
+            python: shell command that starts Python in the tasks; None: this interpreter.
             token: unique text that is stored with the job, so that a later query can find the job.
             indices: indices of the array elements; a single index gives a plain job.
             umask: umask of the function's process.
         """
-        whole = folder_of(folder)
+        templates.quote(folder)  # refuses control characters
+        whole, workdir = folder_of(folder), os.getcwd()
         array = None
         if len(indices) > 1:
             limit = f"%{self.array_parallelism}" if self.array_parallelism < len(indices) else ""
             array = f"{indices[0]}-{indices[-1]}{limit}"
-        return templates.template(self.template).render(
-            version=__version__,
+        main, begin = (paths.PACKAGE / "job" / name for name in ("__main__.py", "begin.sh"))
+        text = templates.template(self.template).render(
+            plan=None,
+            heading=Raw(f"# Made by launcher {__version__} for submitit. What this file does: docs/job-script.md"),
             directives=[Raw(line) for line in self.directive_lines(str(whole), token, array)],
-            shell={name: Raw(getattr(self.shell, name)) for name in ("job_id", "element_id", "index", "signals")},
-            executor=executor,
-            name=self.name,
+            shell=templates.shell_text(self.shell),
             array=array,
-            index=indices[0],
-            whole=whole,
-            folder=folder,
-            payload=payload,
-            environment=environment,
+            driver=command([sys.executable, "-I", main, "functions", f"{payload}.json"]),
+            workdir=workdir,
             umask=Raw(f"{umask:03o}"),
-            workdir=os.getcwd(),
-            code_root=paths.code_root(),
-            seconds=self.walltime - min(self.signal_delay_s, self.walltime // 2),
+            environment_file=environment,
+            begin=begin,
+            modules=Raw("yes" if self.setup else ""),
             setup=[Raw(line) for line in self.setup],
-            teardown=[Raw(line) for line in self.teardown],
-            tasks=self.nodes * self.tasks_per_node,
-            start=self._start(python),
-            node=command([Raw(python), "-u", *own_module("launcher.schedulers.functions.task")]),
-            merge_output=self.stderr_to_stdout,
         )
-
-    def _start(self, python: str) -> Raw:
-        """Returns the shell command of the job script that starts the tasks when there are several."""
-        _, *words = tasks.command(
-            python, self.nodes, self.tasks_per_node, GRACE,
-            starter="mpiexec" if self._mpiexec else self.starter, mpiexec=self._mpiexec, keep_going=True,
+        words = [sys.executable] if python is None else ["bash", "-c", f'{python} "$@"', "python"]
+        job = FunctionFile(
+            folder=str(whole),
+            payload=str(payload),
+            index=indices[0],
+            start=(*words, *self._start()) if self.nodes * self.tasks_per_node > 1 else (),
+            task=(
+                *words, "-u", *own_module("launcher.schedulers.functions.task"), str(folder),
+                *(["--merge-output"] if self.stderr_to_stdout else []),
+            ),
+            variables={
+                "LAUNCHER_JOB_NAME": self.name, "LAUNCHER_SCRIPT": f"{payload}.sh", "LAUNCHER_UMASK": f"{umask:03o}",
+                "SUBMITIT_EXECUTOR": executor,
+            },
+            signals=tuple(self.shell.signals.split()),
+            seconds=self.walltime - min(self.signal_delay_s, self.walltime // 2),
+            workdir=workdir,
+            environment=str(environment),
+            teardown=tuple(self.teardown),
+            code_root=None if (root := paths.code_root()) is None else str(root),
         )  # fmt: skip
-        return command([Raw(python), *words])
+        return text, job
+
+    def _start(self) -> list[str]:
+        """Returns the arguments of Python that start the tasks when there are several."""
+        return tasks.command(
+            "", self.nodes, self.tasks_per_node, GRACE, starter="mpiexec" if self._mpiexec else self.starter,
+            mpiexec=self._mpiexec, keep_going=True,
+        )[1:]  # fmt: skip
 
     @property
     def _mpiexec(self) -> Sequence[str]:

@@ -25,7 +25,7 @@ class Parameters(parameters.Parameters):
     # {tasks_per_node}
     mpiexec: Sequence[str] = ()
 
-    template: ClassVar[str] = "qsub_function.sh.j2"
+    template: ClassVar[str] = "qsub.sh.j2"
     shell = SHELL
     starter: ClassVar[str] = "pbsdsh"
     texts = (*parameters.Parameters.texts, "select", "place", "filesystems")

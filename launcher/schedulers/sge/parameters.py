@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from launcher.schedulers.functions import parameters
@@ -23,8 +23,8 @@ class Parameters(parameters.Parameters):
     # separated
     per_node: str | None = None
 
-    template: ClassVar[str] = "sge_function.sh.j2"
-    shell = SHELL
+    template: ClassVar[str] = "sge.sh.j2"
+    shell = replace(SHELL, output="$SGE_STDOUT_PATH")
     starter: ClassVar[str] = "qrsh"
     texts = (*parameters.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource", "per_node")
     numbers = {**parameters.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
