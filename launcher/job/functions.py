@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import NO_RETRY, RunError
+from launcher.files import shared_files
 from launcher.job import driver
 from launcher.processes import guard
 from launcher.runs.job_file import FunctionFile
@@ -29,6 +30,7 @@ FIRST_JOB = "LAUNCHER_FIRST_JOB"  # see launcher.schedulers.functions.scheduler
 def main(arguments: Sequence[str]) -> int:
     """Runs the job of the file arguments[0]; the other arguments tell what failed in the job script before."""
     job_file, *failed = arguments
+    shared_files.in_a_job = True
     try:
         job = driver.read_job(job_file, FunctionFile)
     except (RunError, OSError) as error:
