@@ -53,12 +53,13 @@ class _Server:
             request |= {"umask": umask, "out": out.name, "err": err.name}
             print(json.dumps(request), file=self.process.stdin, flush=True)
             pid = int(self.process.stdout.readline())
-            alarm = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
+            late = threading.Event()
+            alarm = threading.Timer(timeout, lambda: (late.set(), os.kill(pid, signal.SIGKILL)))
             alarm.start()
             code = int(self.process.stdout.readline())
             alarm.cancel()
             printed = [Path(file.name).read_bytes().decode() for file in (out, err)]
-        if alarm.finished.is_set() and code == -signal.SIGKILL:
+        if late.is_set():
             raise subprocess.TimeoutExpired(list(arguments), timeout, *printed)
         return subprocess.CompletedProcess(list(arguments), code, *printed)
 
