@@ -21,7 +21,7 @@ For code that runs in ranks, and for `WorkloadHook`, which runs where a run is s
 
 All of it works outside of a run as well, where nothing is reported.
 
-For scripts on the login node, which submit runs and follow them (docs/python.md):
+For scripts on the login node, which submit runs and follow them (docs/functions.md):
 
     import launcher
     run = launcher.submit(["workload=ddp_mnist", "cluster=slurm", "nodes=2"])

@@ -170,7 +170,7 @@ class Resumable:
             identity: facts (JSON types) that must be equal in a checkpoint that is loaded: data, batch size. In a run,
                 train.invariant and its number of micro-batches are added.
             folder: directory for the checkpoints outside of a run. None: there nothing is saved, and no signal caught.
-            every_steps: steps between two saves outside of a run; None: see docs/training.md.
+            every_steps: steps between two saves outside of a run; None: see docs/checkpoints-and-restarts.md.
             seed: seed for the default generators if another number of ranks has saved the checkpoint.
             env: this rank; None: the position in the process group that exists.
             unlike: facts that may change the last bits of a result, in addition to those of `conditions`.

@@ -337,7 +337,7 @@ class Workload:
     backend: Backend = Backend.auto  # auto, gloo, nccl, xccl or mpi
     device: Device = Device.auto  # auto (a GPU with gpus_per_node > 0, else what there is), cpu, cuda or xpu
     seed: int = "${seed}"  # type: ignore[assignment]  # the run's seed
-    hook: str | None = None  # `module:Class` with checks and data sets of the workload; see docs/your-own.md
+    hook: str | None = None  # `module:Class` with checks and data sets of the workload; see docs/your-code.md
 
 
 @dataclass

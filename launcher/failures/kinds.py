@@ -1,4 +1,4 @@
-"""The kinds of ends that `post-mortem` distinguishes, and their names for users. docs/post-mortem.md describes each."""
+"""The kinds of ends that `post-mortem` distinguishes, and their names for users. docs/operating.md describes each."""
 
 from __future__ import annotations
 

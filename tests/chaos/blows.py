@@ -256,7 +256,7 @@ class Target:
         return Blame(rank=rank["rank"], node=node) if watched else None
 
     def node(self) -> None:
-        """Takes down a node other than the job's first one, with all processes on it; see docs/restarts.md."""
+        """Takes down a node other than the job's first one, with all processes on it."""
         assert self.slurm is not None
         first, _, nodes = self.slurm.run("squeue", "--noheader", "--jobs", self.job(), "--format=%B|%N").partition("|")
         victims = [node for node in expand(nodes.strip()) if node != first]

@@ -25,7 +25,7 @@ def line(text: str) -> set[int]:
 
 
 CODES = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-PAGE = table((ROOT / "docs/command-line.md").read_text())
+PAGE = table((ROOT / "docs/index.md").read_text())
 
 
 def test_the_codes_are_what_they_were() -> None:
@@ -41,7 +41,7 @@ def test_the_codes_are_what_they_were() -> None:
 def test_code_and_pages_tell_of_the_same_codes(show: Callable[..., Shown]) -> None:
     told = {
         "launcher/errors.py": set(table(str(errors.__doc__))),
-        "docs/command-line.md": set(PAGE),
+        "docs/index.md": set(PAGE),
         "README.md": line((ROOT / "README.md").read_text()),
         "launcher --help": line(show("--help").out),
     }

@@ -60,9 +60,9 @@ def test_a_job_whose_tasks_never_began_says_why(site: Site, tmp_path: Path) -> N
         made.submit(functions.double, 4).results()
 
 
-def test_functions_need_only_what_readme_installs(site: Site, tmp_path: Path) -> None:
+def test_functions_need_only_what_the_page_installs(site: Site, tmp_path: Path) -> None:
     """Both where they are submitted and in their tasks: all other packages are refused there."""
-    named = re.search(r"pip install (submitit .*)\n", (ROOT / "README.md").read_text())
+    named = re.search(r"pip install (submitit .*)\n", (ROOT / "docs/functions.md").read_text())
     assert named is not None
     wanted, waiting = set(), named[1].split()
     while waiting:

@@ -1,4 +1,4 @@
-"""The loop of one's own in docs/ten-lines.md is stopped and resumed: it ends bitwise as if it had not been."""
+"""The loop of one's own in docs/training-and-resuming.md, stopped and resumed, ends bitwise as if it had not been."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _wall_time(case: Case) -> Steps:
     return [
         Step("ask for more time", more),
         "it saved nothing, so it would start from the beginning; a training that uses launcher.stopping() saves before "
-        "the time limit and continues by itself (docs/your-own.md)",
+        "the time limit and continues by itself (docs/training-and-resuming.md)",
     ]
 
 
@@ -267,7 +267,7 @@ def _exited_early(case: Case) -> Steps:
 
 
 def _code(case: Case) -> Steps:
-    debug = "breakpoint() in a batch job: debug.rank=0 (docs/debugging.md)"
+    debug = "breakpoint() in a batch job: debug.rank=0 (docs/operating.md)"
     return ["fix the code; the traceback shows where it failed", Step("then", case.resume()), debug]
 
 

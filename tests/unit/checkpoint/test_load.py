@@ -386,7 +386,8 @@ def test_a_merged_state_has_the_objects_and_saves_them_again(make: Make) -> None
 
 
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "checkpoints.md").read_text().partition("## In your own code")[2]
+    page = (ROOT / "docs" / "checkpoints-and-restarts.md").read_text()
+    page = page.partition("## In your own code")[2].partition(":\n")[2]
     lines = [line for line in page.partition("\nAll ranks")[0].splitlines() if line.strip()]
     assert all(line.startswith("    ") for line in lines)
     monkeypatch.setattr("launcher.init", lambda: ALONE, raising=False)

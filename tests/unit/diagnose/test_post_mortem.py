@@ -814,13 +814,13 @@ def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
 
 
 def test_the_docs_have_a_line_for_every_kind() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "post-mortem.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
     assert [kind for kind in Kind if f"| `{kind.value}` |" not in page] == []
 
 
 @pytest.mark.parametrize("code", [*FaultCode, *StopReason, *NextReason])
 def test_the_docs_have_every_code(code: FaultCode | StopReason | NextReason) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "post-mortem.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
     assert f"`{code.value}`" in page
 
 

@@ -144,20 +144,23 @@ def test_a_file_whose_hook_is_broken_hides_no_data_set(tmp_path: Path, monkeypat
     assert [each.says for each in all_checks._data() if each.level is Level.PROBLEM] == list(problems)
 
 
-# -- the example of docs/your-own.md
+# -- the example of docs/your-code.md
 
 
 def blocks() -> Iterator[str]:
     """The code blocks of the section."""
-    page = (ROOT / "docs" / "your-own.md").read_text()
-    section = page.partition("### Checks before it is submitted\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "your-code.md").read_text()
+    section = page.partition("### Checks before submission\n")[2].partition("\n## ")[0]
     for block in re.findall(r"(?:^(?:    .*)?\n)+", section, re.MULTILINE):
         if block.strip():
             yield textwrap.dedent(block).strip("\n") + "\n"
 
 
 def test_the_example_of_the_page_does_what_the_page_says(tmp_path: Path) -> None:
-    settings, code, session = blocks()
+    shown, session = blocks()
+    code = (ROOT / "tests" / "examples" / "checks.py").read_text()
+    assert shown.partition("\n\n\nclass Checks(WorkloadHook):\n")[2] in code, "the page shows a part of the example"
+    settings = "defaults: [function, _self_]\nname: mytrain\ntarget: mypkg.train:main\nhook: mypkg.checks:Checks\n"
     package, folder, mirror = tmp_path / "mypkg", tmp_path / "own" / "workload", tmp_path / "mirror"
     for each in (package, folder, mirror):
         each.mkdir(parents=True)

@@ -176,7 +176,7 @@ def test_arguments_of_a_function_need_no_plus() -> None:
     assert opened(words) == ["nodes=2", "++workload.kwargs.lr=1,2", "+workload.kwargs.a=1", "workload.target=a:b"]
 
 
-# -- docs/ten-lines.md
+# -- docs/training-and-resuming.md
 
 
 @pytest.mark.parametrize(("name", "lines"), [("ten_lines.py", 10), ("five_lines.py", 5)])
@@ -189,7 +189,7 @@ def test_the_page_shows_the_difference_between_the_two_scripts(name: str, lines:
     added = [line for line in difference if line[0] == "+" and line.strip("+ ")]
     removed = [line for line in difference if line[0] == "-" and line.strip("- ")]
     assert (len(added), len(removed)) == (lines, 1)
-    page = [line.strip() for line in (ROOT / "docs" / "ten-lines.md").read_text().splitlines()]
+    page = [line.strip() for line in (ROOT / "docs" / "training-and-resuming.md").read_text().splitlines()]
     assert [line for line in (*added, *removed) if line.strip() not in page] == []
 
 
