@@ -19,8 +19,8 @@ from launcher.findings import Level
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
-from launcher.schedulers.slurm import doctor
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm import limits
+from launcher.schedulers.slurm.client import Slurm
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.unit.plans import make_cluster
 
@@ -220,7 +220,7 @@ def test_a_qos_that_lifts_the_partitions_limit_and_the_cluster_of_the_environmen
             patch.setenv("SLURM_CONF", slurm.env()["SLURM_CONF"])
             for qos, level in (("long", Level.OK), ("normal", Level.WARNING)):
                 cluster = make_cluster("slurm", name="site", partition="debug", qos=qos, limits=Limits(time="20m"))
-                assert [each.level for each in doctor.with_qos(cluster, Slurm(30).partitions())] == [level]
+                assert [each.level for each in limits.with_qos(cluster, Slurm(30).partitions())] == [level]
     finally:
         for words in (["user", "root", "account=acc"], ["account", "acc"], ["qos", "long"]):
             slurm.run("sacctmgr", "--immediate", "delete", *words)

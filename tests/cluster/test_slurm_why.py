@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.slurm.commands import Slurm
-from launcher.schedulers.slurm.site import Account, survey
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.limits import Account, survey
 from tests.launch import Launcher, until
 
 RUN = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=4", "cpus_per_proc=4", "time=20m")

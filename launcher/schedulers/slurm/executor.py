@@ -13,7 +13,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers.executor import NOT_OVER, RunExecutor
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.slurm.commands import Slurm, dependency
+from launcher.schedulers.slurm.client import Slurm, dependency
 from launcher.spec.plan import JobPlan
 
 

@@ -1,55 +1,43 @@
-"""Checks a plan against Slurm's partitions before submission.
-
-Slurm would accept some of the jobs that are refused here, and leave them pending for ever, for instance a job that
-exceeds the time limit of its partition.
-"""
+"""What Slurm refuses: a plan against its partitions and QOS, `doctor`'s checks, and `site init`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import getpass
+import importlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
+from launcher.config.scheduler_table import own_settings
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
-from launcher.formatting import format_time, plural
+from launcher.findings import Finding, Level, ok, problem
+from launcher.formatting import format_size, format_time, plural
+from launcher.schedulers.checks import TimedOutput, listed, reachable, stated_limits, timed
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
+from launcher.schedulers.slurm.capacity import (
+    NODES,
+    SACCTMGR,
+    Nodes,
+    PartitionFacts,
+    has_accounting,
+    parse_nodes,
+    parse_partitions,
+    parse_settings,
+    slurm_version,
+)
+from launcher.schedulers.slurm.client import Partition, Qos, Slurm
+from launcher.schedulers.slurm.script import effective
 from launcher.schedulers.slurm.settings import SlurmSettings
-from launcher.spec.limits import NodeGroup, too_much_for
+from launcher.spec.limits import too_much_for
 from launcher.spec.plan import JobPlan, settings_of
 
-
-@dataclass(frozen=True)
-class Partition:
-    """A live partition."""
-
-    name: str  # name of the partition
-    default: bool  # whether it is the site's default partition
-    time: int | None  # time limit in seconds; None: no limit
-    max_nodes: int | None  # maximum number of nodes of one job; None: no limit
-    groups: tuple[NodeGroup, ...]  # the partition's nodes, grouped by their resources
-    qos: str = ""  # name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own
-
-
-@dataclass(frozen=True)
-class Qos:
-    """A QOS, whose flags may lift limits of the partition of its jobs (sacctmgr(1), PartitionTimeLimit).
-
-    The flags of a partition's own QOS do not count (seen on 22.05).
-    """
-
-    name: str
-    lifts_time: bool  # flag PartitionTimeLimit
-    lifts_nodes: bool  # flag PartitionMaxNodes
-    time: int | None = None  # its own limit in seconds; None: none, or Slurm enforces no limits of QOS
-    max_nodes: int | None = None
-
-    def limits(self, time: int | None, max_nodes: int | None) -> tuple[int | None, int | None]:
-        """Returns these limits of a partition (seconds, nodes) as they are for jobs with this QOS."""
-        return self.time if self.lifts_time else time, self.max_nodes if self.lifts_nodes else max_nodes
-
-    def within(self, partition: Partition) -> Partition:
-        """Returns the partition with the limits of jobs with this QOS."""
-        time, max_nodes = self.limits(partition.time, partition.max_nodes)
-        name = self.name if self.lifts_time or self.lifts_nodes else ""
-        return replace(partition, time=time, max_nodes=max_nodes, qos=name)
+# -- Checks a plan against Slurm's partitions before submission
+# Slurm would accept some of the jobs that are refused here, and leave them pending for ever, for instance a job that
+# exceeds the time limit of its partition.
 
 
 def check_partition(plan: JobPlan, partitions: Sequence[Partition], default: str | None = None) -> None:
@@ -102,3 +90,359 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
         limit = format_time(partition.time)
         return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"
     return too_much_for(plan, partition.groups, where)
+
+
+# -- Checks a plan against Slurm's live partitions before a submission
+
+
+ANY = Qos("", lifts_time=True, lifts_nodes=True)
+
+
+def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Checks a plan against the live partitions; returns a note for the user if Slurm does not answer.
+
+    Args:
+        plan: the run's plan.
+        environ: environment of the submission.
+
+    Raises:
+        ConfigError: the plan's partition does not exist, or could never start the job.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Slurm(plan.cluster.submit_timeout).partitions)
+        importlib.import_module(
+            "launcher.schedulers.slurm.executor"
+        )  # 30 ms; the submission needs it next, and Slurm answers meanwhile
+    try:
+        partitions = answer.result()
+    except QueryError as error:
+        return (f"not compared with the live partitions: {error}",)
+    if not partitions:
+        return ()
+    try:
+        check_partition(plan, partitions, effective(plan, environ)["partition"])
+    except ConfigError as refusal:
+        return _with_qos(plan, partitions, effective(plan, environ), refusal)
+    return ()
+
+
+def _with_qos(
+    plan: JobPlan, partitions: Sequence[Partition], values: Mapping[str, str | None], refusal: ConfigError
+) -> tuple[str, ...]:
+    # Lazily: 15 ms, and most plans need no QOS
+    from launcher.schedulers.slurm.capacity import ResourceQueries
+
+    def check(qos: Qos) -> None:
+        check_partition(plan, [qos.within(each) for each in partitions], values["partition"])
+
+    check(ANY)
+    try:
+        found = ResourceQueries(plan.cluster.submit_timeout).qos(values["qos"], values["account"])
+    except QueryError as error:
+        return (f"{refusal}, unless the job's QOS lifts this limit, which is not known ({error})",)
+    for qos in found:
+        try:
+            check(qos)
+            return ()
+        except ConfigError as error:
+            refusal = error
+    raise refusal
+
+
+# -- The checks of `doctor` for Slurm, and for a profile against its partitions
+
+
+def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
+    """Yields findings about Slurm (reachable, partitions, accounting), and about the profile's partition and limits."""
+    version = timed(lambda: slurm_version(slurm))
+    answer = timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
+    yield from reachable("Slurm", version.text, answer, "SLURM_CONF")
+    if answer.error:
+        return
+    try:
+        found = slurm.partitions()
+    except QueryError as error:
+        yield problem("partition", str(error), "try `sinfo`")
+    else:
+        for line in lines(found, wanted(cluster, found)):
+            yield ok("partition", line)
+        yield from with_qos(cluster, found)
+    yield accounting(timed(lambda: slurm.sacct("--allocations", "--starttime=now", "--format=JobID")))
+
+
+def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
+    """Returns the names of the partitions that a profile uses: cluster.partition, else the site's default."""
+    partition = own_settings(cluster, SlurmSettings).partition
+    return partition.split(",") if partition else [each.name for each in found if each.default]
+
+
+def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
+    """Returns a line for each partition with its limits. Marks the default, and the profile's own (`own`)."""
+    rows = []
+    for each in found:
+        marks = (("default", each.default), ("this profile's", each.name in own))
+        rows.append((each.name, [word for word, is_so in marks if is_so], _stated_limits(each)))
+    return listed(rows, "sinfo")
+
+
+def with_qos(cluster: Cluster, found: Sequence[Partition]) -> list[Finding]:
+    """Returns what `compared` finds. If the partitions do not fit, the limits that the jobs' QOS lifts do not count."""
+    findings = list(compared(cluster, found))
+    if all(each.level is Level.OK for each in findings):
+        return findings
+    # Lazily: 15 ms, and most profiles need no QOS
+    from launcher.schedulers.slurm.capacity import ResourceQueries
+
+    settings = own_settings(cluster, SlurmSettings)
+    try:
+        known = ResourceQueries(cluster.submit_timeout).qos(settings.qos, cluster.account)
+    except QueryError:
+        return findings
+    for qos in known:
+        findings = list(compared(cluster, [qos.within(each) for each in found]))
+        if all(each.level is Level.OK for each in findings):
+            break
+    return findings
+
+
+def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
+    """Yields findings on whether a profile's partitions exist, and the profile's limits fit the partitions."""
+    names, own = {each.name: each for each in found}, wanted(cluster, found)
+    for name in own:
+        if name not in names:
+            yield problem(
+                "profile", f"cluster.partition={name}: there is no such partition.{near(name, names)}",
+                f"set cluster.partition to one of {', '.join(names)}",
+            )  # fmt: skip
+    if not own:
+        yield problem("profile", "cluster.partition is not set, and the site has no default partition",
+                      f"set cluster.partition to one of {', '.join(names)}")  # fmt: skip
+    used = [names[name] for name in own if name in names]
+    if used:
+        groups = [group for each in used for group in each.groups]
+        times = [each.time for each in used]
+        live = {
+            "nodes": max((most_nodes(each) for each in used), default=0),
+            "gpus_per_node": max((group.gpus for group in groups), default=0),
+            "cpus_per_node": max((group.cpus for group in groups), default=0),
+            "mem_per_node": max((group.mem for group in groups), default=0),
+            "time": None if None in times else max(time for time in times if time is not None),
+        }
+        qos = next((f" with QOS {each.qos}" for each in used if each.qos), "")
+        yield from stated_limits(cluster, live, f"partition {'/'.join(each.name for each in used)}{qos}")
+
+
+def most_nodes(partition: Partition) -> int:
+    """Returns the maximum number of nodes of one job in a partition."""
+    total = sum(group.nodes for group in partition.groups)
+    return total if partition.max_nodes is None else min(total, partition.max_nodes)
+
+
+def _stated_limits(each: Partition) -> str:
+    kinds = []
+    for group in each.groups[:4]:
+        gpus = f", {group.gpus} GPU{'' if group.gpus == 1 else 's'}" if group.gpus else ""
+        kinds.append(f"{group.nodes} of {group.cpus} CPUs, {format_size(group.mem)}{gpus}")
+    more = f" and {len(each.groups) - 4} other kinds" if len(each.groups) > 4 else ""
+    nodes = "; ".join(kinds) + more if kinds else "no nodes"
+    most = f", at most {each.max_nodes} a job" if each.max_nodes is not None else ""
+    return f"nodes: {nodes}{most}; up to {'any time' if each.time is None else format_time(each.time)}"
+
+
+def accounting(answer: TimedOutput) -> Finding:
+    """Returns a finding on whether sacct works. Without it, the launcher knows less about failed jobs."""
+    if answer.error:
+        return ok("accounting", f"not there, which the launcher does without ({_short(answer.error)})")
+    return ok("accounting", f"sacct answered in {answer.took * 1000:.0f} ms")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 120 else f"{line[:117]}..."
+
+
+# -- `site init` and `site check` for Slurm: queries a site's facts, and writes or compares a profile
+
+
+@dataclass(frozen=True)
+class Account:
+    """An account of this user; `default` is whether it is the user's default account."""
+
+    name: str
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class SlurmSite(Site):
+    """The facts of a Slurm site."""
+
+    pool = "partition"
+
+    cluster: str  # name of the cluster
+    version: str  # version of Slurm
+    partitions: tuple[Partition, ...]  # all partitions that the user can see, from sinfo
+    # further attributes of each partition from scontrol, by the partition's name
+    facts: Mapping[str, PartitionFacts] = field(default_factory=dict)
+    # features of the nodes of each partition, by the partition's name
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    accounts: tuple[Account, ...] = ()  # accounts of this user, the default one first
+    settings: Mapping[str, str] = field(default_factory=dict)  # values of `scontrol show config`
+    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
+
+    def default_name(self) -> str:
+        return plain_name(self.cluster)
+
+    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
+        chosen, why = choose_partition(self.partitions, wanted)
+        yield from head(f"Slurm {self.version}, cluster {self.cluster or 'without a name'},", name, day, self.problems)
+        yield "# Partitions (sinfo):"
+        yield from (f"#   {line}" for line in lines(self.partitions))
+        yield from _notes(self)
+        yield "defaults: [slurm, _self_]"
+        yield ""
+        yield f"name: {scalar(name)}"
+        if chosen is None:
+            yield "required: [partition]  # the site has no default one"
+        else:
+            yield f"partition: {scalar(chosen.name)}  # {why}"
+        yield from _accounts(self, chosen)
+        if chosen is None:
+            return
+        types = list(dict.fromkeys(kind for group in chosen.groups for kind in group.gpu_types))
+        if _gpus(chosen):
+            yield "gpu_directive: gres  # sinfo: its nodes have gres gpu"
+            if len(types) == 1:
+                yield f"gpu_type: {scalar(types[0])}  # sinfo: gres gpu:{types[0]}"
+            elif types:
+                yield f"# gpu_type: {scalar(types[0])}  # sinfo: {', '.join(types)}; without it any of them"
+        if features := self.features.get(chosen.name):
+            yield f"# constraint: {scalar(features[0])}  # sinfo: features are {', '.join(features)}"
+        yield from _limits(self, chosen)
+
+    def differences(self, cluster: Cluster) -> Iterator[Finding]:
+        yield from compared(cluster, self.partitions)
+        names = [each.name for each in self.accounts]
+        if cluster.account and names:
+            if cluster.account in names:
+                yield ok("account", f"{cluster.account} is one of yours")
+            else:
+                yield problem(
+                    "account", f"cluster.account={cluster.account} is none of yours.{near(cluster.account, names)}",
+                    f"set cluster.account to one of {', '.join(names)}",
+                )  # fmt: skip
+        own, settings = wanted(cluster, self.partitions), own_settings(cluster, SlurmSettings)
+        used = [partition for partition in self.partitions if partition.name in own]
+        types = sorted({kind for partition in used for group in partition.groups for kind in group.gpu_types})
+        if settings.gpu_type and used and settings.gpu_type not in types:
+            has = ", ".join(types) or "no GPUs with a type"
+            yield problem(
+                "GPUs", f"cluster.gpu_type={settings.gpu_type}: the nodes have {has}", "correct it, or leave it out"
+            )
+        features = {feature for partition in used for feature in self.features.get(partition.name, ())}
+        plain = settings.constraint and re.fullmatch(r"[\w.-]+", settings.constraint)
+        if plain and features and settings.constraint not in features:
+            text = f"cluster.constraint={settings.constraint}: no node of the partition has this feature"
+            yield problem("features", text, f"they have {', '.join(sorted(features))}")
+
+
+def survey(slurm: Slurm) -> SlurmSite:
+    """Collects the facts of a site, with six commands.
+
+    Raises:
+        QueryError: the query of the partitions (sinfo) failed. Facts of other failed queries are left out.
+    """
+    ask = ErrorCollector()
+    partitions = tuple(slurm.partitions())
+    settings: dict[str, str] = {}
+    facts: list[PartitionFacts] = []
+    nodes: list[Nodes] = []
+    accounts: tuple[Account, ...] = ()
+    features: dict[str, dict[str, None]] = {}
+    settings = ask(lambda: parse_settings(slurm.run("scontrol", "show", "config")), settings, "scontrol show config")
+    show = ("scontrol", "--all", "--oneliner", "show", "partition")
+    facts = ask(lambda: parse_partitions(slurm.run(*show)), facts, "scontrol show partition")
+    nodes = ask(lambda: parse_nodes(slurm.run(*NODES)), nodes, "features of nodes")
+    for each in nodes:
+        features.setdefault(each.partition, {}).update(dict.fromkeys(each.features))
+    if not has_accounting(settings):
+        ask.problems.append("accounts: the site keeps no accounting")
+    else:
+        # `show associations` leaves the default account empty (22.05 and 26.05).
+        command = (*SACCTMGR, "show", "user", getpass.getuser(), "withassoc", "format=Account,User,DefaultAccount")
+        accounts = ask(lambda: parse_accounts(slurm.run(*command)), accounts, "accounts")
+    return SlurmSite(
+        settings.get("ClusterName", ""), ask(lambda: slurm_version(slurm), "", "version"), partitions,
+        {each.name: each for each in facts}, {name: tuple(found) for name, found in features.items()}, accounts,
+        settings, tuple(ask.problems),
+    )  # fmt: skip
+
+
+def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
+    """Chooses the partition of a profile, and returns it with the reason; (None, "") if none can be chosen.
+
+    The wanted partition is chosen, else the default one, unless only other partitions have GPUs: then the one with the
+    most GPU nodes is chosen.
+
+    Raises:
+        ConfigError: the wanted partition does not exist.
+    """
+    if (own := requested(partitions, wanted, "partition")) is not None:
+        return own, "as you asked for"
+    default = next((each for each in partitions if each.default), None)
+    with_gpus = [each for each in partitions if _gpus(each)]
+    if default is not None and (_gpus(default) or not with_gpus):
+        return default, "sinfo: the default partition"
+    if with_gpus:
+        best = max(with_gpus, key=lambda each: sum(group.nodes for group in each.groups if group.gpus))
+        return best, "sinfo: of those with GPUs the one with most nodes"
+    return None, ""
+
+
+def _gpus(partition: Partition) -> int:
+    return max((group.gpus for group in partition.groups), default=0)
+
+
+def _notes(site: SlurmSite) -> Iterator[str]:
+    if size := site.settings.get("MaxArraySize"):
+        yield f"# Arrays: numbers below MaxArraySize={size}; larger sweeps become several arrays."
+    if requeue := site.settings.get("JobRequeue"):
+        default = "jobs are requeued" if requeue == "1" else "jobs are not requeued unless they ask for it, as ours do"
+        yield f"# JobRequeue={requeue}: by default {default}."
+    yield "#"
+
+
+def _accounts(site: SlurmSite, chosen: Partition | None) -> Iterator[str]:
+    names = [each.name for each in site.accounts]
+    facts = site.facts.get(chosen.name) if chosen else None
+    if facts and facts.accounts:
+        yield f"# scontrol: the partition is for the accounts {', '.join(facts.accounts)}"
+        names = [name for name in names if name in facts.accounts]
+    if names:
+        why = "your default one" if site.accounts[0].default and site.accounts[0].name == names[0] else "one of yours"
+        more = f"; others: {', '.join(names[1:])}" if names[1:] else ""
+        yield f"account: {scalar(names[0])}  # sacctmgr: {why}{more}"
+    else:
+        yield "# account: my_project  # sacctmgr lists none"
+
+
+def _limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
+    total = sum(group.nodes for group in chosen.groups)
+    where = "its nodes" if chosen.max_nodes is None or chosen.max_nodes > total else "its MaxNodes"
+    facts = site.facts.get(chosen.name)
+    yield "limits:"
+    yield f"  nodes: {most_nodes(chosen)}  # sinfo: {where}"
+    if facts and facts.min_nodes > 1:
+        yield f"  # scontrol: at least {plural(facts.min_nodes, 'node')}"
+    yield f"  gpus_per_node: {_gpus(chosen)}  # sinfo: gres"
+    yield f"  cpus_per_node: {max(group.cpus for group in chosen.groups)}  # sinfo: CPUs"
+    yield f"  mem_per_node: {memory(max(group.mem for group in chosen.groups))}  # sinfo: memory"
+    if chosen.time is not None:
+        yield f"  time: {json.dumps(format_time(chosen.time))}  # sinfo: its time limit"
+
+
+def parse_accounts(text: str) -> tuple[Account, ...]:
+    """Parses sacctmgr's lines `Account|User|DefaultAccount`; returns each account once, the default one first."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
+    default = next((row[2] for row in rows if row[2]), "")
+    names = dict.fromkeys(row[0] for row in rows if row[0] and row[1])
+    return tuple(sorted((Account(name, name == default) for name in names), key=lambda each: not each.default))

@@ -1,9 +1,10 @@
-"""Explains why a Slurm job is pending. The job's reason decides which queries are made, at most twelve."""
+"""Why a Slurm job is pending."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,209 @@ from launcher.formatting import format_time, plural
 from launcher.schedulers.explanation import CLEARLY, Explanation, Facts, Option, Waiting, Why, commands, sooner
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.queries import JobState, QueryError, QueryTimeout
-from launcher.schedulers.slurm import suggestions
-from launcher.schedulers.slurm.commands import STATES
-from launcher.schedulers.slurm.limits import Qos
-from launcher.schedulers.slurm.pending_reasons import Reason, in_words
-from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation, ResourceQueries
+from launcher.schedulers.slurm import capacity
+from launcher.schedulers.slurm.capacity import Nodes, PartitionFacts, Pending, Reservation, ResourceQueries
+from launcher.schedulers.slurm.client import STATES, Qos
 from launcher.spec.plan import JobPlan
+
+# -- Explains Slurm's reason codes of pending jobs
+# The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05). Codes of
+# limits consist of a scope, a resource and a unit, which a pattern separates.
+
+
+@dataclass(frozen=True)
+class Reason:
+    """An explained pending reason."""
+
+    kind: Why  # kind of the reason
+    words: str  # meaning of the reason, as text
+    do: str = ""  # what the user can do; `{job}` stands for the job's id
+    column: str = ""  # for an accounting limit, the column of sacctmgr with its value; else empty
+    scope: str = ""  # for an accounting limit, `qos` or `association`; else empty
+    never: bool = False  # whether the unchanged job will never start, even if a trial estimates a start
+    of_nodes: bool = False  # whether to show the states of the nodes for a reason of kind WAITS
+
+
+_HELD = "`scontrol release {job}` lets it go on"
+_LOOK = "the end of its log may tell why (launcher logs RUN); "
+# Patterns that match a whole reason; the first match applies.
+TABLE: tuple[tuple[str, Reason], ...] = (
+    (r"None|", Reason(Why.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
+    (r"Resources", Reason(Why.ROOM, "it is among the first in the queue; the nodes it asks for are in use")),
+    (r"Priority", Reason(Why.ROOM, "jobs of higher priority are in front of it in the queue",
+     "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before "
+     "them")),
+    (r"Dependency", Reason(Why.WAITS, "it waits for other jobs",
+     "it starts by itself when they have ended and its dependency is satisfied")),
+    (r"DependencyNeverSatisfied", Reason(Why.HELD, "it waits for a job that has ended otherwise than it wants",
+     "cancel it, and resume it without the dependency", never=True)),
+    (r"BeginTime", Reason(Why.WAITS,
+     "it was asked to begin later (--begin), or Slurm lets some time pass after a requeue",
+     "`scontrol update JobId={job} StartTime=now` begins now")),
+    (r"JobArrayTaskLimit", Reason(Why.THROTTLED, "as many elements of its array run as may run at once",
+     "it starts when one of them ends")),
+    (r"JobHeldUser", Reason(Why.HELD, "it is held by you, or by a coordinator of your account", _HELD)),
+    (r"JobHeldAdmin", Reason(Why.HELD, "it is held by an administrator, or its priority is 0",
+     "ask the site's support")),
+    (r"JobHoldMaxRequeue", Reason(Why.HELD, "it was requeued more often than the site allows (MAX_BATCH_REQUEUE)",
+     _LOOK + _HELD)),
+    (r"(job )?requeued in held state", Reason(Why.HELD, "it was requeued and held", _HELD)),
+    (r"(user env retrieval|launch) failed requeued held|JobLaunchFailure|launch_failed_requeued_held", Reason(Why.HELD,
+     "a node could not start it, so it was requeued and is held: a broken node, prolog or file system",
+     "`scontrol show job {job}` and the site's support know the node; " + _HELD)),
+    (r"Reservation", Reason(Why.RESERVATION, "it waits for the reservation that it asks for to begin",
+     "without cluster.reservation it may start now")),
+    (r"ReservationDeleted|Reservation .* was deleted", Reason(Why.RESERVATION,
+     "the reservation that it asks for is gone", "cancel it, and resume it with cluster.reservation=null", never=True)),
+    (r"ReservationInvalid|Reservation .* is invalid", Reason(Why.HELD,
+     "the reservation that it asks for cannot be used by it any more, so it is held",
+     "cancel it, and resume it with cluster.reservation=null")),
+    (r"ReqNodeNotAvail, ?Reserved for maintenance", Reason(Why.NODES, "its time would reach into a maintenance window",
+     "a shorter time may end before it")),
+    (r"ReqNodeNotAvail, ?May be reserved for other job", Reason(Why.NODES,
+     "nodes that it could use may be reserved for another job, or for maintenance")),
+    (r"ReqNodeNotAvail, ?UnavailableNodes:(?P<what>.*)", Reason(Why.NODES,
+     "nodes that it needs are down, drained or do not answer: {what}", "see the nodes below")),
+    (r"ReqNodeNotAvail.*", Reason(Why.NODES, "a node that it needs is in use, reserved, down or drained")),
+    (r"Nodes required for job are DOWN, DRAINED.*", Reason(Why.NODES,
+     "too few nodes are left that could run it: the others are down, drained, or reserved for partitions of higher "
+     "priority")),
+    (r"NodeDown", Reason(Why.NODES, "a node that it needs is down")),
+    (r"BadConstraints", Reason(Why.NODES,
+     "no nodes of the partition have the features, GPUs, memory or CPUs that it asks for",
+     "compare with `sinfo -N -o '%N %f %G %c %m'`", never=True)),
+    (r"Constraints", Reason(Why.NODES, "no nodes satisfy its constraints at this time")),
+    (r"PartitionTimeLimit", Reason(Why.PARTITION, "its time is more than the partition allows",
+     "cancel it, and resume it with less time, or in another partition", never=True)),
+    (r"PartitionNodeLimit", Reason(Why.PARTITION,
+     "it asks for more nodes than the partition gives a job (or less than it must), or too many nodes are down",
+     "cancel it, and resume it with another number of nodes")),
+    (r"PartitionDown", Reason(Why.PARTITION, "its partition takes jobs and starts none (state DOWN)",
+     "wait until the site opens it again, or use another partition")),
+    (r"PartitionInactive", Reason(Why.PARTITION, "its partition is inactive and starts no jobs",
+     "wait until the site opens it again, or use another partition")),
+    (r"PartitionConfig", Reason(Why.PARTITION, "it violates a limit of the partition")),
+    (r"AccountNotAllowed|Job's account not permitted to use this partition.*", Reason(Why.PARTITION,
+     "its account may not use this partition", "set cluster.account, or use another partition")),
+    (r"Job's QOS not permitted to use this partition.*|QOSNotAllowed", Reason(Why.PARTITION,
+     "its QOS is not allowed for this account or partition",
+     "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+    (r"InvalidAccount", Reason(Why.HELD, "its account does not exist, or is not yours",
+     "set cluster.account: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+    (r"InvalidQOS", Reason(Why.HELD, "its QOS does not exist, or is not yours",
+     "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+    (r"Licenses", Reason(Why.WAITS, "it waits for a licence", "`scontrol show licenses` shows how many are free")),
+    (r"MaxMemPerLimit", Reason(Why.HELD, "it asks for more memory per CPU or node than the site allows",
+     "cancel it, and resume it with less mem")),
+    (r"QOSUsageThreshold", Reason(Why.LIMIT, "its account has used so much that this QOS is closed to it",
+     "use another QOS (cluster.qos), or wait until the use has decayed")),
+    (r"DeadLine", Reason(Why.HELD, "it cannot end before the deadline that it was given", "cancel it, and resume it")),
+    (r"Prolog", Reason(Why.WAITS, "the site's prolog prepares its nodes", "it starts by itself", of_nodes=True)),
+    (r"Cleaning", Reason(Why.WAITS, "its last attempt is still being cleaned up", "it starts by itself")),
+    (r"SchedDefer", Reason(Why.WAITS, "the site puts off all jobs until the next round of its scheduler")),
+    (r"FedJobLock", Reason(Why.WAITS, "the clusters of a federation agree on where it starts")),
+    (r"BurstBuffer(Resources|StageIn|Operation).*", Reason(Why.WAITS, "it waits for the burst buffer")),
+    (r"MaxPoweredUpNodes", Reason(Why.WAITS, "the site lets no more nodes be powered up at a time (max_powered_nodes)",
+     "it starts when others are powered down, or fewer nodes do", of_nodes=True)),
+    (r"MpiPortsBusy", Reason(Why.WAITS, "all ports that the site keeps for MPI are taken on its nodes (MpiParams)",
+     "it starts when another job gives some back", of_nodes=True)),
+    (r"NvidiaImexChannels", Reason(Why.WAITS, "all channels for memory shared between nodes (NVIDIA IMEX) are taken",
+     "it starts when another job gives one back", of_nodes=True)),
+    (r"NonZeroExitCode|RaisedSignal|TimeLimit|InactiveLimit|OutOfMemory", Reason(Why.ROOM,
+     "Slurm has not looked at it since its last attempt, which ended so", "ask again in a minute")),
+    (r"FrontEndDown", Reason(Why.WAITS, "no front-end node is there to start it", "ask the site's support")),
+    (r"SystemFailure", Reason(Why.WAITS, "Slurm, a file system or the network has failed", "ask the site's support")),
+    (r"AssociationJobLimit", Reason(Why.LIMIT, "your account has reached its number of jobs",
+     "it waits for one to end")),
+    (r"AssociationResourceLimit|AccountingPolicy", Reason(Why.LIMIT, "your account has reached one of its limits")),
+    (r"AssociationTimeLimit", Reason(Why.LIMIT, "your account has used up its time")),
+    (r"QOSJobLimit", Reason(Why.LIMIT, "its QOS has reached its number of jobs", "it waits for one to end")),
+    (r"QOSResourceLimit", Reason(Why.LIMIT, "its QOS has reached one of its limits")),
+    (r"QOSTimeLimit", Reason(Why.LIMIT, "its QOS has used up its time")),
+)  # fmt: skip
+NEVER = ", so it will never start"
+
+_LIMIT = re.compile(
+    r"(?P<scope>Assoc|QOS|(?=Max\w+Per(Account|User)))(?P<how>Grp|Max|Min)"
+    r"(?P<what>BB|Billing|CPU|Cpu|Energy|GRES|Jobs?|License|Memory|Mem|Node|SubmitJobs?|Unknown|Wall(Duration)?)"
+    r"(?P<run>Run)?(?P<minutes>Min(ute)?s)?(?P<per>PerJob|PerNode|PerUser|PerAccount)?(Limit|NotSatisfied)?"
+)
+_RESOURCES = {
+    **{"BB": "burst buffer", "Billing": "billing units", "CPU": "CPUs", "Cpu": "CPUs", "Energy": "energy"},
+    **{"GRES": "GPUs (or other GRES)", "Job": "jobs", "Jobs": "jobs", "License": "licences", "Mem": "memory"},
+    **{"Memory": "memory", "Node": "nodes", "SubmitJob": "submitted jobs", "SubmitJobs": "submitted jobs"},
+    **{"Unknown": "a resource", "Wall": "wall time", "WallDuration": "wall time"},
+}  # fmt: skip
+
+
+def in_words(code: str) -> Reason:
+    """Explains a reason code; an unknown one is quoted.
+
+    Args:
+        code: code as squeue prints it (`ReqNodeNotAvail, UnavailableNodes:n1`), or as scontrol does, without blanks.
+    """
+    plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
+    for pattern, reason in TABLE:
+        if match := re.fullmatch(pattern, plain, re.IGNORECASE):
+            what = match.groupdict().get("what") or ""
+            return replace(reason, words=reason.words.replace("{what}", what.strip()) + (NEVER if reason.never else ""))
+    if limit := _LIMIT.fullmatch(code):
+        return _limit(limit)
+    return Reason(Why.UNKNOWN, f"Slurm says {plain}", "`man squeue` (JOB REASON CODES) or the site's support knows it")
+
+
+def _limit(found: re.Match[str]) -> Reason:
+    scope, how, per = found["scope"] or "QOS", found["how"], found["per"] or ""
+    what = _RESOURCES[found["what"]]
+    if found["minutes"]:
+        what = f"minutes of {what}" + (" of running jobs" if found["run"] else "")
+    whose = "your account (association)" if scope == "Assoc" else "its QOS"
+    column = _column(found)
+    name = "association" if scope == "Assoc" else "qos"
+    if how == "Min":
+        return Reason(
+            Why.LIMIT, f"it asks for less than {whose} wants at least: {what}", "cancel it, and resume it with more",
+            column, name,
+        )  # fmt: skip
+    if how == "Grp":
+        words = f"all jobs of {whose} together have reached their limit of {what}"
+        do = "it starts when enough of them have ended; a smaller one may fit"
+        if found["minutes"] and not found["run"]:
+            do = "wait until the use has decayed, or use another account or QOS"
+        return Reason(Why.LIMIT, words, do, column, name)
+    if per == "PerUser" or (found["what"] in ("Job", "Jobs", "SubmitJob", "SubmitJobs") and per == ""):
+        words = f"your jobs have reached the limit of {what} that {whose} gives one user"
+        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column, name)
+    if per == "PerAccount":
+        words = f"the jobs of your account have reached the limit of {what} that {whose} gives one account"
+        return Reason(Why.LIMIT, words, "it starts when enough of them have ended", column, name)
+    where = " on one node" if per == "PerNode" else ""
+    words = f"it asks for more {what}{where} than {whose} gives one job{NEVER}"
+    return Reason(Why.LIMIT, words, "cancel it, and resume it with less", column, name, never=True)
+
+
+def _column(found: re.Match[str]) -> str:
+    # Returns the sacctmgr column of a limit's value (man sacctmgr, SPECIFICATIONS FOR ASSOCIATIONS and QOS)
+    how, what, per = found["how"], found["what"], found["per"] or ""
+    group = f"{'Grp' if how == 'Grp' else 'Max'}"
+    user = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "PU" if found["scope"] == "QOS" and how == "Max" else "")
+    if what in ("Job", "Jobs"):
+        return f"{group}Jobs{user}"
+    if what in ("SubmitJob", "SubmitJobs"):
+        return f"{group}Submit{user}"
+    if what in ("Wall", "WallDuration"):
+        return f"{group}Wall"
+    if how == "Min":
+        return "MinTRES"
+    if found["minutes"]:
+        return f"{group}TRES{'Run' if found['run'] else ''}Mins{user if per in ('PerUser', 'PerAccount') else ''}"
+    if per == "PerNode":
+        return "MaxTRESPerNode"
+    return f"{group}TRES" + ({"PerUser": "PU", "PerAccount": "PA"}.get(per, ""))
+
+
+# -- Explains why a Slurm job is pending. The job's reason decides which queries are made, at most twelve
+
 
 TRIED = (Why.ROOM, Why.PARTITION, Why.NODES, Why.RESERVATION)  # reasons for which changes of the run are tried
 OVERLOOKED = 300.0  # seconds without a reason after which this is reported itself: Slurm schedules every minute
@@ -77,7 +275,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         limits += (value,) if value else ()
     tried: tuple[Option, ...] = ()
     if reason.kind in TRIED and job.state == "PENDING":
-        changes = suggestions.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
+        changes = capacity.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
         if reason.kind is Why.RESERVATION:  # no other change helps
             changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
         tried = _trials(plan, changes, resources, queries, began + TRIALS)
@@ -97,7 +295,7 @@ def explain(waiting: Waiting, resources: ResourceQueries) -> Explanation:
         do=reason.do.replace("{job}", job_id),
         starts=job.starts if job.starts and job.starts > now - 60 else None,
         limits=limits,
-        nodes=suggestions.node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
+        nodes=capacity.node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
         options=better,
         tried=tried,
         commands=commands(waiting, better),
@@ -162,7 +360,7 @@ def _value(
 def _mine(job: Pending, nodes: Sequence[Nodes]) -> list[Nodes]:
     # Nodes in several partitions are listed once
     found: dict[tuple[str, str], Nodes] = {}
-    for each in suggestions.usable(nodes, job.partition.split(","), job.features):
+    for each in capacity.usable(nodes, job.partition.split(","), job.features):
         found.setdefault((each.names, each.state), each)
     return [*found.values()]
 
@@ -267,19 +465,19 @@ def clock(moment: float | None) -> str:
 
 
 def _trials(
-    plan: JobPlan, changes: Sequence[suggestions.Change], resources: ResourceQueries, queries: _Queries, until: float
+    plan: JobPlan, changes: Sequence[capacity.Change], resources: ResourceQueries, queries: _Queries, until: float
 ) -> tuple[Option, ...]:
     # No further trial starts after `until` (monotonic clock) or a failed query
     found: list[Option] = []
     environment = job_environment(os.environ, plan).environment
-    for change in (suggestions.Change((), plan), *changes):
+    for change in (capacity.Change((), plan), *changes):
         if queries.timed_out:
             break
         if time.monotonic() > until:
             queries.notes.append("Slurm is slow: not all changes were tried")
             break
         try:
-            trial = resources.trial(suggestions.arguments(change.plan), environment)
+            trial = resources.trial(capacity.arguments(change.plan), environment)
         except QueryError as error:
             queries.notes.append(f"not answered: {error}")
             break

@@ -1,15 +1,23 @@
-"""The Slurm scheduler: its capabilities, each implemented by another module of this folder."""
+"""The Slurm scheduler. Modules that a submission does not need are imported on use."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Allocation
+from launcher.schedulers.diagnosis import (
+    DescribesSite,
+    ExplainsPending,
+    JobExecution,
+    OpensOutput,
+    RemembersJobs,
+    WritesNotices,
+)
 from launcher.schedulers.hostlist import expand_counts
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.queries import Ending, QueryError
@@ -25,15 +33,67 @@ from launcher.schedulers.scheduler import (
     ShowsPreemption,
     StartsJobSteps,
 )
-from launcher.schedulers.slurm import directives, job_step
-from launcher.schedulers.slurm.commands import Slurm, ambiguous_cluster, array_of
-from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
+from launcher.schedulers.slurm import script
+from launcher.schedulers.slurm.client import Slurm, ambiguous_cluster, array_of
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
+    from launcher.findings import Finding
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
+    from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.notices import Form
+    from launcher.schedulers.slurm.limits import SlurmSite
     from launcher.spec.plan import JobPlan
+
+
+# -- Slurm's diagnosis capabilities: pending reasons, job history, notices, doctor checks and site survey
+# Imports the modules that implement them on use: a submission needs none, and `pending` and `site` take 15 ms each.
+
+
+class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, OpensOutput, DescribesSite):
+    """The diagnosis capabilities of Slurm."""
+
+    command = "sbatch"
+    output_signal = 53  # RaisedSignal:53(Real-time_signal_19)
+
+    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm import pending
+        from launcher.schedulers.slurm.capacity import ResourceQueries
+
+        return pending.explain(waiting, ResourceQueries(timeout))
+
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm.client import history
+
+        return history(Slurm(timeout), job_id)
+
+    def notices(self) -> tuple[Form, ...]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm.client import FORMS
+
+        return FORMS
+
+    def found(self) -> str:
+        path = shutil.which(self.command)
+        return f"Slurm (sbatch is {path})" if path else ""
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm import limits
+
+        return limits.check(cluster, Slurm(timeout))
+
+    def survey(self, timeout: float) -> SlurmSite:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.slurm import limits
+
+        return limits.survey(Slurm(timeout))
+
+
+# -- The Slurm scheduler: its capabilities, each implemented by another module of this folder
 
 
 class SlurmScheduler(
@@ -70,22 +130,22 @@ class SlurmScheduler(
         return "srun"
 
     def start_tasks(self, plan: JobPlan) -> list[str]:
-        return job_step.tasks(plan)
+        return script.tasks(plan)
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return directives.long_names(values)
+        return script.long_names(values)
 
     def command_options(self) -> Mapping[str, bool | None]:
-        return directives.command_options()
+        return script.command_options()
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
-        return directives.keys_of(option, value)
+        return script.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        return directives.lines(plan, token, array, folder)
+        return script.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        result = scrubbed(environ, kept=directives.inherited(plan))
+        result = scrubbed(environ, kept=script.inherited(plan))
         return replace(result, dropped=tuple(name for name in result.dropped if name != "SLURM_CLUSTERS"))
 
     def problem(self) -> str | None:
@@ -120,9 +180,9 @@ class SlurmScheduler(
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         # Lazily: up to 10 ms, and states of jobs need none of it
-        from launcher.schedulers.slurm import live_check
+        from launcher.schedulers.slurm import limits
 
-        return live_check.compare(plan, environ)
+        return limits.compare(plan, environ)
 
     def count_jobs(self, timeout: float) -> Mapping[str, int]:
         return Slurm(timeout).count_jobs()
@@ -142,10 +202,10 @@ class SlurmScheduler(
         return Slurm(JOB_TIMEOUT).preempted(job_id)
 
     def step(self, argv: Sequence[str], job_id: str, host: str, folder: str, *, terminal: bool) -> list[str]:
-        return job_step.command(argv, job_id, host, folder, terminal=terminal)
+        return script.command(argv, job_id, host, folder, terminal=terminal)
 
     def step_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        return job_step.environment(environ)
+        return script.environment(environ)
 
     def without(self, hosts: str, settings: Mapping[str, Any]) -> str:
         excluded = settings.get("exclude")

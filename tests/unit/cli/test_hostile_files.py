@@ -38,7 +38,7 @@ from launcher.runs.directory import Run
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.queries import JobState, SchedulerJob
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -51,7 +51,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", time_left=60)}
     monkeypatch.setattr(Slurm, "jobs", lambda *_: dict(jobs))
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
-    monkeypatch.setattr("launcher.schedulers.slurm.history.history", lambda *_: [])
+    monkeypatch.setattr("launcher.schedulers.slurm.client.history", lambda *_: [])
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import JobExecution, RemembersJobs
 from launcher.schedulers.pbs import history as pbs_history
 from launcher.schedulers.queries import JobState
-from launcher.schedulers.slurm import history
+from launcher.schedulers.slurm import client
 from tests.unit.plans import plan_of
 
 TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in main\n    f()\nValueError: no'
@@ -293,14 +293,14 @@ SACCT = """\
 
 
 def test_accountings_answer_is_read() -> None:
-    first, second = history.parse(SACCT)
+    first, second = client.parse(SACCT)
     assert first == JobExecution("PREEMPTED", "", "2026-11-21T21:08:34", "2026-11-21T21:10:05", int(389.5 * 1024**2))
     assert (second.raw_state, second.by, second.used) == ("CANCELLED", "1000", None)
-    assert history.parse("") == []
+    assert client.parse("") == []
 
 
 def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> None:
-    pasts = history.parse(SACCT)
+    pasts = client.parse(SACCT)
     begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
     first = attempt(made)
     event_file.append(first.events_file("script"), kinds.Started(job="7"))

@@ -13,8 +13,8 @@ from launcher.errors import ConfigError, RunError
 from launcher.schedulers import registry
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.pbs.site import PBSSite
-from launcher.schedulers.slurm.limits import Partition
-from launcher.schedulers.slurm.site import SlurmSite
+from launcher.schedulers.slurm.client import Partition
+from launcher.schedulers.slurm.limits import SlurmSite
 from launcher.spec.limits import NodeGroup
 
 

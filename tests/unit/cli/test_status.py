@@ -36,7 +36,7 @@ from launcher.runs.history import history_of
 from launcher.schedulers.explanation import Why
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.queries import JobState, QueryError, QueryTimeout, SchedulerJob
-from launcher.schedulers.slurm.commands import Slurm, parse_jobs, parse_records
+from launcher.schedulers.slurm.client import Slurm, parse_jobs, parse_records
 from launcher.submission.resume import require_over
 from tests.unit.clock import Clock
 from tests.unit.operations import operations
@@ -675,7 +675,7 @@ def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> 
         return RECORDS
 
     monkeypatch.setattr(Slurm, "run", run)
-    monkeypatch.setattr("launcher.schedulers.slurm.commands.os.getuid", lambda: 1001)
+    monkeypatch.setattr("launcher.schedulers.slurm.client.os.getuid", lambda: 1001)
     assert list(Slurm().jobs()) == ["16"]
 
 

@@ -22,7 +22,7 @@ from launcher.monitoring.sweep import PointStatus
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Manifest, Point, Sweep
 from launcher.schedulers.queries import JobState, SchedulerJob
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import from_overrides
 from launcher.submission.prepare import prepare
 from launcher.sweeps import control, submit

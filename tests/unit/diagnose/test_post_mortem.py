@@ -23,7 +23,7 @@ from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import notices, registry
 from launcher.schedulers.pbs.notices import FORMS as PBS
-from launcher.schedulers.slurm.notices import FORMS as SLURM
+from launcher.schedulers.slurm.client import FORMS as SLURM
 from launcher.worker import script
 from tests.fakes.third_scheduler.scheduler import ThirdScheduler
 from tests.unit.plans import bare_plan, plan_of, with_fields

@@ -30,7 +30,7 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs import task
 from launcher.schedulers.pbs.commands import PBS
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from launcher.spec.plan import JobPlan
 from launcher.submission import configs, prepare, submit
 from launcher.sweeps.prepare import RequestedPoint, prepare_sweep

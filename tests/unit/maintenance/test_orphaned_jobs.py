@@ -19,7 +19,7 @@ from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.directory import Run, token_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.queries import JobOrigin, JobState, QueryError, SchedulerJob
-from launcher.schedulers.slurm.commands import parse_origins
+from launcher.schedulers.slurm.client import parse_origins
 
 
 @pytest.mark.parametrize(

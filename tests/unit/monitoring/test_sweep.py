@@ -15,7 +15,7 @@ from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.clock import Clock
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep, submit_array

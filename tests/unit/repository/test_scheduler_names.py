@@ -62,7 +62,7 @@ def _is_scheduler(module: str) -> bool:
         'match name:\n    case "pbs": pass', 'cls = {"slurm": 1, "pbs": 2}[name]',
         "from launcher.schedulers.pbs import commands", "from launcher.schedulers import slurm",
         "def f():\n    import launcher.schedulers.local.executor",
-        "from launcher.schedulers.slurm.commands import Slurm",
+        "from launcher.schedulers.slurm.client import Slurm",
     ],
 )  # fmt: skip
 def test_who_asks_is_seen(text: str) -> None:

@@ -35,7 +35,7 @@ from launcher.schedulers import executor as executor_module
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.functions.executor import JobWatcher
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, render
 from launcher.sweeps import local_points
 from launcher.sweeps.control import points_to_restart

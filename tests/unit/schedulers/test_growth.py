@@ -11,8 +11,8 @@ from launcher.schedulers.pbs import commands as pbs
 from launcher.schedulers.pbs import resource_queries as pbs_resources
 from launcher.schedulers.sge import commands as sge
 from launcher.schedulers.sge import resource_queries as sge_resources
-from launcher.schedulers.slurm import commands as slurm
-from launcher.schedulers.slurm import resource_queries as slurm_resources
+from launcher.schedulers.slurm import capacity as slurm_resources
+from launcher.schedulers.slurm import client as slurm
 from launcher.units import parse_ranges
 from tests.unit.operations import operations
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.schedulers.pbs.commands import JOB_LIMIT as PBS
 from launcher.schedulers.sge.commands import JOB_LIMIT as SGE
-from launcher.schedulers.slurm.commands import JOB_LIMIT as SLURM
+from launcher.schedulers.slurm.client import JOB_LIMIT as SLURM
 
 
 @pytest.mark.parametrize(

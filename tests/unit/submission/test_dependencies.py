@@ -18,8 +18,8 @@ from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.pbs import commands as pbs
 from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.slurm import commands as slurm
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm import client as slurm
+from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, prepare, render
 from launcher.submission.dependencies import Decision, Dependency, decide, jobs_to_wait_for, parse
 from tests.unit.plans import bare_plan, make_config

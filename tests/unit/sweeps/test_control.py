@@ -18,7 +18,7 @@ from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.commands import PBS, short
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control, pilots
 from tests.unit.pilots.managers import packed_sweep
 from tests.unit.plans import plan_of

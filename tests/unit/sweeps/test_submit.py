@@ -16,7 +16,7 @@ from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.slurm.commands import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control, submit
 from launcher.sweeps.prepare import id_of, prepare_sweep
 from launcher.sweeps.submit import resubmit

@@ -13,9 +13,12 @@ import pytest
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
-from launcher.schedulers.slurm.commands import (
+from launcher.schedulers.slurm.capacity import ResourceQueries
+from launcher.schedulers.slurm.client import (
     STATES,
+    Partition,
     Slurm,
+    history,
     parse_accounting,
     parse_counts,
     parse_jobs,
@@ -24,9 +27,6 @@ from launcher.schedulers.slurm.commands import (
     quiet_environment,
 )
 from launcher.schedulers.slurm.executor import SlurmInfoWatcher
-from launcher.schedulers.slurm.history import history
-from launcher.schedulers.slurm.limits import Partition
-from launcher.schedulers.slurm.resource_queries import ResourceQueries
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import plan_of

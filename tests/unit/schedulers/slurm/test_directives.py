@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import LaunchMode, Resume, ResumeHow
 from launcher.errors import ConfigError
-from launcher.schedulers.slurm import job_step
-from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives
+from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
+from launcher.schedulers.slurm.script import FAMILIES, TAKEN, directives
 from launcher.schedulers.slurm.settings import GpuDirective
 from tests.unit.plans import bare_plan, plan_of
 
@@ -147,7 +147,7 @@ def test_a_percent_sign_in_a_folder_is_no_pattern() -> None:
     ],
 )  # fmt: skip
 def test_srun_starts_the_tasks_of_the_plan(keys: dict[str, Any], expected: str) -> None:
-    assert job_step.arguments(plan_of(**keys)) == expected.split()
+    assert script.arguments(plan_of(**keys)) == expected.split()
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.integers(1, 8), st.sampled_from(LaunchMode))
@@ -159,7 +159,7 @@ def test_sbatch_and_srun_agree(nodes: int, least: int, procs: int, cpus: int, mo
         cpus_per_proc=cpus,
         launch={"mode": mode},
     )
-    options, arguments = directives(plan, "token"), job_step.arguments(plan)
+    options, arguments = directives(plan, "token"), script.arguments(plan)
     for option in ("ntasks-per-node", "cpus-per-task"):
         assert f"--{option}={options[option]}" in arguments
     assert options["ntasks-per-node"] * options["cpus-per-task"] == procs * cpus

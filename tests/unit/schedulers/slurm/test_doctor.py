@@ -9,8 +9,8 @@ import pytest
 from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
 from launcher.schedulers.checks import TimedOutput
-from launcher.schedulers.slurm import doctor
-from launcher.schedulers.slurm.limits import Partition
+from launcher.schedulers.slurm import limits
+from launcher.schedulers.slurm.client import Partition
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_cluster
 
@@ -43,12 +43,12 @@ SLURM = make_cluster("slurm", name="site")
 def test_partitions_are_listed_and_the_profile_is_compared(
     cluster: Cluster, partitions: list[Partition], level: list[Level], words: str
 ) -> None:
-    found = list(doctor.compared(cluster, partitions))
-    lines = doctor.lines(partitions, doctor.wanted(cluster, partitions))
+    found = list(limits.compared(cluster, partitions))
+    lines = limits.lines(partitions, limits.wanted(cluster, partitions))
     assert ([OK] * len(lines) + [each.level for each in found]) == level
     assert any(words in each for each in [*lines, *(each.says for each in found)])
 
 
 def test_accounting_is_told_and_never_a_problem() -> None:
-    told = [doctor.accounting(TimedOutput(error="sacct failed")), doctor.accounting(TimedOutput("", 0.1))]
+    told = [limits.accounting(TimedOutput(error="sacct failed")), limits.accounting(TimedOutput("", 0.1))]
     assert [each.level for each in told] == [OK, OK]

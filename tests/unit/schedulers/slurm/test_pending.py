@@ -10,9 +10,9 @@ import pytest
 
 from launcher.schedulers.explanation import Option, Waiting, Why, sooner
 from launcher.schedulers.queries import QueryError, QueryTimeout
-from launcher.schedulers.slurm import pending, resource_queries, suggestions
-from launcher.schedulers.slurm.pending_reasons import in_words
-from launcher.schedulers.slurm.resource_queries import Nodes, PartitionFacts, Pending, Reservation, Trial
+from launcher.schedulers.slurm import capacity, pending
+from launcher.schedulers.slurm.capacity import Nodes, PartitionFacts, Pending, Reservation, Trial
+from launcher.schedulers.slurm.pending import in_words
 from tests.unit.plans import plan_of, with_fields
 
 # All reasons of job_state_reason.c (26.05), and what 22.05 printed besides.
@@ -148,35 +148,35 @@ def test_nodes_that_are_not_available_are_named() -> None:
 
 
 def test_a_job_is_read_from_scontrol() -> None:
-    job = resource_queries.parse_pending(SHOWN)
+    job = capacity.parse_pending(SHOWN)
     assert (job.id, job.state, job.reason, job.partition) == ("2", "PENDING", "Resources", "gpu")
     assert (job.nodes, job.cpus, job.time, job.account, job.qos) == (4, 16, 3600, "root", "normal")
     assert (job.features, job.dependency, job.throttle) == ("", "", None)
     assert job.starts == time.mktime((2026, 11, 21, 21, 34, 59, 0, 0, -1))
     with pytest.raises(QueryError, match="could not be read"):
-        resource_queries.parse_pending("slurm_load_jobs error")
+        capacity.parse_pending("slurm_load_jobs error")
 
 
 def test_of_an_array_the_first_record_counts() -> None:
     text = (
         "JobId=71 ArrayJobId=71 ArrayTaskId=1-3%1 ArrayTaskThrottle=1\n   JobState=PENDING Reason=JobArrayTaskLimit\n"
     )
-    job = resource_queries.parse_pending(text + "\nJobId=72 ArrayJobId=71\n   JobState=RUNNING Reason=None\n")
+    job = capacity.parse_pending(text + "\nJobId=72 ArrayJobId=71\n   JobState=RUNNING Reason=None\n")
     assert (job.id, job.throttle, job.reason) == ("71", 1, "JobArrayTaskLimit")
 
 
 def test_partitions_nodes_and_reservations_are_read() -> None:
-    gpu, debug = resource_queries.parse_partitions(PARTITIONS)
+    gpu, debug = capacity.parse_partitions(PARTITIONS)
     assert gpu == PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
     assert debug == PartitionFacts("debug", False, "DOWN", 86400, 2, 1, 2, 8, ("a", "b"), ("c",), "part", 1)
-    assert resource_queries.parse_nodes(NODES) == [
+    assert capacity.parse_nodes(NODES) == [
         Nodes("gpu", 1, "planned", (), "node4"),
         Nodes("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
         Nodes("gpu", 1, "down*", ("a100",), "node3", "bad | GPU"),
     ]
-    (window,) = resource_queries.parse_reservations(RESERVATIONS)
+    (window,) = capacity.parse_reservations(RESERVATIONS)
     assert (window.name, window.maintenance, window.nodes, window.who) == ("maint", True, "node[1-4]", "root")
-    assert resource_queries.parse_reservations("No reservations in the system\n") == []
+    assert capacity.parse_reservations("No reservations in the system\n") == []
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_partitions_nodes_and_reservations_are_read() -> None:
     ],
 )  # fmt: skip
 def test_a_trial_is_read(text: str, trial: Trial) -> None:
-    assert resource_queries.parse_trial(text) == trial
+    assert capacity.parse_trial(text) == trial
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_trial_is_read(text: str, trial: Trial) -> None:
     ],
 )
 def test_a_limit_of_sacctmgr_is_told_with_its_owner(text: str, told: str) -> None:
-    assert resource_queries.parse_limit(text, "QOS", "MaxJobsPU") == told
+    assert capacity.parse_limit(text, "QOS", "MaxJobsPU") == told
 
 
 GPU = PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
@@ -262,7 +262,7 @@ def test_changes_are_tried_from_the_smallest_on(
 ) -> None:  # fmt: skip
     plan = plan_of(**keys)
     job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=plan.nodes, account="mine")
-    found = suggestions.changes(plan, job, partitions, nodes, windows, now=NOW)
+    found = capacity.changes(plan, job, partitions, nodes, windows, now=NOW)
     assert [" ".join(each.overrides) for each in found] == tried
 
 
@@ -270,7 +270,7 @@ def test_fewer_nodes_are_not_offered_below_what_the_user_or_the_workload_wants()
     plan = plan_of(nodes=4)
     job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=4)
     for given, fixed in ((plan, True), (with_fields(plan, workload={"params": {"min_ranks": 4}}), False)):
-        found = suggestions.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
+        found = capacity.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
         assert not any("nodes=" in each.overrides[0] for each in found)
 
 
@@ -278,21 +278,21 @@ def test_a_trial_asks_for_what_the_script_asks_for() -> None:
     plan = plan_of(
         nodes=2, cpus_per_proc=3, time="90m", cluster={"partition": "gpu", "directives": {"licenses": "a:1"}}
     )
-    options = suggestions.arguments(plan)
+    options = capacity.arguments(plan)
     for option in ("--nodes=2", "--cpus-per-task=3", "--time=01:30:00", "--partition=gpu", "--licenses=a:1"):
         assert option in options
     assert not any(option.startswith(("--output", "--array", "--comment")) for option in options)
 
 
 def test_nodes_are_counted_by_state_and_broken_ones_are_named() -> None:
-    nodes = resource_queries.parse_nodes(NODES)
-    assert suggestions.node_lines(nodes, "gpu", "") == (
+    nodes = capacity.parse_nodes(NODES)
+    assert capacity.node_lines(nodes, "gpu", "") == (
         "partition gpu: 4 nodes: 2 allocated, 1 planned, 1 down",
         "node3 is down: bad | GPU",
     )
-    with_feature = suggestions.usable(nodes, ["gpu"], "a100&ib")
+    with_feature = capacity.usable(nodes, ["gpu"], "a100&ib")
     assert [each.names for each in with_feature] == ["node[1-2]"]
-    assert suggestions.node_lines([], "gpu", "h100") == ("partition gpu has no nodes with h100",)
+    assert capacity.node_lines([], "gpu", "h100") == ("partition gpu has no nodes with h100",)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_trial_does_not_wait_for_the_job_that_it_replaces() -> None:
 
 
 @dataclass
-class Recorded(resource_queries.ResourceQueries):
+class Recorded(capacity.ResourceQueries):
     """Answers from records."""
 
     answers: dict[str, str] = field(default_factory=dict)

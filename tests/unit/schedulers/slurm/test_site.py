@@ -10,9 +10,8 @@ import yaml
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.schedulers.queries import QueryError
-from launcher.schedulers.slurm.commands import Slurm
-from launcher.schedulers.slurm.limits import Partition
-from launcher.schedulers.slurm.site import Account, SlurmSite, choose_partition, survey
+from launcher.schedulers.slurm.client import Partition, Slurm
+from launcher.schedulers.slurm.limits import Account, SlurmSite, choose_partition, survey
 from launcher.spec.limits import NodeGroup
 from tests.unit.plans import make_cluster
 

@@ -1,7 +1,4 @@
-"""Runs Slurm's job commands (sbatch, squeue, sacct, scontrol, scancel), each with a timeout, and parses their output.
-
-Needs neither submitit nor accounting.
-"""
+"""What Slurm is asked: its job commands (sbatch, squeue, sacct, scontrol, scancel), each with a timeout and its parser."""
 
 from __future__ import annotations
 
@@ -14,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.command import query, run_submission
+from launcher.schedulers.diagnosis import JobExecution
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.notices import Form
 from launcher.schedulers.queries import (
     AnswerLost,
     JobOrigin,
@@ -24,12 +23,17 @@ from launcher.schedulers.queries import (
     SchedulerJob,
     parse_elements,
 )
-from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
-from launcher.units import parse_time
+from launcher.spec.plan import JobPlan
+from launcher.units import parse_size, parse_time
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
+
+
+# -- Runs Slurm's job commands (sbatch, squeue, sacct, scontrol, scancel), each with a timeout, and parses their output
+# Needs neither submitit nor accounting.
+
 
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). For a job
 # with a flag, such as COMPLETING, squeue prints only the flag.
@@ -454,3 +458,105 @@ def _seconds(text: str) -> int | None:
 
 def _nothing(text: str) -> str:
     return "" if text in ("(null)", "N/A") else text
+
+
+# --
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A live partition."""
+
+    name: str  # name of the partition
+    default: bool  # whether it is the site's default partition
+    time: int | None  # time limit in seconds; None: no limit
+    max_nodes: int | None  # maximum number of nodes of one job; None: no limit
+    groups: tuple[NodeGroup, ...]  # the partition's nodes, grouped by their resources
+    qos: str = ""  # name of the QOS from which `time` or `max_nodes` are; empty: they are the partition's own
+
+
+@dataclass(frozen=True)
+class Qos:
+    """A QOS, whose flags may lift limits of the partition of its jobs (sacctmgr(1), PartitionTimeLimit).
+
+    The flags of a partition's own QOS do not count (seen on 22.05).
+    """
+
+    name: str
+    lifts_time: bool  # flag PartitionTimeLimit
+    lifts_nodes: bool  # flag PartitionMaxNodes
+    time: int | None = None  # its own limit in seconds; None: none, or Slurm enforces no limits of QOS
+    max_nodes: int | None = None
+
+    def limits(self, time: int | None, max_nodes: int | None) -> tuple[int | None, int | None]:
+        """Returns these limits of a partition (seconds, nodes) as they are for jobs with this QOS."""
+        return self.time if self.lifts_time else time, self.max_nodes if self.lifts_nodes else max_nodes
+
+    def within(self, partition: Partition) -> Partition:
+        """Returns the partition with the limits of jobs with this QOS."""
+        time, max_nodes = self.limits(partition.time, partition.max_nodes)
+        name = self.name if self.lifts_time or self.lifts_nodes else ""
+        return replace(partition, time=time, max_nodes=max_nodes, qos=name)
+
+
+# -- Reads all executions of a job, with their peak memory, from Slurm's accounting
+
+
+_FIELDS = "JobID,State,Start,End,MaxRSS"
+
+
+def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
+    """Returns all executions of a job, oldest first; [] if the site has no accounting.
+
+    The memory of an execution is the peak of its largest task (MaxRSS) in any step.
+    """
+    try:
+        text = slurm.sacct("--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
+    except QueryError:
+        return []
+    return parse(text)
+
+
+def parse(text: str) -> list[JobExecution]:
+    """Parses sacct's output: one line for each execution of the job, followed by one line for each of its steps."""
+    lines = [line.split("|") for line in text.splitlines() if line.count("|") == _FIELDS.count(",")]
+    groups: list[tuple[Sequence[str], list[int]]] = []
+    for fields in lines:
+        if "." not in fields[0]:
+            groups.append((fields, []))
+        elif groups and (used := _size(fields[4])):
+            groups[-1][1].append(used)
+    found = []
+    for (_, state, begin, end, _), sizes in groups:
+        words = state.split()  # CANCELLED by 1000
+        by = words[2] if words[1:2] == ["by"] and len(words) > 2 else ""
+        found.append(JobExecution(words[0] if words else "", by, begin, end, max(sizes, default=None)))
+    return found
+
+
+def _size(text: str) -> int | None:
+    return parse_size(text) if re.fullmatch(r"[\d.]*[1-9][\d.]*[KMGTP]?", text) else None
+
+
+# -- The patterns of the notices that Slurm writes into the output of a job that it kills
+# slurmstepd and srun print them (20.11 to 26.05: slurmstepd/req.c, jobacct_gather.c, task_cgroup_memory.c,
+# srun/launch.c).
+
+
+# slurmstepd's lines start with its name, or since 25.05 with the time (23.11 and later: with format_stderr in
+# LogTimeFormat, which has eight forms).
+_STEPD = r"(slurmstepd[\w.-]*:|\[[^\[\]]+\]) error: "
+_AT = r"CANCELLED AT (?P<at>\S+) "
+_ENDED = _STEPD + r"\*\*\* (JOB|STEP) \S+ ON \S+ " + _AT
+_WORDS = (
+    ("TIMEOUT", _ENDED + r"DUE TO TIME LIMIT"),
+    ("PREEMPTED", _ENDED + r"DUE TO PREEMPTION"),
+    ("NODE_FAIL", _ENDED + r"DUE TO NODE FAILURE|srun: error: Node failure on"),
+    ("REQUEUED", _ENDED + r"DUE TO JOB REQUEUE"),
+    ("OUT_OF_MEMORY", _STEPD + r"([Dd]etected \d+ oom[-_]kill event|\S+ exceeded memory limit"
+                      r"|Exceeded (job|step) memory limit)"
+                      r"|srun: error: .*tasks? [\d,-]+: Out Of Memory"),
+    # JOB only: with srun --kill-on-bad-exit, slurmstepd prints the notice for a STEP (DUE TO TASK FAILURE since 25.05).
+    ("CANCELLED", _STEPD + r"\*\*\* JOB \S+ ON \S+ " + _AT + r"(DUE to SIGNAL .+ )?\*\*\*"),
+)  # fmt: skip
+FORMS: tuple[Form, ...] = tuple((word, re.compile(pattern)) for word, pattern in _WORDS)
