@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.measure import Result, interleaved, median_ratio, medians, report
 from launcher.schedulers.detect import detect
-from launcher.schedulers.pbs.submitit_executor import PBSExecutor
+from launcher.schedulers.pbs.executor import PBSExecutor
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
 

@@ -31,34 +31,16 @@ other.
 
 The folders slurm, pbs, sge and local have the same modules (NAME/...), as far as each scheduler needs them:
 
-- `NAME/scheduler`: the scheduler's class: its capabilities, and the module that implements each
 - `NAME/settings`: the keys of `cluster` that only this scheduler has
-- `NAME/executor`: submits a run or a job array
-- `NAME/directives`: the #SBATCH, #PBS or #$ lines of a plan
-- `NAME/environment`: a job's environment; the variables with a job's id (slurm, local: in `scheduler`)
-- `NAME/commands`: job commands and their parsers: submit, list, cancel, records of ended jobs
-- `NAME/resource_queries`: queries of partitions or queues, nodes, reservations, limits, one pending job; parsers
-- `NAME/limits`: checks a plan against partitions or queues, nodes and resources; pure
-- `NAME/live_check`: queries the live limits and nodes before a submission, and calls `limits`
-- `NAME/diagnosis`: the diagnosis capabilities; the memory limit to which job history compares
-- `NAME/pending`: `why`: the queries about a pending job, and the explanation made from them
-- `NAME/pending_reasons`: explains the scheduler's reason codes or comments of a pending job
-- `NAME/suggestions`: `why`: changes with which a pending run may start sooner; free nodes
-- `NAME/history`: a job's executions and peak memory, from accounting
-- `NAME/notices`: regular expressions of the scheduler's messages in the output of a job that it killed
-- `NAME/doctor`: the checks of `doctor`
-- `NAME/site`: `site init`: facts of the site, and the profile made from them
-- `NAME/functions`: submitit functions: the interface of schedulers/functions/ for this scheduler
-- `NAME/parameters`: submitit functions: the resources that an executor accepts, such as queue and walltime
-- `NAME/submitit_executor`: submitit functions: the executor and job classes
+- `NAME/scheduler`: the scheduler's class, which says what it can do; a job's environment and the variables with its id
+- `NAME/script`: what a job script looks like: the #SBATCH, #PBS or #$ lines of a plan, and Slurm's srun commands
+- `NAME/client`: what the scheduler is asked about jobs, and told: each command with its parser; states; history
+- `NAME/limits`: what it refuses: a plan against partitions or queues; `doctor`'s checks; `site init`
+- `NAME/pending`: why a job is pending: the scheduler's reasons, and the queries that explain them
+- `NAME/capacity`: partitions or queues, nodes and reservations, a command each; what would fit now
+- `NAME/executor`: submits runs, job arrays and anybody's functions through submitit
 - `slurm/in_job`: the time that Slurm leaves a job, for its driver
-- `slurm/job_step`: the srun commands that start a job's tasks, and a process in a running job (`attach`)
-- `pbs/submitit_environment`: submitit functions: the environment of a task
-- `pbs/pbsdsh`: starts tasks with pbsdsh, and kills them when this process ends
-- `pbs/mpiexec`: starts tasks with the site's mpiexec
-- `pbs/task`: the program that pbsdsh starts for each task: its environment, output, exit status
+- `pbs/task_starters`: starts tasks with pbsdsh or mpiexec, and is the program of each task
 - `sge/qrsh`: starts tasks with `qrsh -inherit`, one per node
 - `sge/node`: the program that qrsh starts on a node
-- `sge/hosts`: the hosts of a job, from PE_HOSTFILE
-- `sge/find_command`: finds the commands of Grid Engine
 """

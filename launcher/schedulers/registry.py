@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 # Functions that start tasks on a job's nodes without srun, by their name in a plan.
 STARTERS = {
-    "pbsdsh": "launcher.schedulers.pbs.pbsdsh:run",
-    "mpiexec": "launcher.schedulers.pbs.mpiexec:run",
+    "pbsdsh": "launcher.schedulers.pbs.task_starters:run_pbsdsh",
+    "mpiexec": "launcher.schedulers.pbs.task_starters:run_mpiexec",
     "qrsh": "launcher.schedulers.sge.qrsh:run",
 }
 # submitit executors for functions (submitit.AutoExecutor), by their `cluster` name in submitit.
 FUNCTIONS = {
-    "pbs": "launcher.schedulers.pbs.submitit_executor:PBSExecutor",
-    "sge": "launcher.schedulers.sge.submitit_executor:SGEExecutor",
+    "pbs": "launcher.schedulers.pbs.executor:PBSExecutor",
+    "sge": "launcher.schedulers.sge.executor:SGEExecutor",
 }
 
 

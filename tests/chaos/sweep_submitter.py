@@ -26,7 +26,7 @@ from launcher.own_module import own_module
 from launcher.runs import event_file
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.pbs.commands import short
+from launcher.schedulers.pbs.client import short
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.pbs.pbs_cluster import PbsCluster

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers.functions.executor import JobWatcher
-from launcher.schedulers.pbs.commands import PBS
-from launcher.schedulers.pbs.submitit_executor import PBSJob
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.executor import PBSJob
 from tests.launch import ROOT, Launcher
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from launcher.schedulers.detect import Kind, detect
-from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.queries import QueryError
 
 

@@ -1,44 +1,32 @@
-"""Checks a plan against PBS's queues and nodes before submission."""
+"""What PBS refuses: a plan against its queues and nodes, `doctor`'s checks, and `site init`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from launcher.config.scheduler_table import own_settings
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
+from launcher.files import shared_folder
+from launcher.files.shared_files import exists, unwrap
+from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
-from launcher.schedulers.pbs.settings import PBSSettings
+from launcher.schedulers.checks import listed, reachable, stated_limits, timed
+from launcher.schedulers.pbs import capacity
+from launcher.schedulers.pbs.capacity import Node, ResourceQueries
+from launcher.schedulers.pbs.client import PBS, Queue, section
+from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
 from launcher.spec.limits import NodeGroup, too_much_for
 from launcher.spec.plan import JobPlan, settings_of
 
-
-@dataclass(frozen=True)
-class Queue:
-    """A live queue. Its limits are those of one job on all nodes together."""
-
-    name: str  # name of the queue
-    default: bool  # whether it is the server's default queue
-    accepts: bool  # whether the queue accepts jobs now
-    routes: bool  # whether this is a routing queue, which moves jobs to other queues; the limits of those apply
-    time: int | None  # maximum wall time in seconds; None: no limit
-    nodes: int | None  # maximum number of nodes; None: no limit
-    cpus: int | None  # maximum number of CPUs; None: no limit
-    gpus: int | None  # maximum number of GPUs; None: no limit
-    mem: int | None  # maximum memory in bytes; None: no limit
-    least_time: int = 0  # minimum wall time in seconds
-    least_nodes: int = 0  # minimum number of nodes
-    least_gpus: int = 0  # minimum number of GPUs
-    destinations: tuple[str, ...] = ()  # names of a routing queue's destinations
-    inner: bool = False  # whether the queue accepts jobs from routing queues only
-    started: bool = True  # whether jobs in the queue can start
-    # kinds of the queue's access lists (`users`, `groups`, `hosts`); empty: any user can submit jobs
-    only: tuple[str, ...] = ()
-
-    @property
-    def open(self) -> bool:
-        """Whether any user can submit to the queue, and its jobs can start."""
-        return self.accepts and self.started and not self.routes and not self.inner and not self.only
+# -- Checks a plan against PBS's queues and nodes before submission
 
 
 def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
@@ -143,4 +131,256 @@ def _refusals(plan: JobPlan, queue: Queue, where: str) -> list[str]:
         found.append(
             f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"
         )
+    return found
+
+
+# -- Checks a plan against PBS's live queues and nodes before a submission
+
+
+def compare(plan: JobPlan) -> tuple[str, ...]:
+    """Checks a plan against the live queues and nodes, and returns notes for the user.
+
+    Raises:
+        ConfigError: PBS would refuse the job or could never start it, or the nodes cannot see its run directory.
+    """
+    try:
+        queues = PBS(plan.cluster.submit_timeout).queues()
+        queue = check_queue(plan, queues)
+    except QueryError as error:
+        return (f"not compared with the live queues: {error}",)
+    try:
+        nodes = capacity.ResourceQueries(PBS(plan.cluster.submit_timeout)).nodes()
+    except QueryError as error:
+        return (f"not compared with the live nodes: {error}",)
+    check_nodes(plan, capacity.hosts_of(nodes, plan, queue))
+    return _seen_by(nodes, Path(plan.run_dir).parent) + _of_totals(plan)
+
+
+def _of_totals(plan: JobPlan) -> tuple[str, ...]:
+    if not settings_of(plan, PBSSettings).totals or plan.nodes == 1:
+        return ()
+    return (
+        f"cluster.totals=true does not say on how many nodes: where PBS gives fewer than nodes={plan.nodes}, the "
+        "attempt ends with 93",
+    )
+
+
+def _seen_by(nodes: Sequence[capacity.Node], folder: Path) -> tuple[str, ...]:
+    # PBS tries twenty times to start a job that cannot open its output, and then holds it
+    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    note = shared_folder.check(
+        folder, shared_folder.kind_of(folder), seen=unwrap(exists(folder / shared_folder.SEEN)),
+        nodes=[node.others.get("host", node.name) for node in nodes], here=here,
+    )  # fmt: skip
+    return (note,) if note else ()
+
+
+# -- The checks of `doctor` for PBS, and for a profile against its queues
+
+
+def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:
+    """Yields findings about PBS (reachable, queues, job history), and about the profile's queue and limits."""
+    answer = timed(lambda: pbs.run("qstat", "-B", "-f", "-F", "json"))
+    yield from reachable("PBS", version, answer, "PBS_SERVER")
+    if answer.error:
+        return
+    try:
+        server: dict[str, Any] = next(iter(section(answer.text, "Server").values()), {})
+        found = pbs.queues()
+    except QueryError as error:
+        yield problem("queue", str(error), "try `qstat -Qf`")
+        return
+    for line in lines(found, wanted(cluster, found)):
+        yield ok("queue", line)
+    yield from compared(cluster, found)
+    yield history(str(server.get("job_history_enable", "False")))
+
+
+def wanted(cluster: Cluster, found: Sequence[Queue]) -> str | None:
+    """Returns the name of the queue that a profile uses, or None if the server's rules choose one."""
+    queue = own_settings(cluster, PBSSettings).queue
+    return (queue or "").partition("@")[0] or next((each.name for each in found if each.default), None)
+
+
+def lines(found: Sequence[Queue], own: str | None = None) -> list[str]:
+    """Returns a line for each queue with its limits. Marks the default, and the profile's own (`own`)."""
+    rows = []
+    for each in found:
+        marks = (
+            ("default", each.default), ("this profile's", each.name == own), ("takes no jobs", not each.accepts),
+            ("routes to others", each.routes), ("stopped: its jobs wait", not each.started),
+            (f"for some {' and '.join(each.only)} only", bool(each.only)),
+        )  # fmt: skip
+        rows.append((each.name, [word for word, is_so in marks if is_so], _stated_limits(each)))
+    return listed(rows, "qstat -Q")
+
+
+def compared(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
+    """Yields findings on whether a profile's queue exists and takes jobs, and the profile's limits fit it."""
+    names, own = {each.name: each for each in found}, wanted(cluster, found)
+    if own is None:
+        yield ok("profile", "cluster.queue is not set and the server has no default: its own rules choose")
+    elif own not in names:
+        yield problem(
+            "profile", f"cluster.queue={own}: there is no such queue.{near(own, names)}",
+            f"set cluster.queue to one of {', '.join(names)}",
+        )  # fmt: skip
+    elif not names[own].accepts:
+        yield problem("profile", f"queue {own} takes no jobs now", "set cluster.queue to another one, or wait")
+    elif not names[own].started:
+        yield warning("profile", f"queue {own} is stopped: its jobs wait", "set cluster.queue to another one, or wait")
+    else:
+        yield from stated_limits(cluster, {"nodes": names[own].nodes, "time": names[own].time}, f"queue {own}")
+
+
+def _stated_limits(each: Queue) -> str:
+    limits = [
+        f"{value} {what}" for what, value in (
+            ("nodes", each.nodes), ("CPUs", each.cpus), ("GPUs", each.gpus),
+            ("memory", None if each.mem is None else format_size(each.mem)),
+        ) if value is not None
+    ]  # fmt: skip
+    most = f"a job gets at most {', '.join(limits)}" if limits else "no limits of a job"
+    return f"{most}; up to {'any time' if each.time is None else format_hours(each.time)}"
+
+
+def history(value: str) -> Finding:
+    """Returns a finding on whether PBS keeps a history of ended jobs.
+
+    Args:
+        value: the server's attribute job_history_enable.
+    """
+    if value == "True":
+        return ok("history", "PBS remembers jobs that are over (job_history_enable)")
+    return ok("history", "PBS forgets jobs when they are over (job_history_enable), which the launcher does without")
+
+
+# -- `site init` and `site check` for PBS: queries a site's facts, and writes or compares a profile
+
+
+@dataclass(frozen=True)
+class PBSSite(Site):
+    """The facts of a PBS site."""
+
+    pool = "queue"
+
+    server: str  # name of the server
+    version: str  # version of PBS
+    queues: tuple[Queue, ...]  # all queues
+    nodes: tuple[Node, ...] = ()  # all vnodes
+    settings: Mapping[str, Any] = field(default_factory=dict)  # attributes of the server
+    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
+
+    def default_name(self) -> str:
+        return plain_name(self.server.partition(".")[0])
+
+    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
+        chosen, why = choose_queue(self.queues, wanted)
+        yield from head(f"PBS {self.version}, server {self.server or 'without a name'},", name, day, self.problems)
+        yield "# Queues (qstat -Q -f):"
+        yield from (f"#   {line}" for line in lines(self.queues))
+        remembers = "remembers" if self.settings.get("job_history_enable") == "True" else "forgets"
+        yield f"# PBS {remembers} jobs that are over (qstat -B -f, job_history_enable)."
+        yield "#"
+        yield "defaults: [pbs, _self_]"
+        yield ""
+        yield f"name: {scalar(name)}"
+        yield (
+            f"queue: {scalar(chosen.name)}  # {why}" if chosen else "required: [queue]  # the server has no default one"
+        )
+        yield "# account: my_project  # -A; PBS does not tell which you may charge"
+        nodes = [node for node in self.nodes if chosen is None or node.queue in ("", chosen.name)]
+        gpus = max((node.has.get("ngpus", 0) for node in nodes), default=0)
+        if self.nodes:
+            directive = (GpuDirective.ngpus, "have ngpus") if gpus else (GpuDirective.none, "have no resource ngpus")
+            yield f"gpu_directive: {directive[0].value}  # pbsnodes: nodes {directive[1]}"
+        words = _resources(nodes)
+        if words:
+            yield f"# chunk: {{{words[0][0]}: {scalar(words[0][1])}}}  # pbsnodes: nodes differ in " + ", ".join(
+                f"{key}={value}" for key, value in words[:8]
+            )
+        yield from limit_lines(_limits(chosen, nodes, gpus))
+
+    def differences(self, cluster: Cluster) -> Iterator[Finding]:
+        yield from compared(cluster, self.queues)
+        settings = own_settings(cluster, PBSSettings)
+        gpus = max((node.has.get("ngpus", 0) for node in self.nodes), default=0)
+        if self.nodes and settings.gpu_directive is GpuDirective.ngpus and not gpus:
+            text = "cluster.gpu_directive=ngpus, and no node has the resource ngpus"
+            do = "set cluster.gpu_directive=none, and name the site's own resource in cluster.chunk"
+            yield warning("GPUs", text, do)
+        known = {key for node in self.nodes for key in (*node.has, *node.others)}
+        ours = {"ncpus", "mpiprocs", "ompthreads", "mem"}
+        for key, value in settings.chunk.items():
+            if self.nodes and value is not None and key not in known | ours:
+                text = f"cluster.chunk.{key}: no node has such a resource"
+                yield warning("nodes", text, f"they have {', '.join(sorted(known))}")
+        most = {"cpus_per_node": "ncpus", "gpus_per_node": "ngpus"}
+        for limit, resource in most.items():
+            stated = getattr(cluster.limits, limit)
+            there = max((node.has.get(resource, 0) for node in self.nodes), default=0)
+            if self.nodes and stated is not None and stated > there:
+                yield warning("profile", f"cluster.limits.{limit}={stated} is more than any node has ({there})")
+
+
+def survey(pbs: PBS, version: str) -> PBSSite:
+    """Collects the facts of a site, with four commands.
+
+    Args:
+        pbs: PBS's queries.
+        version: version of qsub, used if the server does not report its own.
+
+    Raises:
+        QueryError: the query of the queues failed. Facts of other failed queries are left out.
+    """
+    ask = ErrorCollector()
+    queues = tuple(pbs.queues())
+    found: dict[str, Any] = {}
+    nodes: list[Node] = []
+    found = ask(lambda: section(pbs.run("qstat", "-B", "-f", "-F", "json"), "Server"), found, "the server")
+    name = next(iter(found), "")
+    settings: dict[str, Any] = found.get(name, {})
+    nodes = ask(lambda: ResourceQueries(pbs).nodes(), nodes, "nodes")
+    return PBSSite(name, str(settings.get("pbs_version", version)), queues, tuple(nodes), settings, tuple(ask.problems))
+
+
+def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | None, str]:
+    """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
+
+    The first that exists is chosen: the wanted queue, the default queue, the only queue that all users can use.
+
+    Raises:
+        ConfigError: the wanted queue does not exist.
+    """
+    if (own := requested(queues, wanted, "queue")) is not None:
+        return own, "as you asked for"
+    default = next((each for each in queues if each.default), None)
+    if default is not None:
+        return default, "qstat -Q: the default queue"
+    open_ones = [each for each in queues if each.open]
+    return (open_ones[0], "qstat -Q: the only one that takes anybody's jobs") if len(open_ones) == 1 else (None, "")
+
+
+def _resources(nodes: Sequence[Node]) -> list[tuple[str, str]]:
+    found: dict[tuple[str, str], None] = {}
+    for node in nodes:
+        found.update(((key, value), None) for key, value in node.others.items() if key not in ("host", "vnode", "arch"))
+    return list(found)
+
+
+def _limits(chosen: Queue | None, nodes: Sequence[Node], gpus: int) -> list[tuple[str, object, str]]:
+    has = [node.has for node in nodes]
+    found: list[tuple[str, object, str]] = []
+    if chosen and chosen.nodes is not None:
+        found.append(("nodes", chosen.nodes, "qstat -Q: resources_max.nodect"))
+    elif nodes:
+        found.append(("nodes", len(nodes), "pbsnodes: nodes of the queue"))
+    if nodes:
+        found.append(("gpus_per_node", gpus, "pbsnodes: ngpus"))
+    if cpus := max((each.get("ncpus", 0) for each in has), default=0):
+        found.append(("cpus_per_node", cpus, "pbsnodes: ncpus"))
+    if most := max((each.get("mem", 0) for each in has), default=0):
+        found.append(("mem_per_node", memory(most), "pbsnodes: mem"))
+    if chosen and chosen.time is not None:
+        found.append(("time", format_hours(chosen.time), "qstat -Q: resources_max.walltime"))
     return found

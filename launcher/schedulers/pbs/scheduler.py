@@ -1,27 +1,80 @@
-"""The PBS scheduler: its capabilities, each implemented by another module of this folder."""
+"""The PBS scheduler. Modules that a submission does not need are imported on use."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, JobExecution, RemembersJobs, WritesNotices
 from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.job_environment import Scrubbed
-from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
-from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
-from launcher.schedulers.pbs.environment import SHELL, pbs_environment
+from launcher.schedulers.pbs.client import FORMS, PBS, SHELL, array_of, history, pbs_environment, pbs_id
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, ReadsOptions
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
+    from launcher.findings import Finding
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
+    from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.notices import Form
+    from launcher.schedulers.pbs.limits import PBSSite
     from launcher.spec.plan import JobPlan
+
+
+# -- PBS's diagnosis capabilities: pending reasons, job history, notices, doctor checks and site survey
+# Imports the modules that implement them on use: a submission needs none, and `pending` and `site` take 15 ms each.
+
+
+class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite):
+    """The diagnosis capabilities of PBS."""
+
+    command = "qsub"
+
+    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.pbs import pending
+        from launcher.schedulers.pbs.capacity import ResourceQueries
+
+        return pending.explain(waiting, ResourceQueries(PBS(timeout)))
+
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
+        return history(PBS(timeout), job_id)
+
+    def memory(self, plan: JobPlan) -> int | None:
+        return plan.mem and plan.mem * plan.nodes  # resources_used.mem, which `history` reads, is the sum of all nodes
+
+    def notices(self) -> tuple[Form, ...]:
+        return FORMS
+
+    def found(self) -> str:
+        qsub = detect()
+        if qsub.kind is Kind.PBS:
+            return f"PBS {qsub.version} ({qsub.path} --version says {qsub.evidence})"
+        if qsub.kind in (Kind.NONE, Kind.GRID_ENGINE):
+            return ""
+        return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.pbs import limits
+
+        return limits.check(cluster, PBS(timeout), detect().version)
+
+    def survey(self, timeout: float) -> PBSSite:
+        # Lazily: queries of job states do not need it
+        from launcher.schedulers.pbs import limits
+
+        return limits.survey(PBS(timeout), detect().version)
+
+
+# -- The PBS scheduler: its capabilities, each implemented by another module of this folder
+
 
 # Variables that select the server for the commands.
 SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
@@ -55,27 +108,27 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnos
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.pbs import directives
+        from launcher.schedulers.pbs import script
 
-        return directives.letters(values)
+        return script.letters(values)
 
     def command_options(self) -> Mapping[str, bool | None]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.pbs import directives
+        from launcher.schedulers.pbs import script
 
-        return directives.command_options()
+        return script.command_options()
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.pbs import directives
+        from launcher.schedulers.pbs import script
 
-        return directives.keys_of(option, value)
+        return script.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.pbs import directives
+        from launcher.schedulers.pbs import script
 
-        return directives.lines(plan, token, array, folder)
+        return script.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         return pbs_environment(environ)
@@ -100,9 +153,9 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnos
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         # Lazily: up to 10 ms, and states of jobs need none of it
-        from launcher.schedulers.pbs import live_check
+        from launcher.schedulers.pbs import limits
 
-        return live_check.compare(plan)
+        return limits.compare(plan)
 
     def count_jobs(self, timeout: float) -> Mapping[str, int]:
         return PBS(timeout).count_jobs()
@@ -113,6 +166,6 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnos
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         # Lazily: 5 ms, and only a job that submits another one needs it
         from launcher.schedulers import environment_file
-        from launcher.schedulers.pbs import pbsdsh
+        from launcher.schedulers.pbs import task_starters
 
-        return environment_file.within_job(plan, run, pbsdsh.find("qsub"))
+        return environment_file.within_job(plan, run, task_starters.find("qsub"))

@@ -1,15 +1,37 @@
-"""Checks a plan against Grid Engine's queues, parallel environments and resources before submission."""
+"""What Grid Engine refuses: a plan against its queues and resources, `doctor`'s checks, and `site init`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from launcher.config.scheduler_table import own_settings
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
+from launcher.files import shared_folder
+from launcher.files.shared_files import exists, unwrap
+from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
-from launcher.schedulers.sge.directives import slots_per_node
-from launcher.schedulers.sge.resource_queries import ClusterQueue, Complex, ParallelEnvironment
-from launcher.schedulers.sge.settings import SGESettings
+from launcher.schedulers.checks import listed, reachable, stated_limits, timed
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.sge.capacity import (
+    ClusterQueue,
+    Complex,
+    Host,
+    ParallelEnvironment,
+    QueueInstance,
+    ResourceQueries,
+)
+from launcher.schedulers.sge.client import SGE
+from launcher.schedulers.sge.script import asked_for, slots_per_node
+from launcher.schedulers.sge.settings import GpuDirective, SGESettings
+from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
 from launcher.spec.plan import JobPlan, settings_of
+
+# -- Checks a plan against Grid Engine's queues, parallel environments and resources before submission
 
 
 def check_queue(plan: JobPlan, queues: Sequence[ClusterQueue]) -> list[ClusterQueue]:
@@ -71,7 +93,7 @@ def check_environment(
     if name is None:
         return
     key, each = f"cluster.parallel_environment={name}", slots_per_node(plan)
-    usable = [pe.name for pe in others if problem(plan, pe) is None]
+    usable = [pe.name for pe in others if refusal(plan, pe) is None]
     instead = f"use cluster.parallel_environment={usable[0]}" if usable else ask_for(plan)
     if own is None:
         known = [pe.name for pe in others]
@@ -84,11 +106,11 @@ def check_environment(
             f"{key}: it gives each node {own.per_host} slots (allocation_rule), and the run asks for {each}: use "
             f"cluster.slots={own.per_host}"
         )
-    if why := problem(plan, own):
+    if why := refusal(plan, own):
         raise ConfigError(f"{key}: {why}: {instead}")
 
 
-def problem(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
+def refusal(plan: JobPlan, pe: ParallelEnvironment) -> str | None:
     """Returns why a plan cannot use a parallel environment, or None if it can."""
     each = slots_per_node(plan)
     if pe.per_host is None and plan.nodes > 1:
@@ -146,3 +168,287 @@ def check_resources(plan: JobPlan, asked: Sequence[str], complexes: Sequence[Com
                 f"{name}: its amount counts {how} (qconf -sc: consumable {kind.consumed}): use "
                 f"cluster.per_node=[{','.join(right)}]"
             )
+
+
+# -- Checks a plan against Grid Engine's live queues, parallel environments, resources and hosts before a submission
+
+
+def compare(plan: JobPlan) -> tuple[str, ...]:
+    """Checks a plan against the live Grid Engine, and returns notes for the user.
+
+    Raises:
+        ConfigError: the job could never start, or the nodes cannot see its run directory.
+    """
+    resources = ResourceQueries(SGE(plan.cluster.submit_timeout))
+    try:
+        if name := settings_of(plan, SGESettings).parallel_environment:
+            own = resources.environment(name)
+            unusable = own is None or refusal(plan, own) is not None
+            check_environment(plan, own, resources.environments() if unusable else [])
+        check_queue(plan, resources.queues())
+        check_resources(plan, asked_for(plan), resources.complexes())
+        hosts = sorted({each.host for each in resources.instances()})
+    except QueryError as error:
+        return (f"not compared with the live queues: {error}",)
+    folder = Path(plan.run_dir).parent
+    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    note = shared_folder.check(
+        folder, shared_folder.kind_of(folder), seen=unwrap(exists(folder / shared_folder.SEEN)), nodes=hosts, here=here
+    )
+    return (note,) if note else ()
+
+
+# -- The checks of `doctor` for Grid Engine, and for a profile against its queues, parallel environments and resources
+
+
+def check(cluster: Cluster, sge: SGE, version: str) -> Iterator[Finding]:
+    """Yields findings about Grid Engine (reachable, queues, accounting), and about the profile compared with it."""
+    answer = timed(lambda: sge.run("qconf", "-sql", good=(0, 1)))
+    yield from reachable("Grid Engine", version, answer, "SGE_ROOT, SGE_CELL")
+    if answer.error:
+        return
+    queries = ResourceQueries(sge)
+    try:
+        queues, environments, complexes = queries.queues(), queries.environments(), queries.complexes()
+    except QueryError as error:
+        yield problem("queue", str(error), "try `qconf -sql` and `qconf -spl`")
+        return
+    for line in lines(queues, own_settings(cluster, SGESettings).queue):
+        yield ok("queue", line)
+    yield from compared(cluster, queues)
+    yield from environment(cluster, environments)
+    yield from resources(cluster, complexes)
+    try:
+        sge.accounting("-j", "1")
+        yield ok("history", "qacct has records of jobs that are over")
+    except QueryError as error:
+        known = "not found" in str(error)
+        text = "qacct answers" if known else "no accounting can be read here, which the launcher does without"
+        yield ok("history", text)
+
+
+def lines(queues: Sequence[ClusterQueue], own: str | None = None) -> list[str]:
+    """Returns a line for each queue with its time limit. Marks the queues of the profile (`own`: `a,b`)."""
+    wanted = set(own.split(",")) if own else set()
+    rows = []
+    for each in queues:
+        marks = [
+            word
+            for word, is_so in (("this profile's", each.name in wanted), ("for some only", each.restricted))
+            if is_so
+        ]
+        time = "any time" if each.time is None else format_hours(each.time)
+        rows.append(
+            (each.name, marks, f"up to {time}; parallel environments: {', '.join(each.environments) or 'none'}")
+        )
+    return listed(rows, "qconf -sql")
+
+
+def compared(cluster: Cluster, queues: Sequence[ClusterQueue]) -> Iterator[Finding]:
+    """Yields findings on whether a profile's queues exist, and the profile's time limit fits the queues."""
+    known, settings = {each.name: each for each in queues}, own_settings(cluster, SGESettings)
+    own = [name.partition("@")[0] for name in settings.queue.split(",")] if settings.queue else []
+    for name in own:
+        if name not in known and not set(name) & set("*?["):
+            text = f"cluster.queue={settings.queue}: there is no such queue.{near(name, known)}"
+            yield problem("profile", text, f"set cluster.queue to one of {', '.join(known)}")
+            return
+    mine = [known[name] for name in own if name in known] or list(queues)
+    times = [each.time for each in mine]
+    longest = None if None in times or not times else max(time for time in times if time is not None)
+    where = f"queue {settings.queue}" if own else "its queues"
+    yield from stated_limits(cluster, {"time": longest}, where)
+
+
+def environment(cluster: Cluster, environments: Sequence[ParallelEnvironment]) -> Iterator[Finding]:
+    """Yields findings on whether a profile's parallel environment exists and gives each node its slots."""
+    settings = own_settings(cluster, SGESettings)
+    usable = [each for each in environments if each.per_host and each.starts_tasks]
+    own = next((each for each in environments if each.name == settings.parallel_environment), None)
+    if settings.parallel_environment and own is None:
+        known = [each.name for each in environments]
+        text = f"cluster.parallel_environment={settings.parallel_environment}: there is none of that name."
+        yield problem("profile", text + near(settings.parallel_environment, known), f"there are {', '.join(known)}")
+    elif own is not None and own not in usable and own.rule != "$pe_slots":
+        text = f"parallel environment {own.name} has allocation_rule {own.rule}, control_slaves {own.starts_tasks}"
+        yield problem("profile", text, instead(usable))
+    elif own is not None and own.per_host not in (None, settings.slots or 1):
+        text = f"parallel environment {own.name} gives each node {own.per_host} slots"
+        text += f", and cluster.slots={settings.slots or 1}"
+        yield problem("profile", text, f"set cluster.slots={own.per_host}")
+    elif own is not None:
+        nodes = "one node" if own.per_host is None else "any number of nodes"
+        yield ok("profile", f"parallel environment {own.name} (allocation_rule {own.rule}): runs on {nodes}")
+    else:
+        yield warning(
+            "profile", "cluster.parallel_environment is not set: runs have one slot on one node", instead(usable)
+        )
+
+
+def instead(usable: Sequence[ParallelEnvironment]) -> str:
+    """Returns advice for the user: a usable parallel environment to set, or what to ask the administrator for."""
+    if usable:
+        each = ", ".join(f"{pe.name} (cluster.slots={pe.per_host})" for pe in usable[:8])
+        return f"set cluster.parallel_environment to {each}"
+    return (
+        "ask the administrator for a parallel environment with `allocation_rule 1` and `control_slaves TRUE` "
+        "(qconf -ap NAME) in the pe_list of the queue"
+    )
+
+
+def resources(cluster: Cluster, complexes: Sequence[Complex]) -> Iterator[Finding]:
+    """Yields problems with resources that a profile names, and a warning if cluster.gpu_resource is not set."""
+    known = {name: each for each in complexes for name in (each.name, each.shortcut)}
+    settings = own_settings(cluster, SGESettings)
+    named = {"gpu_resource": settings.gpu_resource, "mem_resource": settings.mem_resource}
+    for key, name in [*named.items(), *((f"resources.{name}", name) for name in settings.resources)]:
+        if name and name not in known:
+            text = f"cluster.{key}: the site has no resource {name}.{near(name, [each.name for each in complexes])}"
+            yield problem("profile", text, "`qconf -sc` lists them")
+    unnamed = settings.gpu_directive is GpuDirective.resource and settings.gpu_resource is None
+    if unnamed and (found := gpu_resources(complexes)):
+        text = f"cluster.gpu_resource is not set, and the site has {', '.join(found)}"
+        yield warning("GPUs", text, f"set cluster.gpu_resource={found[0]}")
+
+
+def gpu_resources(complexes: Sequence[Complex]) -> list[str]:
+    """Returns the names of the resources that seem to count GPUs."""
+    return [
+        each.name
+        for each in complexes
+        if "gpu" in each.name.lower() and each.requestable and each.consumed != "NO" and each.type in ("INT", "RSMAP")
+    ]
+
+
+# -- `site init` and `site check` for Grid Engine: queries a site's facts, and writes or compares a profile
+
+
+@dataclass(frozen=True)
+class SGESite(Site):
+    """The facts of a Grid Engine site."""
+
+    pool = "queue"
+
+    cell: str  # name of the cell
+    version: str  # version of Grid Engine
+    queues: tuple[ClusterQueue, ...]  # all queues
+    environments: tuple[ParallelEnvironment, ...] = ()  # all parallel environments
+    complexes: tuple[Complex, ...] = ()  # all resources of the site
+    hosts: tuple[Host, ...] = ()  # all execution hosts
+    instances: tuple[QueueInstance, ...] = ()  # instances of the queues on the hosts
+    problems: tuple[str, ...] = ()  # one text per failed query, with the reason
+
+    def default_name(self) -> str:
+        return plain_name(self.cell)
+
+    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
+        chosen, why = choose_queue(self.queues, wanted)
+        yield from head(f"Grid Engine {self.version}, cell {self.cell},", name, day, self.problems)
+        yield "# Queues (qconf -sq):"
+        yield from (f"#   {line}" for line in lines(self.queues))
+        yield "# Parallel environments (qconf -sp):"
+        yield from (
+            f"#   {pe.name}: allocation_rule {pe.rule}, {pe.slots} slots in all"
+            + ("" if pe.starts_tasks else ", control_slaves FALSE: it starts nothing on other nodes")
+            + (", for some only" if pe.restricted else "")
+            for pe in self.environments
+        )
+        yield "#"
+        yield "defaults: [sge, _self_]"
+        yield ""
+        yield f"name: {scalar(name)}"
+        yield f"queue: {scalar(chosen.name)}  # {why}" if chosen else "# queue: NAME  # empty: any that fits"
+        yield "# project: my_project  # -P, where the site wants one"
+        yield from self._environment(chosen)
+        yield from self._gpus()
+        yield from limit_lines(self._limits(chosen))
+
+    def _environment(self, chosen: ClusterQueue | None) -> Iterator[str]:
+        mine = [pe for pe in self.environments if chosen is None or pe.name in chosen.environments]
+        several = [pe for pe in mine if pe.per_host and pe.starts_tasks]
+        one = [pe for pe in mine if pe.rule == "$pe_slots"]
+        if several:
+            # The largest number of slots on each node, because other jobs may use the CPUs beyond a job's slots.
+            best = max(several, key=lambda pe: pe.per_host or 0)
+            yield f"parallel_environment: {scalar(best.name)}  # qconf -sp: allocation_rule {best.rule}"
+            yield f"slots: {best.per_host}  # on each node"
+        else:
+            yield f"# parallel_environment: none gives each of several nodes its slots: {instead(())}"
+        if one:
+            yield f"# for one node: cluster.parallel_environment={one[0].name} cluster.slots=N  # $pe_slots"
+
+    def _gpus(self) -> Iterator[str]:
+        if not self.complexes:
+            return
+        if found := gpu_resources(self.complexes):
+            kind = next(each for each in self.complexes if each.name == found[0])
+            yield f"gpu_resource: {scalar(found[0])}  # qconf -sc: {kind.type}, consumable {kind.consumed}"
+            if not kind.per_slot:
+                yield f"per_node: [{scalar(found[0])}]  # its amount counts once for a node, not for each slot"
+        else:
+            yield f"gpu_directive: {GpuDirective.none.value}  # qconf -sc: no resource counts GPUs"
+
+    def _limits(self, chosen: ClusterQueue | None) -> list[tuple[str, object, str]]:
+        hosts = self._hosts_of(chosen)
+        gpus = gpu_resources(self.complexes)
+        found: list[tuple[str, object, str]] = []
+        if hosts:
+            found.append(("nodes", len(hosts), "qstat -f: hosts of the queue"))
+        busy = {each.host for each in self.instances if each.used}  # qhost shows only the amounts that are free
+        if gpus and (idle := [host for host in hosts if host.name not in busy]):
+            most = max(int(host.consumables.get(gpus[0], 0)) for host in idle)
+            found.append(("gpus_per_node", most, f"qhost -F: {gpus[0]} of a host without jobs"))
+        if cpus := max((host.cpus or 0 for host in hosts), default=0):
+            found.append(("cpus_per_node", cpus, "qhost: NCPU"))
+        if most_memory := max((host.mem or 0 for host in hosts), default=0):
+            found.append(("mem_per_node", memory(most_memory), "qhost: MEMTOT"))
+        if chosen and chosen.time is not None:
+            found.append(("time", format_hours(chosen.time), "qconf -sq: h_rt, s_rt"))
+        return found
+
+    def _hosts_of(self, chosen: ClusterQueue | None) -> list[Host]:
+        named = {each.host for each in self.instances if chosen is None or each.queue == chosen.name}
+        return [host for host in self.hosts if host.name in named]
+
+    def differences(self, cluster: Cluster) -> Iterator[Finding]:
+        yield from compared(cluster, self.queues)
+        if self.environments:
+            yield from environment(cluster, self.environments)
+        if self.complexes:
+            yield from resources(cluster, self.complexes)
+        stated = cluster.limits.cpus_per_node
+        there = max((host.cpus or 0 for host in self.hosts), default=0)
+        if there and stated is not None and stated > there:
+            yield warning("profile", f"cluster.limits.cpus_per_node={stated} is more than any node has ({there})")
+
+
+def survey(sge: SGE, version: str) -> SGESite:
+    """Collects the facts of a site with a few commands, and one for each parallel environment.
+
+    Raises:
+        QueryError: the query of the queues failed. Facts of other failed queries are left out.
+    """
+    ask, resources = ErrorCollector(), ResourceQueries(sge)
+    queues = resources.queues()
+    environments: list[ParallelEnvironment] = ask(resources.environments, [], "parallel environments")
+    complexes: list[Complex] = ask(resources.complexes, [], "resources")
+    hosts: list[Host] = ask(resources.hosts, [], "hosts")
+    instances: list[QueueInstance] = ask(resources.instances, [], "hosts of queues")
+    return SGESite(
+        os.environ.get("SGE_CELL", "default"), version, tuple(queues), tuple(environments), tuple(complexes),
+        tuple(hosts), tuple(instances), tuple(ask.problems),
+    )  # fmt: skip
+
+
+def choose_queue(queues: Sequence[ClusterQueue], wanted: str | None) -> tuple[ClusterQueue | None, str]:
+    """Chooses the queue of a profile, and returns it with the reason; (None, "") if none can be chosen.
+
+    The first that exists is chosen: the wanted queue, the only queue that all users can use.
+
+    Raises:
+        ConfigError: the wanted queue does not exist.
+    """
+    if (own := requested(queues, wanted, "queue")) is not None:
+        return own, "as you asked for"
+    open_ones = [each for each in queues if not each.restricted]
+    return (open_ones[0], "qconf -sq: the only one for anybody") if len(open_ones) == 1 else (None, "")

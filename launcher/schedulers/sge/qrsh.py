@@ -26,8 +26,7 @@ from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
 from launcher.schedulers import tasks as spawn
 from launcher.schedulers.sge import node
-from launcher.schedulers.sge.find_command import find
-from launcher.schedulers.sge.hosts import hosts_of
+from launcher.schedulers.sge.client import find, hosts_of
 
 UNREACHABLE = 10.0  # seconds after SIGKILL was requested in which the program on the node ends its tasks and itself
 

@@ -1,29 +1,71 @@
-"""The Grid Engine scheduler: its capabilities, each implemented by another module of this folder."""
+"""The Grid Engine scheduler. Modules that a submission does not need are imported on use."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
 from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, JobExecution, RemembersJobs
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, ReadsOptions, Requeues
-from launcher.schedulers.sge.commands import SGE, array_of
-from launcher.schedulers.sge.diagnosis import SGEDiagnosis
-from launcher.schedulers.sge.environment import SHELL, sge_environment
-from launcher.schedulers.sge.find_command import find
-from launcher.schedulers.sge.hosts import hosts_of
+from launcher.schedulers.sge.client import SGE, SHELL, array_of, find, history, hosts_of, sge_environment
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
+    from launcher.findings import Finding
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
+    from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.sge.limits import SGESite
     from launcher.spec.plan import JobPlan
+
+
+# -- Grid Engine's diagnosis capabilities: pending reasons, job history, doctor checks and site survey
+# Imports the modules that implement them on use.
+
+
+class SGEDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
+    """The diagnosis capabilities of Grid Engine."""
+
+    command = "qsub"
+
+    def explain(self, waiting: Waiting, timeout: float) -> Explanation:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import pending
+        from launcher.schedulers.sge.capacity import ResourceQueries
+
+        return pending.explain(waiting, ResourceQueries(SGE(timeout)))
+
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
+        return history(SGE(timeout), job_id)
+
+    def found(self) -> str:
+        qsub = detect()
+        if qsub.kind is not Kind.GRID_ENGINE:
+            return ""
+        return f"Grid Engine {qsub.version} ({qsub.path} -help says {qsub.evidence})"
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import limits
+
+        return limits.check(cluster, SGE(timeout), detect().version)
+
+    def survey(self, timeout: float) -> SGESite:
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.sge import limits
+
+        return limits.survey(SGE(timeout), detect().version)
+
+
+# -- The Grid Engine scheduler: its capabilities, each implemented by another module of this folder
+
 
 # Variables that select the cell, and the port of its qmaster.
 SERVER = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT")
@@ -58,27 +100,27 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, 
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import directives
+        from launcher.schedulers.sge import script
 
-        return directives.names(values)
+        return script.names(values)
 
     def command_options(self) -> Mapping[str, bool | None]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import directives
+        from launcher.schedulers.sge import script
 
-        return directives.command_options()
+        return script.command_options()
 
     def keys_of(self, option: str, value: str | None) -> Mapping[str, Any]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import directives
+        from launcher.schedulers.sge import script
 
-        return directives.keys_of(option, value)
+        return script.keys_of(option, value)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import directives
+        from launcher.schedulers.sge import script
 
-        return directives.lines(plan, token, array, folder)
+        return script.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         return sge_environment(environ)
@@ -100,9 +142,9 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, 
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers.sge import live_check
+        from launcher.schedulers.sge import limits
 
-        return live_check.compare(plan)
+        return limits.compare(plan)
 
     def count_jobs(self, timeout: float) -> Mapping[str, int]:
         return SGE(timeout).count_jobs()

@@ -19,8 +19,9 @@ from launcher.schedulers.slurm.settings import SlurmSettings
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_local_time, parse_time
 
-# -- Queries one pending job, and the partitions, nodes and limits that it depends on: one command each, and pure parsers
-# Only formats that Slurm 20.11 to 24.11 share are parsed: scontrol's KEY=VALUE, and sinfo and sacctmgr with --format.
+# -- Queries one pending job, and the partitions, nodes and limits that it depends on: one command each, and pure
+# parsers Only formats that Slurm 20.11 to 24.11 share are parsed: scontrol's KEY=VALUE, and sinfo and sacctmgr with
+# --format.
 
 
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")

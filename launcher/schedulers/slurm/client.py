@@ -1,4 +1,4 @@
-"""What Slurm is asked: its job commands (sbatch, squeue, sacct, scontrol, scancel), each with a timeout and its parser."""
+"""What Slurm is asked: its job commands (sbatch, squeue, sacct, scontrol, scancel), each with its parser."""
 
 from __future__ import annotations
 

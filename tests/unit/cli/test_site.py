@@ -11,8 +11,8 @@ from launcher.cli import site as command
 from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
 from launcher.schedulers import registry
-from launcher.schedulers.pbs.commands import PBS
-from launcher.schedulers.pbs.site import PBSSite
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.limits import PBSSite
 from launcher.schedulers.slurm.client import Partition
 from launcher.schedulers.slurm.limits import SlurmSite
 from launcher.spec.limits import NodeGroup

@@ -22,7 +22,7 @@ from launcher.failures.kinds import Kind
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
 from launcher.schedulers import notices, registry
-from launcher.schedulers.pbs.notices import FORMS as PBS
+from launcher.schedulers.pbs.client import FORMS as PBS
 from launcher.schedulers.slurm.client import FORMS as SLURM
 from launcher.worker import script
 from tests.fakes.third_scheduler.scheduler import ThirdScheduler

@@ -28,8 +28,8 @@ from launcher.environment import record_redaction, secrets
 from launcher.errors import ConfigError, SubmissionError
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.pbs import task
-from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.pbs import task_starters
+from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm
 from launcher.spec.plan import JobPlan
 from launcher.submission import configs, prepare, submit
@@ -352,7 +352,7 @@ def test_paths_and_short_words_are_no_secrets(tmp_path: Path) -> None:
 def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "own"))
     (tmp_path / "tasks").mkdir()
-    handed = task.write_environment(tmp_path / "tasks", {"HF_TOKEN": "o'ne", "PLAIN": "two"})
+    handed = task_starters.write_environment(tmp_path / "tasks", {"HF_TOKEN": "o'ne", "PLAIN": "two"})
     assert "o'ne" not in "".join(path.read_text() for path in (tmp_path / "tasks").iterdir())
     done = subprocess.run(
         ["bash", "-c", f'{handed.shell}\necho "$HF_TOKEN $PLAIN"'], capture_output=True, text=True, check=True, env={}
@@ -366,7 +366,9 @@ def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeyp
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "file"))  # a home that cannot be written to
     assert (
         "/given"
-        in task.write_environment(tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}).shell
+        in task_starters.write_environment(
+            tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}
+        ).shell
     )
 
 

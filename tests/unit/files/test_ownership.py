@@ -26,7 +26,7 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.detect import Kind, Qsub
 from launcher.schedulers.functions import executor as functions_executor
-from launcher.schedulers.pbs.submitit_executor import PBSExecutor
+from launcher.schedulers.pbs.executor import PBSExecutor
 from tests.unit.plans import bare_plan
 
 ME, OTHER, GROUP, MINE = 1000, 2000, 500, 1000

@@ -13,7 +13,7 @@ from launcher.processes.groups import Process
 from launcher.runs import events as kinds
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.clock import Clock

@@ -10,7 +10,7 @@ import pytest
 from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import ChecksItself, DescribesSite, ExplainsPending, RemembersJobs
 
-PARTS = ("pending", "history", "doctor", "site")
+PARTS = ("pending", "limits", "capacity")
 
 
 @pytest.mark.parametrize("ability", [ExplainsPending, RemembersJobs, ChecksItself, DescribesSite])

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.schedulers import registry
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.pbs.environment import pbs_environment
+from launcher.schedulers.pbs.client import pbs_environment
 from tests.unit.plans import plan_of
 
 USERS = {

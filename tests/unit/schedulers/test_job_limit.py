@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from launcher.schedulers.pbs.commands import JOB_LIMIT as PBS
-from launcher.schedulers.sge.commands import JOB_LIMIT as SGE
+from launcher.schedulers.pbs.client import JOB_LIMIT as PBS
+from launcher.schedulers.sge.client import JOB_LIMIT as SGE
 from launcher.schedulers.slurm.client import JOB_LIMIT as SLURM
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.successor import submit_after
 from tests.unit.plans import bare_plan
 

@@ -16,7 +16,7 @@ from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
 from launcher.schedulers import tasks, templates
-from launcher.schedulers.pbs import directives as qsub
+from launcher.schedulers.pbs import script as qsub
 from launcher.spec.plan import CONTROL, JobPlan
 from launcher.submission import render
 from tests.unit.plans import bare_plan

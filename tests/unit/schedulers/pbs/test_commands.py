@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.pbs import live_check
-from launcher.schedulers.pbs.commands import (
+from launcher.schedulers.pbs import limits
+from launcher.schedulers.pbs.client import (
     HINTS,
     LETTERS,
     NEWEST,
     PBS,
+    Queue,
     array_of,
     parse_counts,
     parse_jobs,
@@ -31,7 +32,6 @@ from launcher.schedulers.pbs.commands import (
     section,
     short,
 )
-from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from tests.unit.plans import bare_plan
 
@@ -990,10 +990,10 @@ def test_an_unauthorized_request_names_queues_only_where_a_queue_is_restricted(
 def test_totals_do_not_say_on_how_many_nodes(
     site: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, totals: bool, told: bool
 ) -> None:
-    monkeypatch.setattr(live_check.resource_queries.ResourceQueries, "nodes", lambda _: [])
-    monkeypatch.setattr(live_check, "_seen_by", lambda *_: ())
+    monkeypatch.setattr(limits.ResourceQueries, "nodes", lambda _: [])
+    monkeypatch.setattr(limits, "_seen_by", lambda *_: ())
     plan = bare_plan(cluster={"scheduler": "pbs", "totals": totals, "queue": "workq"}, nodes=nodes)
-    assert any("the attempt ends with 93" in note for note in live_check.compare(plan)) is told
+    assert any("the attempt ends with 93" in note for note in limits.compare(plan)) is told
 
 
 def test_queues_are_read(site: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import LaunchMode
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs import directives as qsub
-from launcher.schedulers.pbs.directives import (
+from launcher.schedulers.pbs import script as qsub
+from launcher.schedulers.pbs.script import (
     LONGEST_NAME,
     TAKEN,
     Request,

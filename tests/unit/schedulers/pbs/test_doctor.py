@@ -9,8 +9,8 @@ import pytest
 from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
 from launcher.schedulers.detect import Kind, Qsub
-from launcher.schedulers.pbs import diagnosis, doctor, scheduler
-from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.pbs import limits, scheduler
+from launcher.schedulers.pbs.client import Queue
 from launcher.schedulers.pbs.scheduler import PBSScheduler
 from tests.unit.plans import make_cluster
 
@@ -28,7 +28,7 @@ OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
     ],
 )  # fmt: skip
 def test_whose_qsub_is_found_is_told(monkeypatch: pytest.MonkeyPatch, qsub: Qsub, found: str) -> None:
-    monkeypatch.setattr(diagnosis, "detect", lambda: qsub)
+    monkeypatch.setattr(scheduler, "detect", lambda: qsub)
     monkeypatch.setattr(scheduler, "detect", lambda: qsub)
     assert PBSScheduler().found() == found
     assert bool(PBSScheduler().problem()) is (qsub.kind is not Kind.PBS)
@@ -74,13 +74,13 @@ SITE = make_cluster("pbs", name="site")
 def test_queues_are_listed_and_the_profile_is_compared(
     cluster: Cluster, queues: list[Queue], level: list[Level], words: str
 ) -> None:
-    found = list(doctor.compared(cluster, queues))
-    lines = doctor.lines(queues, doctor.wanted(cluster, queues))
+    found = list(limits.compared(cluster, queues))
+    lines = limits.lines(queues, limits.wanted(cluster, queues))
     assert ([OK] * len(lines) + [each.level for each in found]) == level
     assert any(words in each for each in [*lines, *(each.says for each in found)])
 
 
 def test_history_is_told_and_never_a_problem() -> None:
-    assert [doctor.history(value).level for value in ("True", "False")] == [OK, OK]
-    assert "remembers" in doctor.history("True").says
-    assert "forgets" in doctor.history("False").says
+    assert [limits.history(value).level for value in ("True", "False")] == [OK, OK]
+    assert "remembers" in limits.history("True").says
+    assert "forgets" in limits.history("False").says

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs.limits import Queue, check_nodes, check_queue
-from launcher.schedulers.pbs.resource_queries import hosts_of, parse_nodes
+from launcher.schedulers.pbs.capacity import hosts_of, parse_nodes
+from launcher.schedulers.pbs.client import Queue
+from launcher.schedulers.pbs.limits import check_nodes, check_queue
 from launcher.schedulers.pbs.settings import GpuDirective
 from tests.unit.plans import plan_of
 

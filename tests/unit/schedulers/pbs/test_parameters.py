@@ -19,8 +19,8 @@ from launcher.errors import ConfigError
 from launcher.files.json_types import as_json
 from launcher.own_module import own_module
 from launcher.schedulers.functions.parameters import folder_of
-from launcher.schedulers.pbs.parameters import Parameters
-from launcher.schedulers.pbs.task import exports
+from launcher.schedulers.pbs.executor import Parameters
+from launcher.schedulers.pbs.task_starters import exports
 from tests.unit.schedulers.pbs.test_directives import read
 
 GIB = 1024**3

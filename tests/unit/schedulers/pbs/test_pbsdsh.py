@@ -23,9 +23,9 @@ from launcher.runs.events import Fault
 from launcher.runs.history import first_fault
 from launcher.schedulers import allocation, task_group
 from launcher.schedulers.hostlist import hosts_of
-from launcher.schedulers.pbs import mpiexec, pbsdsh
-from launcher.schedulers.pbs import task as pbs_task
-from launcher.schedulers.pbs.task import SETTLE_TIME, PbsTask, TaskEnvironment, exports
+from launcher.schedulers.pbs import task_starters
+from launcher.schedulers.pbs import task_starters as pbs_task
+from launcher.schedulers.pbs.task_starters import SETTLE_TIME, PbsTask, TaskEnvironment, exports
 from launcher.schedulers.task_group import TaskRequest
 from tests.unit.faults import FileServer
 
@@ -122,7 +122,7 @@ def test_pbsdsh_is_found_where_pbs_is_installed(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "pbs.conf").write_text(f"PBS_SERVER=s\nPBS_EXEC={tmp_path}\n")
     monkeypatch.setenv("PATH", str(command.parent) if on_path else "/bin")
     monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / ("none" if on_path else "pbs.conf")))
-    assert pbsdsh.find() == str(command)
+    assert task_starters.find() == str(command)
 
 
 def task_of(tmp_path: Path, pbsdsh: str, command: str) -> PbsTask:
@@ -190,8 +190,8 @@ def test_tasks_on_hosts_that_pbs_calls_down_are_lost(
     monkeypatch: pytest.MonkeyPatch, state: str, lost: list[int]
 ) -> None:
     text = f"n1\n     Mom = n1.site\n     state = free\n\nn2\n     Mom = n2.site\n     state = {state}\n"
-    monkeypatch.setattr(pbsdsh.PBS, "run", lambda *_: text)
-    assert pbsdsh._on_lost_nodes(["n1", "n1", "n2.site", "n2.site"]) == lost
+    monkeypatch.setattr(task_starters.PBS, "run", lambda *_: text)
+    assert task_starters._on_lost_nodes(["n1", "n1", "n2.site", "n2.site"]) == lost
 
 
 def test_a_task_that_pbs_refuses_to_start_is_over_when_the_job_is_told_to_end(
@@ -291,5 +291,5 @@ def test_where_the_folder_is_missing_only_an_agent_is_started_to_say_so(
     monkeypatch.chdir(work)
     starter = ["sh", "-c", f'rmdir {work}; exec "$@"', "mpiexec"]
     wanted = TaskRequest(tmp_path / "tasks", 1, 1, 1.0, ["sh", "-c", f"pwd >{out}"], [], mpiexec=starter)
-    assert mpiexec.run(wanted) == code
+    assert task_starters.run_mpiexec(wanted) == code
     assert (out.read_text().strip() if out.exists() else None) == where

@@ -10,10 +10,9 @@ import yaml
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs.commands import PBS
-from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.pbs.client import PBS, Queue
+from launcher.schedulers.pbs.limits import PBSSite, survey
 from launcher.schedulers.pbs.settings import GpuDirective
-from launcher.schedulers.pbs.site import PBSSite, survey
 from tests.unit.plans import make_cluster
 
 NODES = """\

@@ -11,8 +11,8 @@ import pytest
 
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.queries import AnswerLost, JobState, QueryError
-from launcher.schedulers.sge import commands
-from launcher.schedulers.sge.commands import SGE
+from launcher.schedulers.sge import client
+from launcher.schedulers.sge.client import SGE
 
 Says = Callable[..., None]
 RECORDED = Path(__file__).parent / "recorded"
@@ -38,7 +38,7 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
 
 
 def test_jobs_and_elements_of_arrays_are_told_apart() -> None:
-    jobs = commands.parse_jobs(recorded("qstat-g-d.xml"))
+    jobs = client.parse_jobs(recorded("qstat-g-d.xml"))
     assert {job.id: job.raw_state for job in jobs.values()} == {
         "5": "r", "15": "r", "9": "qw", "17": "qw", "7": "hqw",
         "6_0": "r", "6_1": "r", "6_2": "qw", "6_3": "qw", "8_0": "hqw", "8_1": "hqw", "8_2": "hqw", "8_3": "hqw",
@@ -47,7 +47,7 @@ def test_jobs_and_elements_of_arrays_are_told_apart() -> None:
 
 
 def test_jobs_count_in_the_queue_where_they_run_or_which_they_ask_for() -> None:
-    assert commands.parse_counts(recorded("qstat-r-g-d.xml")) == {"": 6, "all.q": 4}
+    assert client.parse_counts(recorded("qstat-r-g-d.xml")) == {"": 6, "all.q": 4}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_jobs_count_in_the_queue_where_they_run_or_which_they_ask_for() -> None:
     ],
 )  # fmt: skip
 def test_letters_of_states(letters: str, state: JobState) -> None:
-    assert commands.state_of(letters) is state
+    assert client.state_of(letters) is state
 
 
 def test_a_job_is_found_by_the_token_in_its_context(says: Says) -> None:
@@ -86,7 +86,7 @@ def test_what_is_no_xml_is_no_answer(says: Says) -> None:
 
 
 def test_ends_of_jobs() -> None:
-    ends = {key: commands.last_of(times) for key, times in commands.records(recorded("qacct.txt")).items()}
+    ends = {key: client.last_of(times) for key, times in client.records(recorded("qacct.txt")).items()}
     told = {key: (end.state, end.raw_state, end.reason) for key, end in ends.items()}
     assert told["6_0"] == told["6_1"] == (JobState.DONE, "COMPLETED", "")
     assert told["21"] == (JobState.FAILED, "FAILED", "exit status 3"), "the time after it was requeued counts"
@@ -108,7 +108,7 @@ def test_ends_of_jobs() -> None:
     ],
 )
 def test_a_record_of_accounting(record: dict[str, str], state: JobState) -> None:
-    assert commands.last_of([{"jobnumber": "1", **record}]).state is state
+    assert client.last_of([{"jobnumber": "1", **record}]).state is state
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_what_an_array_may_have(says: Says) -> None:
 
 
 def test_ids() -> None:
-    assert (commands.array_of("17_3"), commands.array_of("17")) == ("17", "17")
-    assert (commands.sge_id("17_0"), commands.sge_id("17")) == ("17.1", "17")
-    assert commands.dependency(["5", "6_0", "6_1"]) == ["-hold_jid", "5,6"]
-    assert commands.dependency([]) == []
+    assert (client.array_of("17_3"), client.array_of("17")) == ("17", "17")
+    assert (client.sge_id("17_0"), client.sge_id("17")) == ("17.1", "17")
+    assert client.dependency(["5", "6_0", "6_1"]) == ["-hold_jid", "5,6"]
+    assert client.dependency([]) == []
 
 
 def test_options_for_the_command_line_are_noted_in_the_script() -> None:
-    assert commands.command_line("#!/bin/bash\n#$ -N a\n#qsub -g ours\necho '#qsub -g theirs'\n") == ["-g", "ours"]
-    assert commands.command_line("#!/bin/bash\n#$ -N a\n") == []
+    assert client.command_line("#!/bin/bash\n#$ -N a\n#qsub -g ours\necho '#qsub -g theirs'\n") == ["-g", "ours"]
+    assert client.command_line("#!/bin/bash\n#$ -N a\n") == []

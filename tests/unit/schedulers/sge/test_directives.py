@@ -10,8 +10,8 @@ import pytest
 
 from launcher import bounds
 from launcher.errors import ConfigError
-from launcher.schedulers.sge import directives, node, qrsh
-from launcher.schedulers.sge.environment import sge_environment
+from launcher.schedulers.sge import node, qrsh, script
+from launcher.schedulers.sge.client import sge_environment
 from launcher.schedulers.sge.settings import SGESettings
 from launcher.spec.sections import Cluster
 from tests.unit.plans import sge_plan
@@ -22,7 +22,7 @@ OF_CLUSTER = {field.name for field in (*dataclasses.fields(Cluster), *dataclasse
 def lines(array: str | None = None, **fields: Any) -> list[str]:
     """The lines of a plan; of `cluster` its keys are given as they are."""
     cluster = {name: fields.pop(name) for name in list(fields) if name in OF_CLUSTER}
-    return directives.lines(sge_plan(**fields, cluster=cluster), "launcher-0", array)
+    return script.lines(sge_plan(**fields, cluster=cluster), "launcher-0", array)
 
 
 def test_elements_are_counted_from_one() -> None:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from submitit.core import plugins
 
-from launcher.schedulers.pbs.submitit_executor import PBSExecutor
-from launcher.schedulers.sge.functions import SGEFunctions
-from launcher.schedulers.sge.parameters import Parameters
-from launcher.schedulers.sge.submitit_executor import SGEExecutor
+from launcher.schedulers.pbs.executor import PBSExecutor
+from launcher.schedulers.sge.executor import Parameters, SGEExecutor, SGEFunctions
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_an_element_is_continued_by_a_plain_job_with_the_same_requests() -> None
 
 def test_submitit_knows_all_our_executors_from_one_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     class EntryPoint:
-        name, value = "executor", "launcher.schedulers.pbs.submitit_executor:PBSExecutor"
+        name, value = "executor", "launcher.schedulers.pbs.executor:PBSExecutor"
 
         def load(self) -> type[PBSExecutor]:
             return PBSExecutor

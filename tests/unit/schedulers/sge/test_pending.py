@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from launcher.schedulers.explanation import Why
-from launcher.schedulers.sge.pending import instance_lines, lines_of, messages_of, of_job
-from launcher.schedulers.sge.pending_reasons import in_words, of_all
-from launcher.schedulers.sge.resource_queries import QueueInstance
+from launcher.schedulers.sge.capacity import QueueInstance
+from launcher.schedulers.sge.pending import in_words, instance_lines, lines_of, messages_of, of_all, of_job
 from tests.unit.plans import sge_plan
 
 RECORDED = Path(__file__).parent / "recorded"

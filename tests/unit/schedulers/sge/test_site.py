@@ -10,10 +10,8 @@ import pytest
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.findings import Finding
-from launcher.schedulers.sge import directives, doctor, history, limits
-from launcher.schedulers.sge.commands import records
-from launcher.schedulers.sge.hosts import hosts_of
-from launcher.schedulers.sge.resource_queries import (
+from launcher.schedulers.sge import client, limits, script
+from launcher.schedulers.sge.capacity import (
     ClusterQueue,
     Complex,
     ParallelEnvironment,
@@ -25,7 +23,8 @@ from launcher.schedulers.sge.resource_queries import (
     parse_instances,
     queue_of,
 )
-from launcher.schedulers.sge.site import SGESite
+from launcher.schedulers.sge.client import hosts_of, records
+from launcher.schedulers.sge.limits import SGESite
 from tests.unit.plans import make_cluster, sge_plan
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -49,7 +48,7 @@ def test_what_qconf_tells() -> None:
     assert queue_of({**values, "s_rt": "12:00:00"}).time == 12 * 3600, "which ends parallel jobs"
     complexes = {each.name: each for each in parse_complexes(recorded("qconf-sc.txt"))}
     assert complexes["gpu"] == Complex("gpu", "gpu", "INT", requestable=True, consumed="YES")
-    assert doctor.gpus(list(complexes.values())) == ["gpu"]
+    assert limits.gpu_resources(list(complexes.values())) == ["gpu"]
 
 
 @pytest.mark.parametrize(
@@ -110,13 +109,13 @@ def test_an_amount_is_divided_by_slots_where_it_counts_for_each(
     amount = {"gpus_per_node": 4} if resource.type == "INT" else {"mem": 4 << 30}
     settings = {"parallel_environment": "four", "slots": 4, key: resource.name, "per_node": per_node}
     plan = sge_plan(nodes=nodes, cluster=settings, **amount)
-    assert f"-l {asked}" in directives.lines(plan, "token")
+    assert f"-l {asked}" in script.lines(plan, "token")
     complexes = [resource, Complex("h_rt", "h_rt", "TIME", requestable=True, consumed="NO")]
     if refusal is None:
-        limits.check_resources(plan, directives.asked_for(plan), complexes)
+        limits.check_resources(plan, script.asked_for(plan), complexes)
     else:
         with pytest.raises(ConfigError) as caught:
-            limits.check_resources(plan, directives.asked_for(plan), complexes)
+            limits.check_resources(plan, script.asked_for(plan), complexes)
         assert refusal in str(caught.value)
 
 
@@ -169,7 +168,7 @@ def test_without_a_usable_one_it_says_what_to_ask_the_administrator_for() -> Non
     plan = sge_plan(nodes=2, cluster={"parallel_environment": "fill"})
     with pytest.raises(ConfigError, match=r"ask the administrator .* `allocation_rule 1` and `control_slaves TRUE`"):
         limits.check_environment(plan, FILL, [FILL, SMP])
-    assert "ask the administrator" in doctor.instead(())
+    assert "ask the administrator" in limits.instead(())
 
 
 def test_queues_and_resources_are_compared() -> None:
@@ -190,7 +189,7 @@ def test_queues_and_resources_are_compared() -> None:
 
 
 def test_all_times_that_a_job_ran() -> None:
-    past = {job: history.of_records(times) for job, times in records(recorded("qacct.txt")).items()}
+    past = {job: client.of_records(times) for job, times in records(recorded("qacct.txt")).items()}
     assert [each.raw_state for each in past["21"]] == ["REQUEUED", "FAILED"]
     assert [each.raw_state for each in past["22"]] == ["TIMEOUT"]
     assert past["6_0"][0].begin == "2026-11-22T18:04:33"

@@ -1,4 +1,4 @@
-"""Makes the #PBS lines of a plan, or of a function executor's parameters. Options are those of qsub(1B)."""
+"""What a job script of PBS looks like: its #PBS lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
 from launcher.schedulers.extra_options import require_plain
-from launcher.schedulers.pbs.commands import TOKEN
+from launcher.schedulers.pbs.client import TOKEN
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
 from launcher.schedulers.templates import quote
 from launcher.spec.plan import JobPlan, settings_of

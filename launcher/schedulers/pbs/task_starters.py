@@ -1,17 +1,4 @@
-"""One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it.
-
-pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do. N is the
-number of the task:
-
-- A task inherits only PBS's variables, so it reads the environment from `environment.sh`.
-- pbsdsh exits with 0 whatever the task did, so the task writes its exit status to `N.exit`.
-- A task's output would go to the terminal or the job's file even if stdout of pbsdsh is a pipe, so the task writes to
-  `N.out`, which is copied to stdout here. Each file has one writer, because appending to a shared file loses lines on
-  NFS.
-- On SIGTERM, pbsdsh exits at once and no longer reports the task's end, so it runs in its own session, without signals.
-- PBS sends signals only to the first node of a job, and starts no task in a job that it is deleting. So all tasks poll
-  the file `signal`, and send the signal that it names to themselves.
-"""
+"""Starts tasks on the nodes of a PBS job, with pbsdsh or the site's mpiexec."""
 
 from __future__ import annotations
 
@@ -20,11 +7,12 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher import errors, redaction
@@ -37,8 +25,29 @@ from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
+from launcher.schedulers import task_group
 from launcher.schedulers.exports import exports as all_exports
+from launcher.schedulers.hostlist import hosts_of
+from launcher.schedulers.pbs.capacity import ResourceQueries
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.queries import QueryError
 from launcher.schedulers.task_group import attempt_is_over
+
+# -- One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it
+# pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do. N is
+# the number of the task:
+#
+# - A task inherits only PBS's variables, so it reads the environment from `environment.sh`.
+# - pbsdsh exits with 0 whatever the task did, so the task writes its exit status to `N.exit`.
+# - A task's output would go to the terminal or the job's file even if stdout of pbsdsh is a pipe, so the task writes to
+#   `N.out`, which is copied to stdout here. Each file has one writer, because appending to a shared file loses lines on
+#   NFS.
+# - On SIGTERM, pbsdsh exits at once and no longer reports the task's end, so it runs in its own session, without
+#   signals.
+# - PBS sends signals only to the first node of a job, and starts no task in a job that it is deleting. So all tasks
+#   poll
+#   the file `signal`, and send the signal that it names to themselves.
+
 
 SETTLE_TIME = 5.0  # maximum seconds between the end of pbsdsh and the appearance of its task's exit status
 LOOK = 1.0  # seconds between two polls of the file `signal` by a task
@@ -316,3 +325,133 @@ class PbsTask:
 def _line(found: Outcome[str | None]) -> str:
     line, end, _ = ((found.value if isinstance(found, Ok) else None) or "").partition("\n")
     return line if end else ""
+
+
+# -- Starts tasks on the nodes of the current PBS job, each with its own pbsdsh (see `task`)
+# Tasks survive their pbsdsh, so a guard process kills them if this process is killed.
+
+
+@contextlib.contextmanager
+def _guarded(tasks: Sequence[PbsTask], environment: TaskEnvironment) -> Iterator[None]:
+    # The environment's files are removed at the end of the context, too
+    reading, writing = os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        os.setsid()
+        os.close(writing)
+        if not os.read(reading, 1):
+            for task in tasks:
+                task.kill()
+            environment.remove()
+        os._exit(0)
+    os.close(reading)
+    try:
+        yield
+        os.write(writing, b"x")
+    finally:
+        os.close(writing)
+        os.waitpid(guard, 0)
+        environment.remove()  # it may have secrets
+
+
+def find(command: str = "pbsdsh") -> str | None:
+    """Returns the path of a PBS command on PATH, else in PBS_EXEC of pbs.conf, because a job's PATH may lack it.
+
+    Returns None if it is in neither.
+    """
+    folders = [os.environ.get("PATH", os.defpath)]
+    with contextlib.suppress(OSError):
+        text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
+        folders += [f"{folder}/bin" for folder in re.findall(r"^PBS_EXEC=(\S+)", text, re.MULTILINE)]
+    return shutil.which(command, path=os.pathsep.join(folders))
+
+
+def run_pbsdsh(request: task_group.TaskRequest) -> int:
+    """Starts the tasks on the first hosts of the job, and waits until all of them have ended.
+
+    Returns:
+        The exit status of the first failed task, else 0; NO_RETRY if pbsdsh is missing or the job has too few hosts.
+    """
+    folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
+    os.umask(0o077)
+    pbsdsh = find()
+    if pbsdsh is None:
+        print("launcher: pbsdsh is not on PATH: add the folder of the PBS commands to it", file=sys.stderr)
+        return errors.NO_RETRY
+    lines = dict(list(hosts_of(Path(os.environ["PBS_NODEFILE"]).read_text()).items())[:nodes])
+    if len(lines) < nodes:
+        print(
+            f"launcher: the PBS job is on {', '.join(lines)}, and {nodes} different hosts are needed", file=sys.stderr
+        )
+        return errors.NO_RETRY
+    hosts = list(lines)
+    places = task_group.environments(hosts, tasks_per_node)
+    folder.mkdir()
+    environment = write_environment(folder, {**os.environ, **places[0]})
+    write_script(folder, environment, os.getcwd(), request.command)
+    tasks = [
+        PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node)
+        for node in range(nodes)
+        for number in range(node * tasks_per_node, (node + 1) * tasks_per_node)
+    ]
+    with _guarded(tasks, environment):
+        for task in tasks:
+            task.start()
+        return task_group.watch(
+            tasks,
+            request.signals,
+            request.grace,
+            pause=max(0.1, 0.01 * len(tasks)),
+            keep_going=request.keep_going,
+            lost=lambda: _on_lost_nodes([hosts[node] for node in range(nodes) for _ in range(tasks_per_node)]),
+        )
+
+
+def _on_lost_nodes(hosts: Sequence[str]) -> list[int]:
+    try:
+        nodes = ResourceQueries(PBS()).nodes()
+    except QueryError:
+        return []
+    down = {name for node in nodes if "down" in node.state for name in (node.name, node.others.get("host"))}
+    return [number for number, host in enumerate(hosts) if host in down or host.partition(".")[0] in down]
+
+
+# -- Starts tasks on the nodes of the current job with the site's mpiexec, which sets the rank of every task
+# Not every mpiexec passes the environment to the tasks, so they read it from a file.
+
+
+MPIEXEC_SCRIPT = """\
+# mpiexec runs this for every task.
+umask 077
+{environment}
+export {guard}={folder}/"$(hostname).$$"
+cd {cwd} || {{ [ -n "${{LAUNCHER_RUN_DIR:-}}" ] && cd /; }} || exit 93  # an agent says itself that it is not there
+exec {command}
+"""
+
+
+def run_mpiexec(request: task_group.TaskRequest) -> int:
+    """Runs `MPIEXEC bash SCRIPT`, where MPIEXEC is `request.mpiexec`, and waits until it exits.
+
+    Returns:
+        The exit status of mpiexec (128 + N after signal N), or NO_RETRY if it cannot be started.
+    """
+    folder, words = request.folder, request.mpiexec
+    os.umask(0o077)
+    folder.mkdir()
+    environment, script = write_environment(folder, os.environ), folder / "task.sh"
+    script.write_text(
+        MPIEXEC_SCRIPT.format(
+            folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
+            cwd=shlex.quote(os.getcwd()), command=shlex.join(request.command),
+        )
+    )  # fmt: skip
+    try:
+        process = subprocess.Popen([*words, "/bin/bash", str(script)], stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"launcher: {words[0]} (cluster.mpiexec) cannot be started: {error.strerror}", file=sys.stderr)
+        return errors.NO_RETRY
+    try:
+        return task_group.watch([process], request.signals, request.grace, pause=0.1)
+    finally:
+        environment.remove()  # it may have secrets

@@ -1,4 +1,4 @@
-"""Queries Grid Engine's queues, parallel environments, hosts and resources, verifies a pending job; pure parsers."""
+"""Grid Engine's queues, parallel environments, hosts and resources, queried with one command each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.schedulers.sge.commands import SGE, parsed, seconds, size
+from launcher.schedulers.sge.client import SGE, parsed, seconds, size
 
 ACCESS = ("user_lists", "xuser_lists", "projects", "xprojects")
 BY_HOST = re.compile(r"\[[^=\]]+=([^\]]*)\]")

@@ -1,7 +1,4 @@
-"""Makes the #$ lines of a plan, or of a function executor's parameters.
-
-Options are those of qsub(1) of Son of Grid Engine 8.1.9.
-"""
+"""What a job script of Grid Engine looks like: its #$ lines."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
 from launcher.schedulers.extra_options import require_plain
-from launcher.schedulers.sge.commands import TOKEN
+from launcher.schedulers.sge.client import TOKEN
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
 from launcher.spec.plan import JobPlan, settings_of
 

@@ -1,8 +1,4 @@
-"""Runs PBS's job commands (qsub, qstat, qselect, qalter, qdel), each with a timeout, and parses their output.
-
-No call passes more than one job id to qstat. All jobs of the user are queried with `qstat -u`, which the server
-filters. The JSON of all jobs would be large, and invalid if any job has the name `inf`.
-"""
+"""What PBS is asked: its job commands (qsub, qstat, qselect, qalter, qdel), each with its parser."""
 
 from __future__ import annotations
 
@@ -19,12 +15,20 @@ from typing import Any
 
 from launcher.failures.text import signal_name
 from launcher.schedulers.command import query, run_submission
+from launcher.schedulers.diagnosis import JobExecution
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
+from launcher.schedulers.notices import Form
 from launcher.schedulers.pbs.settings import PBSSettings
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.scheduler import JobVariables
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time
+
+# -- Runs PBS's job commands (qsub, qstat, qselect, qalter, qdel), each with a timeout, and parses their output
+# No call passes more than one job id to qstat. All jobs of the user are queried with `qstat -u`, which the server
+# filters. The JSON of all jobs would be large, and invalid if any job has the name `inf`.
+
 
 # Job states of qstat(1B).
 LETTERS = {
@@ -478,3 +482,82 @@ def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
         started=values.get("started") != "False",
         only=tuple(f"{kind}s" for kind in ("user", "group", "host") if values.get(f"acl_{kind}_enable") == "True"),
     )
+
+
+# --
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A live queue. Its limits are those of one job on all nodes together."""
+
+    name: str  # name of the queue
+    default: bool  # whether it is the server's default queue
+    accepts: bool  # whether the queue accepts jobs now
+    routes: bool  # whether this is a routing queue, which moves jobs to other queues; the limits of those apply
+    time: int | None  # maximum wall time in seconds; None: no limit
+    nodes: int | None  # maximum number of nodes; None: no limit
+    cpus: int | None  # maximum number of CPUs; None: no limit
+    gpus: int | None  # maximum number of GPUs; None: no limit
+    mem: int | None  # maximum memory in bytes; None: no limit
+    least_time: int = 0  # minimum wall time in seconds
+    least_nodes: int = 0  # minimum number of nodes
+    least_gpus: int = 0  # minimum number of GPUs
+    destinations: tuple[str, ...] = ()  # names of a routing queue's destinations
+    inner: bool = False  # whether the queue accepts jobs from routing queues only
+    started: bool = True  # whether jobs in the queue can start
+    # kinds of the queue's access lists (`users`, `groups`, `hosts`); empty: any user can submit jobs
+    only: tuple[str, ...] = ()
+
+    @property
+    def open(self) -> bool:
+        """Whether any user can submit to the queue, and its jobs can start."""
+        return self.accepts and self.started and not self.routes and not self.inner and not self.only
+
+
+# -- Reads from PBS's job history who deleted a job, and the memory that it used
+
+
+def history(pbs: PBS, job_id: str) -> list[JobExecution]:
+    """Returns the last execution of a job, with the memory of all its nodes together; [] without a record."""
+    try:
+        record = pbs.record(job_id)
+    except QueryError:
+        return []
+    return [] if record is None else [parse(record)]
+
+
+def parse(record: Mapping[str, Any]) -> JobExecution:
+    """Parses the record of a job: the user who deleted it, and its memory."""
+    by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
+    used = record.get("resources_used")
+    text = str(used.get("mem", "")) if isinstance(used, dict) else ""
+    size = parse_size(text) if re.fullmatch(r"[1-9]\d*[kmgt]?b", text) else None
+    return JobExecution("", by[1] if by else "", used=size)
+
+
+# -- The patterns of the notices that PBS's MoM writes into the output of a job that it kills
+# mom_main.c and the cgroups hook of OpenPBS print them.
+
+
+FORMS: tuple[Form, ...] = (
+    ("TIMEOUT", re.compile(r"=>> PBS: job killed: (walltime|cput) ")),
+    ("OUT_OF_MEMORY", re.compile(r"=>> PBS: job killed: p?v?mem |^Cgroup mem(sw)? limit exceeded")),
+)
+
+
+SHELL = JobVariables(
+    job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
+    output="$PBS_JOBID.OU",
+)  # fmt: skip
+
+
+# Variables that PBS sets in each job: a folder on each node, the number of CPUs, and BATCH.
+SET_ANEW = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
+
+
+def pbs_environment(environ: Mapping[str, str]) -> Scrubbed:
+    """Returns the environment that a new job inherits from `environ`, without the variables that PBS itself sets."""
+    # Within a job, PBS has set it to the job's CPUs; elsewhere the user has set it.
+    threads = {"OMP_NUM_THREADS"} if "PBS_JOBID" in environ else set()
+    return scrubbed(environ, own=SET_ANEW | threads)

@@ -1,7 +1,4 @@
-"""Runs Grid Engine's job commands (qsub, qstat, qacct, qalter, qdel), each with a timeout, and parses their output.
-
-The first array element has the id `17_0` here, as for the other schedulers; Grid Engine counts array tasks from 1.
-"""
+"""What Grid Engine is asked: its job commands (qsub, qstat, qacct, qalter, qdel), each with its parser."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import math
 import os
 import re
 import shlex
+import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.command import query, run_submission
+from launcher.schedulers.diagnosis import JobExecution
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob, parse_elements
+from launcher.schedulers.scheduler import JobVariables
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
     from launcher.spec.plan import JobPlan
+
+
+# -- Finds the commands of Grid Engine, on a login node and in a job
+
+
+def find(command: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns the path of a Grid Engine command, or None if it is not found.
+
+    Searches PATH, then the PATH of the submission (SGE_O_PATH) and $SGE_ROOT/bin/ARCH, because a node's PATH may lack
+    the commands.
+
+    Args:
+        command: name of the command.
+        environ: environment to search with; None: that of this process.
+    """
+    environ = os.environ if environ is None else environ
+    root, arch = environ.get("SGE_ROOT"), environ.get("SGE_ARCH") or environ.get("ARC")
+    folders = [environ.get("PATH", ""), environ.get("SGE_O_PATH", "")]
+    if root and arch:
+        folders.append(f"{root}/bin/{arch}")
+    return shutil.which(command, path=os.pathsep.join(folders))
+
+
+# -- Parses the hosts of a job from its PE_HOSTFILE
+
+
+def hosts_of(pe_hostfile: str) -> list[str]:
+    """Returns the distinct hosts of a job in the order of the file; the first one runs the job script.
+
+    Args:
+        pe_hostfile: text of the file, with a line `HOST SLOTS QUEUE PROCESSORS` for each host and queue.
+    """
+    return list(dict.fromkeys(line.split()[0] for line in pe_hostfile.splitlines() if line.strip()))
+
+
+# -- Runs Grid Engine's job commands (qsub, qstat, qacct, qalter, qdel), each with a timeout, and parses their output
+# The first array element has the id `17_0` here, as for the other schedulers; Grid Engine counts array tasks from 1.
+
 
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job's context by which `find` finds it
 # Error messages of the commands if the qmaster was not reached.
@@ -440,3 +480,58 @@ def _token(job: Element) -> str:
         if each.findtext("VA_variable") == TOKEN:
             return each.findtext("VA_value", "")
     return ""
+
+
+# -- Reads all executions of a job, with their peak memory, from Grid Engine's accounting
+
+
+def history(sge: SGE, job_id: str) -> list[JobExecution]:
+    """Returns all executions of a job, oldest first; [] if the site has no accounting."""
+    try:
+        return of_records(records(sge.accounting("-j", array_of(job_id))).get(job_id, []))
+    except QueryError:
+        return []
+
+
+def of_records(times: Sequence[Mapping[str, str]]) -> list[JobExecution]:
+    """Converts the accounting records of one job to executions."""
+    return [
+        JobExecution(
+            outcome(each), deleter(each), _moment(each.get("start_time", "")),
+            _moment(each.get("end_time", "")), size(each.get("maxvmem", "")) or None,
+        )
+        for each in times
+    ]  # fmt: skip
+
+
+def _moment(text: str) -> str:
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%S", time.strptime(text, "%a %b %d %H:%M:%S %Y"))
+    except ValueError:  # -/- for a job that did not run; Univa Grid Engine prints another format
+        return ""
+
+
+SHELL = JobVariables(
+    job_id="$JOB_ID", element_id="${JOB_ID}_$((SGE_TASK_ID - 1))", index="SGE_TASK_ID - 1",
+    output="output-${JOB_ID}_$SGE_TASK_ID.log", signals="TERM INT USR2",
+    again=("LAUNCHER_SGE_AGAIN", 99),
+)  # fmt: skip
+
+
+# Variables that select the cell and its qmaster; kept, because a job that submits another one needs them.
+KEPT = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH", "SGE_ND")
+
+
+# Variables that Grid Engine sets in each job (submit(1), ENVIRONMENTAL VARIABLES).
+OF_A_JOB = {
+    *("ARC", "ENVIRONMENT", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES", "NSLOTS", "PE", "PE_HOSTFILE"),
+    *("QUEUE", "REQUEST", "REQNAME", "RESTARTED", "TMPDIR", "TMP", "QRSH_PORT", "QRSH_COMMAND"),
+}
+
+
+def sge_environment(environ: Mapping[str, str]) -> Scrubbed:
+    """Returns the environment that a new job inherits from `environ`, without the variables that Grid Engine sets."""
+    own = {name for name in environ if name in OF_A_JOB or (name.startswith("SGE_") and name not in KEPT)}
+    # Within a job, Grid Engine has set it to the job's CPUs; elsewhere the user has set it.
+    threads = {"OMP_NUM_THREADS"} if "JOB_ID" in environ else set()
+    return scrubbed(environ, kept=KEPT, own=own | threads)
