@@ -31,6 +31,7 @@ from functools import cache
 import hypothesis
 import pytest
 
+from tests import hydra_cache
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
@@ -55,6 +56,13 @@ def no_process_group_is_left() -> Iterator[None]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
         pytest.fail("This test left torch's default process group behind.", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_compositions() -> Iterator[None]:
+    """Hydra does once for all tests of this process what depends on the files of conf/ and on their choice alone."""
+    with hydra_cache.shared():
+        yield
 
 
 # -- the clusters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,17 @@ from tests.unit.clock import Clock
 from tests.unit.faults import FileServer
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths in one folder that do not exist yet: making thousands of numbered folders looks through all of them."""
+    folder: Path = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache directory (LAUNCHER_CACHE_DIR) of its own for each test, so that tests share no cached queries."""
-    folder: Path = tmp_path_factory.mktemp("cache")
+    folder = next(caches)
     monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder))
     return folder
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.agent import binding
 from launcher.agent.binding import Binder
-from launcher.binding import sysfs
 from launcher.binding.masks import BindingRefused
 from launcher.binding.node import Node, Unbound
 from launcher.failures.codes import UnboundReason
@@ -77,9 +75,8 @@ def test_the_lists_of_map_are_those_of_each_nodes_local_ranks() -> None:
         bound(flat(8), set(range(8)), launch={"bind": "map:1:9"})
 
 
-def test_ranks_are_beside_the_gpus_of_their_mask(tmp_path: Path) -> None:
-    about = trees.description("polaris")
-    node, allowed = sysfs.read(trees.build(tmp_path, about), {}), set(trees.allowed(about))
+def test_ranks_are_beside_the_gpus_of_their_mask() -> None:
+    node, allowed = trees.read("polaris"), set(trees.allowed(trees.description("polaris")))
     masked = {"CUDA_VISIBLE_DEVICES": "3,0"}
     told = bound(node, allowed, environ=masked, gpus_per_node=2, cpus_per_proc=4)[1]
     assert [(rank.numa, rank.gpu, rank.gpu_numa, rank.nic) for rank in told.ranks] == [
@@ -102,9 +99,8 @@ def nics_of(ranks: list[Placement]) -> list[str]:
     return [rank.environment["NCCL_SOCKET_IFNAME"] for rank in ranks]
 
 
-def test_each_rank_talks_through_the_nic_of_its_gpu(tmp_path: Path) -> None:
-    about = trees.description("polaris")
-    node, allowed = sysfs.read(trees.build(tmp_path, about), {}), set(trees.allowed(about))
+def test_each_rank_talks_through_the_nic_of_its_gpu() -> None:
+    node, allowed = trees.read("polaris"), set(trees.allowed(trees.description("polaris")))
     ranks, told = bound(node, allowed, environ={"CUDA_VISIBLE_DEVICES": "3,2"}, gpus_per_node=2, **NICS)
     assert nics_of(ranks) == ["hsn0", "hsn1"]
     assert [rank.nic for rank in told.ranks] == ["mlx5_0", "mlx5_1"]

@@ -176,7 +176,7 @@ def test_agents_that_do_not_answer_are_named(
         return folder
 
     monkeypatch.setattr(requests, "send", send)
-    monkeypatch.setattr(connect, "wait_until", lambda poll: poll())
+    monkeypatch.setattr(attach, "wait_until", lambda poll: poll())
     assert attach._stack(attempt, members, None) == 1
     shown = capsys.readouterr()
     assert "rank 0 on node1, process 7: no stack; its process waits for a device or a file server" in shown.out

@@ -16,10 +16,6 @@ from tests.unit.binding import trees
 UUID = "GPU-0000000{}-0000-0000-0000-000000000000"
 
 
-def node_of(name: str, root: Path, environ: dict[str, str] | None = None) -> Node:
-    return sysfs.read(trees.build(root, trees.description(name)), environ or {})
-
-
 def addresses(node: Node, environ: dict[str, str]) -> list[str]:
     return [gpu.name for gpu in devices.visible_gpus(node, environ)]
 
@@ -43,14 +39,14 @@ def wrong(reason: UnboundReason, *names: str, value: str = "", gpus: int = 0) ->
         (f"MIG-{UUID.format(2)}/7/0,MIG-{UUID.format(2)}/8/0", "85 85"),
     ],
 )
-def test_masks_of_nvidia(mask: str | None, buses: str, tmp_path: Path) -> None:
-    node = node_of("polaris", tmp_path)
+def test_masks_of_nvidia(mask: str | None, buses: str) -> None:
+    node = trees.read("polaris")
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     assert addresses(node, environ) == [f"0000:{bus}:00.0" for bus in buses.split()]
 
 
-def test_masks_of_rocm_count_within_each_other(tmp_path: Path) -> None:
-    node = node_of("lumi-g", tmp_path)
+def test_masks_of_rocm_count_within_each_other() -> None:
+    node = trees.read("lumi-g")
     environ = {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "1"}
     assert addresses(node, environ) == ["0000:d6:00.0"]
 
@@ -62,16 +58,17 @@ def test_masks_of_rocm_count_within_each_other(tmp_path: Path) -> None:
         ("2", ["0000:42:00.0.0"]),
     ],
 )
-def test_masks_of_level_zero_name_tiles(mask: str, names: list[str], tmp_path: Path) -> None:
-    assert addresses(node_of("aurora", tmp_path), {"ZE_AFFINITY_MASK": mask}) == names
+def test_masks_of_level_zero_name_tiles(mask: str, names: list[str]) -> None:
+    assert addresses(trees.read("aurora"), {"ZE_AFFINITY_MASK": mask}) == names
 
 
 def test_tiles_are_no_devices_where_cards_are(tmp_path: Path) -> None:
-    assert len(node_of("aurora", tmp_path, {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}).gpus) == 6
+    trees.build(tmp_path, trees.description("aurora"))
+    assert len(sysfs.read(tmp_path, {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}).gpus) == 6
 
 
-def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library(tmp_path: Path) -> None:
-    node = node_of("polaris", tmp_path)
+def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library() -> None:
+    node = trees.read("polaris")
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-11111111-2222"}
     found = devices.visible_gpus(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
     assert [gpu.address for gpu in found] == ["0000:85:00.0"]
@@ -104,9 +101,9 @@ def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
         ("", Unbound(UnboundReason.NO_GPU)),
     ],
 )
-def test_what_is_not_there_or_twice_is_named(mask: str, unbound: Unbound, tmp_path: Path) -> None:
+def test_what_is_not_there_or_twice_is_named(mask: str, unbound: Unbound) -> None:
     with pytest.raises(DeviceError) as refused:
-        devices.of_ranks(node_of("polaris", tmp_path), {"CUDA_VISIBLE_DEVICES": mask}, range(2), gpus=True)
+        devices.of_ranks(trees.read("polaris"), {"CUDA_VISIBLE_DEVICES": mask}, range(2), gpus=True)
     assert refused.value.unbound == unbound
 
 
@@ -119,22 +116,22 @@ def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_
     assert sysfs.read(tmp_path, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).unbound is None
 
 
-def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu(tmp_path: Path) -> None:
-    node = node_of("polaris", tmp_path)
+def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu() -> None:
+    node = trees.read("polaris")
     ranks = devices.of_ranks(node, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, range(4), gpus=True, pairs=["hsn1", "hsn0"])
     assert [(rank.gpu.address[5:7], rank.nic.name) for rank in ranks if rank.gpu and rank.nic] == [
         ("c7", "mlx5_0"), ("85", "mlx5_1"), ("46", "mlx5_0"), ("07", "mlx5_1")
     ]  # fmt: skip
 
 
-def test_a_nic_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_nic_that_is_not_there_is_named() -> None:
     with pytest.raises(DeviceError) as refused:
-        devices.of_ranks(node_of("polaris", tmp_path), {}, range(4), gpus=True, pairs=["hsn7"])
+        devices.of_ranks(trees.read("polaris"), {}, range(4), gpus=True, pairs=["hsn7"])
     assert refused.value.unbound == Unbound(UnboundReason.NO_NIC, names=("hsn7",), nics=("mlx5_0", "mlx5_1"))
 
 
-def test_nics_have_the_names_and_speeds_of_infiniband_and_of_interfaces(tmp_path: Path) -> None:
-    node = node_of("miyabi-g", tmp_path)
+def test_nics_have_the_names_and_speeds_of_infiniband_and_of_interfaces() -> None:
+    node = trees.read("miyabi-g")
     assert [(nic.name, nic.interface, nic.numa, nic.speed) for nic in node.nics] == [("mlx5_0", "ibP2s2", 0, 200)]
 
 

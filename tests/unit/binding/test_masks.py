@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.binding import devices, masks, node_types, sysfs
+from launcher.binding import devices, masks, node_types
 from launcher.binding.masks import Binding, BindingRefused, RankDevices
 from launcher.binding.node import CPUS, Core, Gpu, Nic, Node, Unbound
 from launcher.binding.wanted import parse
@@ -57,9 +56,8 @@ AUTO = {
 }  # fmt: skip
 
 
-def node_of(name: str, root: Path) -> tuple[Node, list[int]]:
-    about = trees.description(name)
-    return sysfs.read(trees.build(root, about), {}), trees.allowed(about)
+def node_of(name: str) -> tuple[Node, list[int]]:
+    return trees.read(name), trees.allowed(trees.description(name))
 
 
 def shown(binding: Binding) -> list[str]:
@@ -68,24 +66,24 @@ def shown(binding: Binding) -> list[str]:
 
 
 @pytest.mark.parametrize("name", trees.NAMES)
-def test_a_known_node_type_has_its_ranks_beside_their_gpus(name: str, tmp_path: Path) -> None:
-    node, allowed = node_of(name, tmp_path)
+def test_a_known_node_type_has_its_ranks_beside_their_gpus(name: str) -> None:
+    node, allowed = node_of(name)
     ranks = devices.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
     assert node.unbound is None
     assert shown(masks.bind(node, allowed, ranks, parse("auto"))) == AUTO[name]
 
 
 @pytest.mark.parametrize("name", trees.NAMES)
-def test_a_node_type_is_what_is_read_on_such_a_node(name: str, tmp_path: Path) -> None:
-    node, _ = node_of(name, tmp_path)
+def test_a_node_type_is_what_is_read_on_such_a_node(name: str) -> None:
+    node = trees.read(name)
     assert node_types.load(name).node == replace(node, gpus=tuple(replace(gpu, uuid="") for gpu in node.gpus))
 
 
 LUMI_ORDER = [49, 57, 17, 25, 1, 9, 33, 41]
 
 
-def test_one_core_each_on_lumi_is_the_order_of_its_documentation(tmp_path: Path) -> None:
-    node, allowed = node_of("lumi-g", tmp_path)
+def test_one_core_each_on_lumi_is_the_order_of_its_documentation() -> None:
+    node, allowed = node_of("lumi-g")
     without_threads = [cpu for cpu in allowed if cpu < 64]  # as with --hint=nomultithread
     ranks = devices.of_ranks(node, {}, range(8), gpus=True)
     assert shown(masks.bind(node, without_threads, ranks, parse("core"))) == [str(core) for core in LUMI_ORDER]

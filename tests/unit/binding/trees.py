@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.binding import node_types
+from launcher.binding import node_types, sysfs
+from launcher.binding.node import Node
 from launcher.formatting import ranges
 from launcher.units import parse_ranges
 
@@ -21,6 +24,13 @@ def description(name: str) -> dict[str, Any]:
 def allowed(about: dict[str, Any]) -> list[int]:
     """The CPUs that a job of its own gets there."""
     return list(node_types.of("", about).allowed)
+
+
+@cache
+def read(name: str) -> Node:
+    """What is read of a node of this type, where no variable is set; built once, since a tree has a thousand files."""
+    with tempfile.TemporaryDirectory() as root:
+        return sysfs.read(build(Path(root), description(name)), {})
 
 
 def build(root: Path, about: dict[str, Any]) -> Path:

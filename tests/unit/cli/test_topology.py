@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.binding import devices, masks, node_types, sysfs
+from launcher.binding import devices, masks, node_types
 from launcher.binding.wanted import parse
 from launcher.cli import commands
 from launcher.cli.topology_picture import WIDTH, devices_of, pictures
@@ -18,15 +18,12 @@ from tests.unit.binding import trees
 from tests.unit.cli.test_commands import make
 
 
-def told(
-    name: str, root: Path, bind: str = "auto", host: str = "node1", first: int = 0
-) -> tuple[Bound, dict[str, list[str]]]:
-    about = trees.description(name)
-    node = sysfs.read(trees.build(root / host, about), {})
+def told(name: str, bind: str = "auto", host: str = "node1", first: int = 0) -> tuple[Bound, dict[str, list[str]]]:
+    node, allowed = trees.read(name), trees.allowed(trees.description(name))
     near = devices.of_ranks(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
-    found = masks.bind(node, trees.allowed(about), near, parse(bind))
+    found = masks.bind(node, allowed, near, parse(bind))
     beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
-    return event_of(host, node, trees.allowed(about), found.ranks, unbound=found.unbound, first_rank=first), beside
+    return event_of(host, node, allowed, found.ranks, unbound=found.unbound, first_rank=first), beside
 
 
 POLARIS = """\
@@ -53,27 +50,27 @@ CORES_OF_LUMI = """\
                64-79  -4......-5......"""
 
 
-def test_a_picture(tmp_path: Path) -> None:
-    bound, beside = told("polaris", tmp_path)
+def test_a_picture() -> None:
+    bound, beside = told("polaris")
     assert "\n".join(pictures([bound], beside)) == POLARIS
 
 
-def test_cores_of_nobody_and_of_the_site(tmp_path: Path) -> None:
-    shown = "\n".join(pictures([told("lumi-g", tmp_path, "core")[0]]))
+def test_cores_of_nobody_and_of_the_site() -> None:
+    shown = "\n".join(pictures([told("lumi-g", "core")[0]]))
     assert CORES_OF_LUMI in shown
     assert ". of no rank, - not the job's" in shown
 
 
-def test_alike_nodes_are_one_picture(tmp_path: Path) -> None:
-    both = [told("polaris", tmp_path)[0], told("polaris", tmp_path, host="node2", first=4)[0]]
+def test_alike_nodes_are_one_picture() -> None:
+    both = [told("polaris")[0], told("polaris", host="node2", first=4)[0]]
     shown = pictures(both)
     assert shown[0].startswith("node1, node2: 1 socket")
     assert shown[-1] == "  local 0 is ranks 0,4"
     assert sum("NUMA 0" in line for line in shown) == 1
 
 
-def test_nodes_that_differ_are_named_and_shown_each(tmp_path: Path) -> None:
-    both = [told("polaris", tmp_path)[0], told("perlmutter", tmp_path, host="node2", first=4)[0]]
+def test_nodes_that_differ_are_named_and_shown_each() -> None:
+    both = [told("polaris")[0], told("perlmutter", host="node2", first=4)[0]]
     shown = pictures(both)
     assert shown[0].startswith("the nodes differ: 1 socket, 4 NUMA nodes, 32 cores")
     assert sum("  NUMA 0" in line for line in shown) == 2
@@ -81,8 +78,8 @@ def test_nodes_that_differ_are_named_and_shown_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bind", ["auto", "none", "numa"])
 @pytest.mark.parametrize("name", trees.NAMES)
-def test_every_known_node_fits_the_terminal(name: str, bind: str, tmp_path: Path) -> None:
-    bound, beside = told(name, tmp_path, bind)
+def test_every_known_node_fits_the_terminal(name: str, bind: str) -> None:
+    bound, beside = told(name, bind)
     assert max(len(line) for line in pictures([bound], beside)) <= WIDTH
 
 
@@ -115,6 +112,6 @@ def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(RunError, match="a has started no ranks yet"):
         commands.main(where)
     path = run.attempts()[-1].events_file("node-0")
-    event_file.append(path, told("polaris", tmp_path)[0])
+    event_file.append(path, told("polaris")[0])
     assert commands.main(where) == 0
     assert "  2     8      8-15,40-47   1     0000:85:00.0  -" in capsys.readouterr().out
