@@ -78,7 +78,7 @@ test-user: $(READY)
 
 test-slow: $(READY)
 	@bash tests/setup_debian.sh
-	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow $(UNIT_TESTS:%=--ignore=%)
+	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow
 
 .venv-torch-oldest/ready: MADE_BY = $(PYTHON_OLDEST)
 .venv-torch-oldest/ready: WITH = $(TORCH_OLDEST)

@@ -42,6 +42,7 @@ from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
 
+Chosen = Callable[[int], list[Callable[[Run], None]]]  # the commands for a change, by its number
 MEMORY = 1 << 30  # bytes that a test may take besides what the process has
 
 
@@ -176,11 +177,23 @@ COMMANDS: list[Callable[[Run], None]] = [
 ]  # fmt: skip
 
 
-def run_all(run: Run, what: object) -> tuple[list[str], str]:
+def all_of_them(_: int) -> list[Callable[[Run], None]]:
+    return COMMANDS
+
+
+def two_of_them(number: int) -> list[Callable[[Run], None]]:
+    """Others for the next number, so that each has its turn in every file."""
+    return [COMMANDS[(number + later) % len(COMMANDS)] for later in (0, 3)]
+
+
+CHOSEN = pytest.mark.parametrize("chosen", [two_of_them, pytest.param(all_of_them, marks=pytest.mark.slow)])
+
+
+def run_all(run: Run, what: object, commands: list[Callable[[Run], None]] = COMMANDS) -> tuple[list[str], str]:
     """All commands on a run; what they refused it for, and what they printed. Nothing but errors for the user comes of
     them."""
     refused, printed = [], io.StringIO()
-    for command in COMMANDS:
+    for command in commands:
         try:
             with contextlib.redirect_stdout(printed):
                 command(run)
@@ -269,14 +282,15 @@ def names_of_sources() -> list[str]:
     return [*events, *rest, f"checkpoints/{checkpoints.name_of(5)}/manifest.json", "record.json"]
 
 
+@CHOSEN
 @pytest.mark.parametrize("name", names_of_sources())
-def test_one_field_of_one_file_is_something_else(one: Run, name: str, bounded: None) -> None:
+def test_one_field_of_one_file_is_something_else(one: Run, name: str, bounded: None, chosen: Chosen) -> None:
     path = one.path / name
     whole = path.read_text()
     assert run_all(one, "nothing was changed")[0] == []
-    for what, text in short_changes(path):
+    for number, (what, text) in enumerate(short_changes(path)):
         path.write_text(text)
-        run_all(one, what)
+        run_all(one, what, chosen(number))
     path.write_text(whole)
 
 
@@ -398,14 +412,17 @@ def test_no_file_takes_gigabytes(tmp_path: Path, make: Callable[[Path], None], b
     assert isinstance(read_json(path), Wrong)
 
 
+@CHOSEN
 @pytest.mark.parametrize("make", FILES)
-def test_a_file_is_not_what_it_says(one: Run, make: Callable[[Path], None], small: None, bounded: None) -> None:
-    for name in (*names_of_sources(), *PLAIN):
+def test_a_file_is_not_what_it_says(
+    one: Run, make: Callable[[Path], None], small: None, bounded: None, chosen: Chosen
+) -> None:
+    for number, name in enumerate((*names_of_sources(), *PLAIN)):
         path = one.path / name
         whole = path.read_bytes()
         path.unlink()
         make(path)
-        _, printed = run_all(one, name)
+        _, printed = run_all(one, name, COMMANDS if make is a_link_elsewhere else chosen(number))
         assert "a secret of somebody else" not in printed, name
         if name.endswith(".jsonl"):
             assert name in "\n".join(unreadable.problems(one)), name

@@ -166,9 +166,19 @@ def same(hydra: Hydra, points: Sequence[Point]) -> None:
     assert all(shown(composed) == expected for composed, expected in given_before), points
 
 
-@settings(max_examples=12)
-@given(points=st.lists(st.sampled_from(POINTS), max_size=15))
+orders = st.lists(st.sampled_from(POINTS), max_size=15)
+
+
+@settings(max_examples=6)
+@given(points=orders)
 def test_known_points_in_any_order(hydra: Hydra, points: list[Point]) -> None:
+    same(hydra, points)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(points=orders)
+def test_known_points_in_a_hundred_orders(hydra: Hydra, points: list[Point]) -> None:
     same(hydra, points)
 
 

@@ -58,9 +58,12 @@ def attempt(tmp_path: Path) -> Attempt:
 # -- what is written
 
 
-@pytest.mark.parametrize("days", [1, 60, 100])
+@pytest.mark.parametrize(
+    ("days", "steps"),
+    [(1, 20_000), (100, 20_000), *(pytest.param(days, 100_000, marks=pytest.mark.slow) for days in (1, 60, 100))],
+)
 def test_the_interval_between_events_grows_with_the_run(
-    attempt: Attempt, days: int, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, days: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, step = 0.0, 0
     written: list[Event] = []
@@ -75,10 +78,10 @@ def test_the_interval_between_events_grows_with_the_run(
     monkeypatch.setattr(reporter, "Events", lambda *_: write)
     told = Reporter(attempt, 0)
     monkeypatch.setattr(told, "_track", lambda prefix, values, step, **_: tracked.append(step))
-    took = days * DAY / 100_000  # seconds of a step
-    while step < 100_000:
+    took = days * DAY / steps  # seconds of a step
+    while step < steps:
         now, step = now + took, step + 1
-        told.progress(step, 100_000, loss=1 / step)
+        told.progress(step, steps, loss=1 / step)
         if step % 100 == 0:
             told.evaluated(step, accuracy=0.5)
     loss, accuracy = curves([[event_file.entry(event) for event in written]])
@@ -111,7 +114,9 @@ def test_a_number_that_no_reader_takes_is_refused(attempt: Attempt, value: Any) 
 # -- what is read
 
 
-@pytest.mark.parametrize(("count", "metrics"), [(2_000, 1), (20_000, 1), (200_000, 1), (2_000, 200)])
+@pytest.mark.parametrize(
+    ("count", "metrics"), [(2_000, 1), (20_000, 1), pytest.param(200_000, 1, marks=pytest.mark.slow), (2_000, 200)]
+)
 def test_of_a_file_that_is_too_large_events_are_read_that_are_evenly_apart(
     attempt: Attempt, count: int, metrics: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +217,7 @@ def test_work_for_ten_times_the_events(
 
     monkeypatch.setattr(event_file, "_misfit", counted)
     counts = []
-    for count in (2_000, 20_000):
+    for count in (1_000, 10_000):
         attempt.events_file("rank-0").write_text(lines(count))
         saved = json.dumps(event_file.entry(Saved(time=1e9, step=1)))
         attempt.events_file("checkpoint").write_text(f"{saved}\n" * count)

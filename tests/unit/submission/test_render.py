@@ -181,7 +181,6 @@ def test_no_option_of_qsub_has_a_control_character(char: str) -> None:
 CONTROLS = ["\n", "\r", "\x00", "\x1b", "\x7f", "\x0b", "\x85", "\u2028", "\u2029"]
 
 
-@pytest.mark.parametrize("char", CONTROLS)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -193,16 +192,16 @@ CONTROLS = ["\n", "\r", "\x00", "\x1b", "\x7f", "\x0b", "\x85", "\u2028", "\u202
     ],
     ids=str,
 )
-def test_control_characters_never_reach_a_script(fields: dict[str, Any], char: str) -> None:
-    def filled(value: Any) -> Any:
+def test_control_characters_never_reach_a_script(fields: dict[str, Any]) -> None:
+    def filled(value: Any, char: str) -> Any:
         if isinstance(value, dict):
-            return {key: filled(item) for key, item in value.items()}
-        return tuple(map(filled, value)) if isinstance(value, tuple) else value.format(char)
+            return {key: filled(item, char) for key, item in value.items()}
+        return tuple(filled(item, char) for item in value) if isinstance(value, tuple) else value.format(char)
 
-    plan = bare_plan(**{name: filled(value) for name, value in fields.items()})
-    with pytest.raises(ValueError, match="refusing to write the control character") as refusal:
-        render.rendered(plan, token="token")
-    assert repr(char) in str(refusal.value)
+    for char in CONTROLS:
+        with pytest.raises(ValueError, match="refusing to write the control character") as refusal:
+            render.rendered(bare_plan(**filled(fields, char)), token="token")
+        assert repr(char) in str(refusal.value)
 
 
 @pytest.mark.parametrize("char", CONTROLS)

@@ -20,7 +20,7 @@ from tests.unit.slurm_stand_in import SlurmStandIn
 from tests.unit.sweep_runs import end, make_sweep
 from tests.unit.sweep_site import Site, seeds
 
-FEW = 12
+FEW = 6
 MANAGER = Manager(0, 0, 0, 0)
 
 
@@ -86,6 +86,7 @@ def every(sweep: Sweep) -> list[int]:
     return [Counted(point) for point in range(len(sweep.manifest().points))]
 
 
+@pytest.mark.parametrize("few", [FEW, pytest.param(4 * FEW, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("made", "command"),
     [
@@ -106,10 +107,10 @@ def every(sweep: Sweep) -> list[int]:
     ],
 )
 def test_the_work_of_a_command_grows_as_the_points_do(
-    site: Site, made: Callable[[Path, int], Sweep], command: Callable[[Sweep], object]
+    site: Site, made: Callable[[Path, int], Sweep], command: Callable[[Sweep], object], few: int
 ) -> None:
     work, compared = [], []
-    for name, count in (("first", FEW), ("few", FEW), ("many", 10 * FEW)):
+    for name, count in (("first", few), ("few", few), ("many", 10 * few)):
         script = f"100 {count} 0-{count - 1} launcher-1 - script\n"
         (site.slurm.folder / "jobs").write_text("" if made is failed else script)
         sweep = made(site.folder / name, count)
