@@ -60,10 +60,11 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(RUN) -m launcher workload=ddp_mnist procs_per_node=2
 	@echo
-	@echo "Next, with $(RUN) in place of python:"
-	@echo "  python -m launcher status                                    this run and later ones"
-	@echo "  python -m launcher workload=ddp_mnist nodes=2 dry_run=true   what would run, and how"
-	@echo "  python -m launcher workload=ddp_mnist cluster=slurm nodes=2  the same on a Slurm cluster"
+	@echo "Next:"
+	@echo "  . $(VENV)/bin/activate"
+	@echo "  launcher status                                    this run and later ones"
+	@echo "  launcher workload=ddp_mnist nodes=2 dry_run=true   what would run, and how"
+	@echo "  launcher workload=ddp_mnist cluster=slurm nodes=2  the same on a Slurm cluster"
 
 test: lint
 	@bash tests/setup_debian.sh
