@@ -25,7 +25,7 @@ from launcher.rendezvous.channel import Channel, ChannelError
 from launcher.rendezvous.leader_search import find_leader
 from launcher.runs.directory import Attempt
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import StartsJobSteps
+from launcher.schedulers.base import StartsJobSteps
 from launcher.spec.plan import JobPlan
 
 REPLY_TIMEOUT = 15.0  # seconds for the agents' replies; the leading agent looks for requests every second

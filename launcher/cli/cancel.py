@@ -12,7 +12,7 @@ from launcher.maintenance.orphaned_jobs import Orphan
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, sweep_of
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -16,7 +16,7 @@ from launcher.config.scheduler_table import OURS, settings_class
 from launcher.errors import ConfigError, near
 from launcher.own_module import program
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import ReadsOptions
+from launcher.schedulers.base import ReadsOptions
 from launcher.spec.arguments import name_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from launcher.config import profiles
 from launcher.errors import ConfigError, RunError
 from launcher.findings import Level, worst
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import DescribesSite
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import DescribesSite, QueryError
 from launcher.schedulers.site import described_schedulers
 
 if TYPE_CHECKING:

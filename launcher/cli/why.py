@@ -15,7 +15,7 @@ from launcher.diagnose.why.text import as_json, of_why
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from launcher.schedulers.explanation import Explanation, Option
+    from launcher.schedulers.pending import Explanation, Option
 
 WIDTH = 79
 

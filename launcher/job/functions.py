@@ -22,7 +22,7 @@ from launcher.job import driver
 from launcher.processes import guard
 from launcher.runs.job_file import FunctionFile
 from launcher.runs.time_left import uptime
-from launcher.schedulers.task_group import environments
+from launcher.schedulers.tasks import environments
 
 FIRST_JOB = "LAUNCHER_FIRST_JOB"  # see launcher.schedulers.functions.scheduler
 

@@ -47,8 +47,7 @@ from launcher.runs.events import (
 )
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
-from launcher.schedulers.queries import Ending, QueryError
-from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
+from launcher.schedulers.base import JOB_TIMEOUT, Ending, QueryError, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
 from launcher.submission import render

@@ -29,8 +29,7 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import ConditionsMet, Fault, Submitting, every
 from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
-from launcher.schedulers.queries import QueryError
-from launcher.schedulers.scheduler import JOB_TIMEOUT
+from launcher.schedulers.base import JOB_TIMEOUT, QueryError
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import (

@@ -17,7 +17,7 @@ from launcher.monitoring.run_status import QUERY_TIMEOUT, JobMonitor
 from launcher.runs.directory import TOKEN, token_of
 from launcher.runs.lookup import RECORDS
 from launcher.schedulers import registry
-from launcher.schedulers.queries import JobOrigin, Queries, QueryError, SchedulerJob
+from launcher.schedulers.base import JobOrigin, Queries, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import SharedSnapshot
 
 MOST = 20  # jobs of one scheduler whose origin is queried at a time

@@ -21,7 +21,7 @@ from launcher.runs.claims import Claims, Kind, Manager, PointLog, State
 from launcher.runs.directory import Run
 from launcher.runs.events import Event, ManagerBegan, ManagerEnded, PointBegan, PointEnded, known
 from launcher.runs.sweep_directory import Packing, Sweep
-from launcher.schedulers.queries import JobState
+from launcher.schedulers.base import JobState
 from launcher.structs import replace
 
 SETTLED = 2.0  # seconds after which a further change of a folder certainly changes its mtime, however coarse that is

@@ -38,7 +38,7 @@ from launcher.runs.history import RunHistory, read_history
 from launcher.runs.journal import process_of
 from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
-from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
+from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob, state_text
 from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
 from launcher.spec.plan import JobPlan
 

@@ -32,7 +32,7 @@ from enum import Enum
 from launcher import errors
 from launcher.runs.events import StopRequested
 from launcher.runs.history import RunHistory
-from launcher.schedulers.queries import JobState, state_text
+from launcher.schedulers.base import JobState, state_text
 
 
 class RunState(Enum):

@@ -42,7 +42,7 @@ from launcher.runs.events import Cancelled, Ended, ProcessStarted, as_kind, ever
 from launcher.runs.history import may_have_job
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Point, Sweep, sweep_of
-from launcher.schedulers.queries import QueryError, SchedulerJob
+from launcher.schedulers.base import QueryError, SchedulerJob
 from launcher.spec.plan import JobPlan
 
 WAITING = "waiting"

@@ -45,7 +45,7 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import GroupBroken, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Progress, Stop
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Manifest, Packing, Sweep
-from launcher.schedulers.hostlist import hosts_in
+from launcher.schedulers.topology import hosts_in
 
 if TYPE_CHECKING:
     from launcher import Env

@@ -29,7 +29,7 @@ from launcher.processes import orphans
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Ended, Fault, Started
-from launcher.schedulers import hostlist
+from launcher.schedulers import topology
 from launcher.worker import rank_report
 
 # Variables that an agent sets for its ranks. A slot manager is a rank, and a point's agent must not inherit them.
@@ -56,7 +56,7 @@ def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, group:
     return {
         **kept, **slot.variables, "LAUNCHER_RUN_DIR": str(run.path), "LAUNCHER_ATTEMPT": str(attempt.number),
         "LAUNCHER_LEASE": str(run.path / LEASE), "LAUNCHER_TASK": str(group.place), "LAUNCHER_NODE": str(group.place),
-        "LAUNCHER_TASKS": str(len(group.hosts)), **hostlist.variable(group.hosts),
+        "LAUNCHER_TASKS": str(len(group.hosts)), **topology.variable(group.hosts),
         "LAUNCHER_JOB": f"{environ.get('LAUNCHER_JOB_ID', '')}-{run.id}-{attempt.number}",
     }  # fmt: skip
 

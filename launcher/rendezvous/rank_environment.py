@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from launcher.schedulers import hostlist
+from launcher.schedulers import topology
 
 ROLE = "rank"
 
@@ -63,7 +63,7 @@ def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> d
         "GROUP_RANK": node,
         "NODE_RANK": node,
         "GROUP_WORLD_SIZE": str(len(nodes)),
-        **hostlist.variable([hosts[number] for number in nodes]),
+        **topology.variable([hosts[number] for number in nodes]),
     }
 
 

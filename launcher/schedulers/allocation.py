@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import HoldsAllocations
+from launcher.schedulers.base import HoldsAllocations
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from launcher.schedulers import command
+from launcher.schedulers import run_command
 
 
 class Kind(Enum):
@@ -73,7 +73,7 @@ def detect() -> Qsub:
 def _look(path: str, changed: int) -> Qsub:
     def run(*arguments: str) -> str:
         try:
-            done = command.run([path, *arguments], timeout=20)
+            done = run_command.run([path, *arguments], timeout=20)
         except (OSError, subprocess.SubprocessError) as error:
             return str(error)
         return f"{done.stdout}\n{done.stderr}"

@@ -23,8 +23,8 @@ from launcher.files.shared_files import exists, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.events import Started, Submitted, Submitting, every, first
 from launcher.runs.journal import journal_events
-from launcher.schedulers.idempotent_submit import submit_once
-from launcher.schedulers.queries import JobState, QueryError, parts
+from launcher.schedulers.base import JobState, QueryError, parts
+from launcher.schedulers.run_command import submit_once
 from launcher.spec.plan import JobPlan
 
 # submitit's state names for jobs that have not ended; submitit takes any other name for the end of a job.

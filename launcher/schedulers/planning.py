@@ -6,7 +6,7 @@ from launcher.config import profiles
 from launcher.config.schema import Cluster, Config, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import Queue, Requeues, Scheduler
+from launcher.schedulers.base import Queue, Requeues, Scheduler
 from launcher.spec.build import Site, build
 from launcher.spec.plan import JobPlan
 

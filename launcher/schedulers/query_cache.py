@@ -23,7 +23,7 @@ from launcher.files import run_files
 from launcher.files.run_files import write
 from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
-from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 
 FORMAT = 4
 QUICKEST, SLOWEST = 2.0, 60.0  # minimum and maximum seconds for which a result is fresh

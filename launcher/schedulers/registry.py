@@ -1,7 +1,4 @@
-"""Loads schedulers, task starters and function executors by name.
-
-The table of schedulers is launcher/config/scheduler_table.py.
-"""
+"""Loads schedulers, task starters and function executors by name, and finds those of this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config.scheduler_table import OURS, SCHEDULERS, entry_points_of, load, names
 from launcher.errors import ConfigError, near
-from launcher.schedulers.scheduler import ExcludesNodes, Queue, Scheduler, StartsJobSteps
+from launcher.schedulers.base import ExcludesNodes, Queue, Scheduler, StartsJobSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from launcher.schedulers.functions.executor import FunctionExecutor
-    from launcher.schedulers.task_group import TaskRequest
+    from launcher.schedulers.tasks import TaskRequest
+
+
+# The table of schedulers is launcher/config/scheduler_table.py.
+
 
 # Functions that start tasks on a job's nodes without srun, by their name in a plan.
 STARTERS = {

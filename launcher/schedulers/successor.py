@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher.schedulers import registry
-from launcher.schedulers.idempotent_submit import submit_once
+from launcher.schedulers.run_command import submit_once
 from launcher.spec.plan import JobPlan
 
 

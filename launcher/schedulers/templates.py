@@ -1,8 +1,4 @@
-"""Loads the templates of job scripts with jinja2, and quotes what they print.
-
-Every value that a template prints is quoted for the shell, unless it is wrapped in `Raw`; no filter or alias turns
-that off. Values with control characters are refused.
-"""
+"""Loads the templates of job scripts with jinja2, quotes what they print, and validates a profile's extra options."""
 
 from __future__ import annotations
 
@@ -12,13 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.spec.plan import CONTROL
 
 if TYPE_CHECKING:
     import jinja2
 
-    from launcher.schedulers.scheduler import JobVariables
+    from launcher.schedulers.base import JobVariables
+
+
+# -- Loads the templates of job scripts with jinja2, and quotes what they print
+# Every value that a template prints is quoted for the shell, unless it is wrapped in `Raw`; no filter or alias turns
+# that off. Values with control characters are refused.
 
 
 class Raw:
@@ -114,3 +116,16 @@ def _environment(folder: Path) -> jinja2.Environment:
     )
     environment.filters["raw"] = raw
     return environment
+
+
+# -- Validation of cluster.directives, a profile's extra options, that all schedulers share
+
+
+def require_plain(option: str, value: Any) -> None:
+    """Checks that the value of an extra option can be written in a directive line.
+
+    Raises:
+        ConfigError: the value is not text, a number, true, false or null.
+    """
+    if not (value is None or isinstance(value, (str, int, float, bool))):
+        raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")

@@ -36,7 +36,7 @@ from launcher.runs.events import Awaited, ConditionsMet, every
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
 from launcher.spec.plan import JobPlan
 
 CONDITIONS = ("ok", "any", "failed")

@@ -22,10 +22,9 @@ from launcher.runs.directory import Run, new_id, token_of
 from launcher.runs.lookup import find
 from launcher.schedulers import registry
 from launcher.schedulers.allocation import Allocation, require_room
+from launcher.schedulers.base import CountsJobs, QueryError
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
-from launcher.schedulers.queries import QueryError
-from launcher.schedulers.scheduler import CountsJobs
 from launcher.spec import limits, pools
 from launcher.spec.build import Site, check_name
 from launcher.spec.plan import JobPlan, keys_of

@@ -24,7 +24,7 @@ from launcher.submission import custom_template
 
 if TYPE_CHECKING:
     from launcher.runs.directory import Run
-    from launcher.schedulers.scheduler import Scheduler
+    from launcher.schedulers.base import Scheduler
     from launcher.spec.plan import JobPlan
 
 

@@ -17,7 +17,7 @@ from launcher.runs.events import Submitted as JobSubmitted
 from launcher.runs.events import every
 from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
-from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.run_command import Refused
 from launcher.submission.prepare import Prepared
 from launcher.submission.submit import (
     Submitted,

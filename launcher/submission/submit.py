@@ -33,8 +33,8 @@ from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events, process_of
 from launcher.runs.submitter_lock import only_submitter
 from launcher.schedulers import registry
-from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.run_command import Refused
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan, keys_of
 from launcher.submission import dependencies, render

@@ -27,7 +27,7 @@ from launcher.runs.events import CancelFailed
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
-from launcher.schedulers.queries import AnswerLost, QueryError, parts
+from launcher.schedulers.base import AnswerLost, QueryError, parts
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import update_followers
 from launcher.sweeps import pilots

@@ -31,7 +31,7 @@ from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Packing, Sweep
-from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.run_command import Refused
 from launcher.search.progress import look
 from launcher.spec.plan import PILOT_ENTRY, JobPlan
 from launcher.spec.sections import Workload

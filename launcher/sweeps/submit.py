@@ -32,9 +32,9 @@ from launcher.runs.journal import journal_events
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
+from launcher.schedulers.base import parts
 from launcher.schedulers.executor import begun
-from launcher.schedulers.idempotent_submit import Refused
-from launcher.schedulers.queries import parts
+from launcher.schedulers.run_command import Refused
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies, render
 from launcher.submission.interrupts import Interrupted, delayed_interrupt

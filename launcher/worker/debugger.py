@@ -27,7 +27,7 @@ from launcher.log_line import log_line
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Breakpoint, Continued
 from launcher.runs.time_left import time_left
-from launcher.schedulers.hostlist import hosts_in
+from launcher.schedulers.topology import hosts_in
 from launcher.worker.debug_console import Console
 
 if TYPE_CHECKING:

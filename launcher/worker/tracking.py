@@ -23,7 +23,7 @@ from launcher.errors import LauncherError
 from launcher.log_line import log_line
 from launcher.redaction import public
 from launcher.runs.directory import Attempt, Run
-from launcher.schedulers.hostlist import hosts_in
+from launcher.schedulers.topology import hosts_in
 from launcher.worker.tracker import CLOSE_TIMEOUT, LOCAL_TIMEOUT, About, Entry, Tracker, keep, kept
 from launcher.worker.tracking_mlflow import MLflow
 from launcher.worker.tracking_tensorboard import TensorBoard, redone_from

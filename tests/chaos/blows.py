@@ -19,7 +19,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import retention
 from launcher.checkpoint.format import Manifest
 from launcher.runs.directory import Run
-from launcher.schedulers.hostlist import expand
+from launcher.schedulers.topology import expand
 from tests.chaos import file_server
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import Launcher

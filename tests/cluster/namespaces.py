@@ -17,7 +17,7 @@ import sys
 import time
 from types import TracebackType
 
-from launcher.schedulers import task_group
+from launcher.schedulers import tasks as task_group
 
 NODES = 3
 HOSTS = tuple(f"10.213.0.{node + 1}" for node in range(NODES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.schedulers.hostlist import expand
+from launcher.schedulers.topology import expand
 from tests.cluster.slurm_cluster import SlurmCluster
 
 

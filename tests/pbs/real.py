@@ -8,9 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.queries import QueryError
 
 
 class RealPbs:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher import errors
-from launcher.schedulers.task_group import environments
+from launcher.schedulers.tasks import environments
 from launcher.schedulers.topology import derive
 
 

@@ -34,10 +34,10 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Progress
 from launcher.runs.search_record import RUNG, SearchRecord
 from launcher.runs.sweep_directory import Manifest, Sweep
-from launcher.schedulers.command import QueryError, query
-from launcher.schedulers.hostlist import hosts_in, variable
+from launcher.schedulers.run_command import QueryError, query
 from launcher.schedulers.sge import node, qrsh
 from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.topology import hosts_in, variable
 from launcher.sweeps import control
 from launcher.worker.rank_report import read_error_file, read_last_words, read_report
 from launcher.worker.tracker import Entry, keep, kept

@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import Queue
+from launcher.schedulers.base import Queue
 from launcher.spec import data_sets
 
 TORCH = 60.0  # seconds for the import of torch

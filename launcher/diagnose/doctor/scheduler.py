@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from launcher.config.schema import Cluster
 from launcher.findings import Finding, ok, problem
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import ChecksItself
-from launcher.schedulers.scheduler import Scheduler
+from launcher.schedulers.base import ChecksItself, Scheduler
 
 
 def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:

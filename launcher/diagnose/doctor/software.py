@@ -14,7 +14,7 @@ from typing import Any
 from launcher import __version__, paths
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.findings import Finding, ok, problem, warning
-from launcher.schedulers import command
+from launcher.schedulers import run_command
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
 # The range of versions of each package that works (pyproject.toml): the lowest, and the first too new; None: any.
@@ -175,14 +175,14 @@ def nvidia(answer: str | None) -> Iterator[Finding]:
 def probe_nvidia() -> Iterator[Finding]:
     words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = command.run(words, timeout=8)
+        done = run_command.run(words, timeout=8)
     except NOT_ON_PATH:
         yield from nvidia(None)
         return
     except subprocess.TimeoutExpired:
         yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask the administrators")
         return
-    except command.OutputTooLong as error:
+    except run_command.OutputTooLong as error:
         yield problem("gpus", str(error), "it is not NVIDIA's nvidia-smi: check PATH")
         return
     yield from nvidia(done.stdout if done.returncode == 0 else done.stdout + done.stderr)

@@ -13,7 +13,7 @@ from launcher.failures.kinds import Kind
 from launcher.formatting import format_hours, rough_size
 from launcher.runs.events import Fault
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import OpensOutput
+from launcher.schedulers.base import OpensOutput
 from launcher.spec.plan import JobPlan, keys_of
 
 GIB = 1024**3

@@ -33,9 +33,8 @@ from launcher.runs.events import (
 )
 from launcher.runs.history import first_fault
 from launcher.runs.output import file_names
-from launcher.schedulers import notices, registry
-from launcher.schedulers.diagnosis import JobExecution, RemembersJobs, WritesNotices
-from launcher.schedulers.scheduler import Queue, Scheduler
+from launcher.schedulers import pending, registry
+from launcher.schedulers.base import JobExecution, Queue, RemembersJobs, Scheduler, WritesNotices
 from launcher.spec.plan import JobPlan
 from launcher.submission.render import setup_lines
 
@@ -124,7 +123,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
 
 def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
     output = output_lines(seen.run, attempt, following)
-    found = notices.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
+    found = pending.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
     amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
     memory = dict(evidence.memory)
     if amounts is not None and amounts[0] and amounts[1]:
@@ -136,7 +135,7 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
     return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
 
 
-def _forms(scheduler: Scheduler) -> list[notices.Form]:
+def _forms(scheduler: Scheduler) -> list[pending.Form]:
     # For a run inside an allocation they are the forms of all schedulers: which one made the allocation is not known
     has_jobs = scheduler.on_this_machine or isinstance(scheduler, Queue)
     writers = [scheduler] if has_jobs else registry.schedulers()

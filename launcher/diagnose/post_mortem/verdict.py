@@ -31,7 +31,7 @@ from launcher.failures.kinds import Kind
 from launcher.formatting import plural, rough_size
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Fault, Pruned, SetupFailed, Stays, Stop, StopRequested
-from launcher.schedulers import notices
+from launcher.schedulers import pending
 
 NEAR_LIMIT = 0.9  # a killed process that used more than this fraction of its memory limit was probably killed for it
 GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
@@ -110,7 +110,7 @@ class Evidence:
     scheduler: str = ""  # the title of the scheduler (`Slurm`)
     # the state of the job in the scheduler, and the signal that ended it
     job: JobStatus = field(default_factory=JobStatus)
-    notices: tuple[notices.Notice, ...] = ()  # messages of the scheduler in the job's output
+    notices: tuple[pending.Notice, ...] = ()  # messages of the scheduler in the job's output
     log: tuple[str, ...] = ()  # the last lines of the failed rank's log
     output: tuple[str, ...] = ()  # the last lines of the job's output
     cluster: str = ""  # the name of the cluster's profile
@@ -145,7 +145,7 @@ class Evidence:
     def job_state(self) -> str:
         """The final state of the job from the scheduler or its notices (`TIMEOUT`); empty: none explains the end."""
         state = self.job.raw_state
-        return state if state in DECISIVE else notices.main_state(self.notices) or state * (state in _STATE_KINDS)
+        return state if state in DECISIVE else pending.main_state(self.notices) or state * (state in _STATE_KINDS)
 
     @property
     def failed_uncancelled(self) -> bool:

@@ -14,9 +14,8 @@ from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Packing, Sweep, sweep_of
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import ExplainsPending
-from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import ExplainsPending, QueryError
+from launcher.schedulers.pending import Explanation, Facts, Waiting, Why
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import Decision, conditions_met, decide, read_dependencies
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from launcher.formatting import format_time
-from launcher.schedulers.explanation import Explanation, Facts, Why
-from launcher.schedulers.queries import state_text
+from launcher.schedulers.base import state_text
+from launcher.schedulers.pending import Explanation, Facts, Why
 
 
 def of_why(found: Explanation) -> str:

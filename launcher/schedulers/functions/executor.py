@@ -1,15 +1,4 @@
-"""The submitit executor that submits users' functions; its jobs and their states.
-
-    executor = submitit.AutoExecutor("logs", cluster="pbs")
-    executor.update_parameters(timeout_min=60, nodes=2, tasks_per_node=4, pbs_queue="gpu")
-    job = executor.submit(function, 3)
-    print(job.results())
-
-Job ids are the scheduler's (`136.pbs-srv`); array elements have `150.pbs-srv_0` and so on. A job that checkpoints and
-is resubmitted keeps its first id here; ID_resubmitted.txt in submitit's folder lists the ids of the later jobs.
-
-This module and its imports need neither torch nor Hydra.
-"""
+"""The submitit executor that submits users' functions; its jobs and their states."""
 
 from __future__ import annotations
 
@@ -24,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from submitit.core import core, utils
+from submitit.core import core, plugins, utils
 
 from launcher.environment import secrets
 from launcher.errors import UnavailableError
@@ -34,14 +23,40 @@ from launcher.files.shared_files import read_text, unwrap
 from launcher.redaction import SECRETS
 from launcher.runs.directory import require_private
 from launcher.runs.sweep_directory import element_id
+from launcher.schedulers import registry
+from launcher.schedulers.base import JobState, Queries, QueryError, SchedulerJob, parts
 from launcher.schedulers.detect import detect
 from launcher.schedulers.executor import NOT_OVER
-from launcher.schedulers.functions import plugin
-from launcher.schedulers.functions.environment import FunctionEnvironment, link_as, resubmissions
-from launcher.schedulers.functions.parameters import Parameters, folder_of
-from launcher.schedulers.functions.scheduler import FunctionScheduler
-from launcher.schedulers.idempotent_submit import Refused, submit_once
-from launcher.schedulers.queries import JobState, Queries, QueryError, SchedulerJob, parts
+from launcher.schedulers.functions.scheduler import FunctionScheduler, Parameters, folder_of
+from launcher.schedulers.functions.task import FunctionEnvironment, link_as, resubmissions
+from launcher.schedulers.run_command import Refused, submit_once
+
+# -- Registers all executors of `registry.FUNCTIONS` with submitit, which loads only one per entry point `executor`
+
+
+def add_ours() -> None:
+    """Appends the executors of registry.FUNCTIONS to submitit's list, unless they are in it.
+
+    Does nothing before submitit has loaded its plug-ins. `submitit.core.plugins.get_executors` loops over the list and
+    calls `name()` of each executor. `FunctionExecutor.name` calls this function, so the same loop also reaches the
+    executors appended here.
+    """
+    if plugins._get_plugins.cache_info().currsize:
+        executors, _ = plugins._get_plugins()
+        executors += [each for each in map(registry.function_executor, registry.FUNCTIONS) if each not in executors]
+
+
+# -- The submitit executor that submits users' functions; its jobs and their states
+# executor = submitit.AutoExecutor("logs", cluster="pbs")
+#     executor.update_parameters(timeout_min=60, nodes=2, tasks_per_node=4, pbs_queue="gpu")
+#     job = executor.submit(function, 3)
+#     print(job.results())
+#
+# Job ids are the scheduler's (`136.pbs-srv`); array elements have `150.pbs-srv_0` and so on. A job that checkpoints and
+# is resubmitted keeps its first id here; ID_resubmitted.txt in submitit's folder lists the ids of the later jobs.
+#
+# This module and its imports need neither torch nor Hydra.
+
 
 OVER = "OVER"  # state of an ended job with an outcome that has not been queried yet
 
@@ -201,7 +216,7 @@ class FunctionExecutor(core.PicklingExecutor):
 
     @classmethod
     def name(cls) -> str:
-        plugin.add_ours()
+        add_ours()
         return str(super().name())
 
     @classmethod

@@ -1,28 +1,190 @@
-"""The program of each task, which calls the function.
-
-    python -m launcher.schedulers.functions.task FOLDER [--merge-output]
-
-FOLDER is submitit's folder. With --merge-output, stderr goes to the log file of stdout.
-"""
+"""A task of a submitit function: its environment, and the program that calls the function."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
+import signal
+import socket
 import sys
+import threading
+import time
+import types
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from submitit.core import job_environment, logger, utils
 
 from launcher import errors
+from launcher.errors import SubmissionError
+from launcher.files import run_files
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.processes import guard
 from launcher.runs.directory import require_private
-from launcher.schedulers import registry
-from launcher.schedulers.functions.environment import link_as
-from launcher.schedulers.functions.scheduler import FIRST_JOB
+from launcher.schedulers import registry, topology
+from launcher.schedulers.functions.scheduler import FIRST_JOB, FunctionScheduler
+from launcher.schedulers.run_command import submit_once
 
 if TYPE_CHECKING:
     from submitit.core.utils import JobPaths
+
+
+# -- submitit's environment of a function's task: its rank, and checkpoint and resubmission at the end of the wall time
+# PBS sends no signal before the end of the wall time, and SIGUSR2 would kill the login shell that runs the job; Grid
+# Engine's s_rt would end a parallel job early. So the first task of a job sets a timer. When it fires, a function with
+# a `checkpoint` method is checkpointed and resubmitted; the new job keeps the submitit id of the first job. On SIGTERM
+# (qdel, preemption, wall time) the function is only checkpointed, because the scheduler itself requeues preempted jobs.
+
+
+TIMEOUT = 45.0  # seconds after which a resubmission fails; the job is about to end
+QUERY_TIMEOUT = 15  # seconds for each scheduler command of the resubmission
+
+
+def resubmissions(paths: utils.JobPaths) -> Path:
+    """Returns the path of the file with the ids of the jobs that continued a job, one id per line, oldest first."""
+    return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
+
+
+def link_as(file: Path, name: Path) -> None:
+    """Makes a hard link `name` to a file unless `name` exists. Copies it, atomically, where hard links do not work.
+
+    Raises:
+        OSError: neither is possible.
+    """
+    run_files.make_folder(name.parent)
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in run_files.WITHOUT_LINKS:
+            raise
+        if not name.exists():
+            run_files.replace(name, file.read_bytes())
+
+
+class FunctionEnvironment(job_environment.JobEnvironment):
+    """The rank and the nodes of this process, with the attributes that submitit reads."""
+
+    scheduler: ClassVar[FunctionScheduler]
+    _env = {"job_id": "LAUNCHER_JOB_ID"}  # noqa: RUF012  submitit's
+
+    @property
+    def array_job_id(self) -> str | None:
+        return self._parts()[0]
+
+    @property
+    def array_task_id(self) -> str | None:
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[str, str] | tuple[None, None]:
+        match = re.fullmatch(r"(.+)_(\d+)", self.raw_job_id)
+        return (match[1], match[2]) if match else (None, None)
+
+    @functools.cached_property
+    def _place(self) -> topology.Topology:
+        return topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
+
+    @property
+    def hostnames(self) -> list[str]:
+        return list(self._place.hosts) or [self.hostname]
+
+    @property
+    def num_tasks(self) -> int:
+        return self._place.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        return self._place.nnodes
+
+    @property
+    def node(self) -> int:
+        return self._place.node_rank
+
+    @property
+    def global_rank(self) -> int:
+        return self._place.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._place.local_rank
+
+    def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
+        handler = _Handler(self, paths, submission)
+        signal.signal(signal.SIGTERM, handler.handle_sigterm)
+        signal.signal(self._usr_sig(), handler.checkpoint_and_try_requeue)
+        if self.global_rank == 0 and hasattr(submission.function, "checkpoint"):
+            alarm = threading.Timer(handler.deadline - time.time(), os.kill, (os.getpid(), self._usr_sig()))
+            alarm.daemon = True
+            alarm.start()
+
+    def _requeue(self, countdown: int) -> None:
+        if qsub := self.scheduler.find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
+        queries = self.scheduler.queries(QUERY_TIMEOUT)
+        text, options = self.scheduler.resubmission(Path(os.environ["LAUNCHER_SCRIPT"]).read_text(), token, first)
+        try:
+            job_id = submit_once(
+                lambda: queries.submit("-", os.environ, *options, text=text),
+                lambda: queries.find(token, os.environ["LAUNCHER_JOB_NAME"]),
+                timeout=TIMEOUT,
+            )
+        except SubmissionError as error:
+            raise utils.UncompletedJobError(f"checkpointed, but not resubmitted: {error}") from None
+        self.record_resubmission(job_id)
+        logger.get_logger().info(f"{first} continues as job {job_id} ({countdown} remaining timeouts)")
+
+    def record_resubmission(self, job_id: str) -> None:
+        """Appends a job's id to the file of `resubmissions`, unless the file has it already."""
+        file = resubmissions(self.paths)
+        known = ""
+        with contextlib.suppress(FileNotFoundError):
+            known = file.read_text()
+        if job_id not in known.split():
+            with open(file, "a") as lines:
+                lines.write(f"{job_id}\n")
+
+
+class _Handler(job_environment.SignalHandler):
+    """submitit's signal handler, which takes the deadline from LAUNCHER_DEADLINE instead of an estimate."""
+
+    env: FunctionEnvironment
+
+    @functools.cached_property
+    def deadline(self) -> float:
+        """The time at which the function must be checkpointed, in seconds since the epoch."""
+        return float(os.environ["LAUNCHER_DEADLINE"])
+
+    def has_timed_out(self) -> bool:
+        return time.time() >= self.deadline
+
+    def handle_sigterm(self, signum: int, frame: types.FrameType | None = None) -> None:
+        self._only_this_one()
+        if self.env.global_rank:
+            self._exit()  # the first task checkpoints
+        self.checkpoint_and_exit(signum, frame)
+
+    def checkpoint_and_try_requeue(self, signum: int, frame: types.FrameType | None = None) -> None:
+        if self.env.scheduler.usr_signal_kills and not self.has_timed_out():
+            self.handle_sigterm(signum, frame)  # raises SystemExit
+        self._only_this_one()
+        super().checkpoint_and_try_requeue(signum, frame)
+
+    def _only_this_one(self) -> None:
+        for number in (signal.SIGTERM, self.env._usr_sig()):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _exit(self) -> None:
+        sys.exit(errors.RESUME)
+
+
+# -- The program of each task, which calls the function
+# python -m launcher.schedulers.functions.task FOLDER [--merge-output]
+#
+# FOLDER is submitit's folder. With --merge-output, stderr goes to the log file of stdout.
 
 
 def main(folder: str, *options: str) -> int:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Allocation, allocation, known
+from launcher.schedulers.base import Ending, JobVariables, Scheduler
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.queries import Ending
-from launcher.schedulers.scheduler import JobVariables, Scheduler
 
 if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor

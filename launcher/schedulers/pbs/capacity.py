@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.formatting import format_size, plural
-from launcher.schedulers.explanation import Option, may_offer_fewer_nodes
 from launcher.schedulers.pbs.client import PBS, UNKNOWN_QUEUE, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
+from launcher.schedulers.pending import Option, may_offer_fewer_nodes
 from launcher.spec.limits import NodeGroup
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size

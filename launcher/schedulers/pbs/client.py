@@ -14,14 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.failures.text import signal_name
-from launcher.schedulers.command import query, run_submission
-from launcher.schedulers.diagnosis import JobExecution
-from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.base import (
+    AnswerLost,
+    JobExecution,
+    JobOrigin,
+    JobState,
+    JobVariables,
+    QueryError,
+    SchedulerJob,
+)
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.notices import Form
 from launcher.schedulers.pbs.settings import PBSSettings
-from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
-from launcher.schedulers.scheduler import JobVariables
+from launcher.schedulers.pending import Form
+from launcher.schedulers.run_command import NoAnswer, Refused, query, run_submission
 from launcher.spec.plan import JobPlan, settings_of
 from launcher.units import parse_size, parse_time
 
@@ -79,7 +84,7 @@ NEWEST = 100  # maximum number of jobs with the same name in which a token is lo
 
 @dataclass(frozen=True)
 class PBS:
-    """PBS's queries and commands for jobs; see `queries.Queries`."""
+    """PBS's queries and commands for jobs; see `base.Queries`."""
 
     timeout: float = 60  # timeout of each command in seconds
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import element_id
-from launcher.schedulers import environment_file
+from launcher.schedulers import job_environment
 from launcher.schedulers.detect import Kind
 from launcher.schedulers.executor import RunExecutor
-from launcher.schedulers.functions import parameters
-from launcher.schedulers.functions.environment import FunctionEnvironment
+from launcher.schedulers.functions import scheduler
 from launcher.schedulers.functions.executor import FunctionExecutor, FunctionJob, JobWatcher
 from launcher.schedulers.functions.scheduler import FIRST_JOB, FunctionScheduler
+from launcher.schedulers.functions.task import FunctionEnvironment
 from launcher.schedulers.pbs import client, task_starters
 from launcher.schedulers.pbs import script as qsub
 from launcher.schedulers.pbs.client import PBS, SHELL, TOKEN, array_of, pbs_environment, pbs_id
@@ -27,7 +27,7 @@ from launcher.spec.plan import JobPlan
 
 
 @dataclass(frozen=True)
-class Parameters(parameters.Parameters):
+class Parameters(scheduler.Parameters):
     """Parameters of `PBSExecutor.update_parameters`, in addition to those of all schedulers."""
 
     cpus_per_task: int = 1
@@ -43,9 +43,9 @@ class Parameters(parameters.Parameters):
     template: ClassVar[str] = "qsub.sh.j2"
     shell = SHELL
     starter: ClassVar[str] = "pbsdsh"
-    texts = (*parameters.Parameters.texts, "select", "place", "filesystems")
-    mappings = ("chunk", *parameters.Parameters.mappings)
-    lists = (*parameters.Parameters.lists, "mpiexec")
+    texts = (*scheduler.Parameters.texts, "select", "place", "filesystems")
+    mappings = ("chunk", *scheduler.Parameters.mappings)
+    lists = (*scheduler.Parameters.lists, "mpiexec")
 
     @classmethod
     def _check_together(cls, values: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class PBSRunExecutor(RunExecutor):
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
             # Not qsub -v, which changes some values, and shows all of them to other users.
-            own = environment_file.write(run, self._handed or [run], self.plan, exports)
+            own = job_environment.write(run, self._handed or [run], self.plan, exports)
             options = client.dependency(self._blocking_jobs())
             self._submitting()
             job = self._pbs.submit(str(script), own, "-f", *options)

@@ -16,13 +16,25 @@ from launcher.files import shared_folder
 from launcher.files.shared_files import exists, unwrap
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size, plural
-from launcher.schedulers.checks import listed, reachable, stated_limits, timed
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import capacity
 from launcher.schedulers.pbs.capacity import Node, ResourceQueries
 from launcher.schedulers.pbs.client import PBS, Queue, section
 from launcher.schedulers.pbs.settings import GpuDirective, PBSSettings
-from launcher.schedulers.queries import QueryError
-from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
+from launcher.schedulers.site import (
+    ErrorCollector,
+    Site,
+    head,
+    limit_lines,
+    listed,
+    memory,
+    plain_name,
+    reachable,
+    requested,
+    scalar,
+    stated_limits,
+    timed,
+)
 from launcher.spec.limits import NodeGroup, too_much_for
 from launcher.spec.plan import JobPlan, settings_of
 

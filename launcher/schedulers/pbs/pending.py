@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why, commands
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import capacity, limits
 from launcher.schedulers.pbs.capacity import Node, QueueFacts, ResourceQueries
 from launcher.schedulers.pbs.client import array_of, pbs_id
 from launcher.schedulers.pbs.settings import PBSSettings
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.pending import Explanation, Facts, Waiting, Why, commands
 from launcher.spec.plan import JobPlan, settings_of
 
 # -- Explains PBS's comments on pending jobs

@@ -8,22 +8,30 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
+from launcher.schedulers.base import (
+    CountsJobs,
+    DescribesSite,
+    ExplainsPending,
+    HoldsAllocations,
+    JobExecution,
+    Queue,
+    ReadsOptions,
+    RemembersJobs,
+    WritesNotices,
+)
 from launcher.schedulers.detect import Kind, detect
-from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, JobExecution, RemembersJobs, WritesNotices
-from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.job_environment import Scrubbed
 from launcher.schedulers.pbs.client import FORMS, PBS, SHELL, array_of, history, pbs_environment, pbs_id
 from launcher.schedulers.pbs.settings import PBSSettings
-from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, ReadsOptions
+from launcher.schedulers.topology import hosts_of
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
-    from launcher.schedulers.explanation import Explanation, Waiting
-    from launcher.schedulers.notices import Form
     from launcher.schedulers.pbs.limits import PBSSite
+    from launcher.schedulers.pending import Explanation, Form, Waiting
     from launcher.spec.plan import JobPlan
 
 
@@ -165,7 +173,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnos
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         # Lazily: 5 ms, and only a job that submits another one needs it
-        from launcher.schedulers import environment_file
+        from launcher.schedulers import job_environment
         from launcher.schedulers.pbs import task_starters
 
-        return environment_file.within_job(plan, run, task_starters.find("qsub"))
+        return job_environment.within_job(plan, run, task_starters.find("qsub"))

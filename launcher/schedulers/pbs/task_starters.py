@@ -25,13 +25,13 @@ from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
-from launcher.schedulers import task_group
+from launcher.schedulers import tasks as task_group
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.exports import exports as all_exports
-from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs.capacity import ResourceQueries
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.queries import QueryError
-from launcher.schedulers.task_group import attempt_is_over
+from launcher.schedulers.tasks import attempt_is_over
+from launcher.schedulers.topology import hosts_of
 
 # -- One task on a node of the current PBS job, started by pbsdsh: its script, and the process that watches it
 # pbsdsh transfers no environment, output, exit status or signals, so files in the attempt's folder `tasks/` do. N is

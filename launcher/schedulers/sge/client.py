@@ -15,12 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.command import query, run_submission
-from launcher.schedulers.diagnosis import JobExecution
-from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.base import (
+    AnswerLost,
+    JobExecution,
+    JobOrigin,
+    JobState,
+    JobVariables,
+    QueryError,
+    SchedulerJob,
+    parse_elements,
+)
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob, parse_elements
-from launcher.schedulers.scheduler import JobVariables
+from launcher.schedulers.run_command import NoAnswer, Refused, query, run_submission
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -83,7 +89,7 @@ LIMIT, RESCHEDULED = "37", "25"
 
 @dataclass(frozen=True)
 class SGE:
-    """Grid Engine's queries and commands for jobs; see `queries.Queries`."""
+    """Grid Engine's queries and commands for jobs; see `base.Queries`."""
 
     timeout: float = 60  # timeout of each command in seconds
 

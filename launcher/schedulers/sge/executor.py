@@ -12,15 +12,16 @@ from typing import Any, ClassVar
 from launcher import redaction
 from launcher.errors import ConfigError
 from launcher.runs.directory import Run
-from launcher.schedulers import environment_file, task_group
+from launcher.schedulers import job_environment
+from launcher.schedulers import tasks as task_group
 from launcher.schedulers.detect import Kind
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.exports import exports
-from launcher.schedulers.functions import parameters
-from launcher.schedulers.functions.environment import FunctionEnvironment
+from launcher.schedulers.functions import scheduler
 from launcher.schedulers.functions.executor import FunctionExecutor, FunctionJob, JobWatcher
 from launcher.schedulers.functions.scheduler import FIRST_JOB, FunctionScheduler
-from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.functions.task import FunctionEnvironment
+from launcher.schedulers.run_command import Refused
 from launcher.schedulers.sge import client, qrsh
 from launcher.schedulers.sge import script as qsub
 from launcher.schedulers.sge.client import SGE, SHELL, TOKEN, array_of, dependency, sge_environment, sge_id
@@ -31,7 +32,7 @@ from launcher.spec.plan import JobPlan
 
 
 @dataclass(frozen=True)
-class Parameters(parameters.Parameters):
+class Parameters(scheduler.Parameters):
     """Parameters of `SGEExecutor.update_parameters`, in addition to those of all schedulers."""
 
     parallel_environment: str | None = None  # parallel environment that gives the job its slots on each node (-pe)
@@ -45,8 +46,8 @@ class Parameters(parameters.Parameters):
     template: ClassVar[str] = "sge.sh.j2"
     shell = replace(SHELL, output="$SGE_STDOUT_PATH")
     starter: ClassVar[str] = "qrsh"
-    texts = (*parameters.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource", "per_node")
-    numbers = {**parameters.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
+    texts = (*scheduler.Parameters.texts, "parallel_environment", "gpu_resource", "mem_resource", "per_node")
+    numbers = {**scheduler.Parameters.numbers, "slots": 1}  # noqa: RUF012  a constant
 
     @classmethod
     def _check_together(cls, values: dict[str, Any]) -> None:
@@ -159,7 +160,7 @@ class SGERunExecutor(RunExecutor):
 
         def send() -> str:
             # Not qsub -V, with which all users could read the whole environment (qstat -j).
-            own = environment_file.write(run, self._handed or [run], self.plan, exports)
+            own = job_environment.write(run, self._handed or [run], self.plan, exports)
             options = dependency(self._blocking_jobs())
             self._submitting()
             return self._sge.submit(str(script), own, *options)

@@ -15,8 +15,7 @@ from launcher.files import shared_folder
 from launcher.files.shared_files import exists, unwrap
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours
-from launcher.schedulers.checks import listed, reachable, stated_limits, timed
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.sge.capacity import (
     ClusterQueue,
     Complex,
@@ -28,7 +27,20 @@ from launcher.schedulers.sge.capacity import (
 from launcher.schedulers.sge.client import SGE
 from launcher.schedulers.sge.script import asked_for, slots_per_node
 from launcher.schedulers.sge.settings import GpuDirective, SGESettings
-from launcher.schedulers.site import ErrorCollector, Site, head, limit_lines, memory, plain_name, requested, scalar
+from launcher.schedulers.site import (
+    ErrorCollector,
+    Site,
+    head,
+    limit_lines,
+    listed,
+    memory,
+    plain_name,
+    reachable,
+    requested,
+    scalar,
+    stated_limits,
+    timed,
+)
 from launcher.spec.plan import JobPlan, settings_of
 
 # -- Checks a plan against Grid Engine's queues, parallel environments and resources before submission

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.explanation import Explanation, Facts, Waiting, Why
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.pending import Explanation, Facts, Waiting, Why
 from launcher.schedulers.sge.capacity import QUEUE_STATES, QueueInstance, ResourceQueries
 from launcher.schedulers.sge.client import array_of, jobs_of, sge_id
 from launcher.schedulers.sge.settings import SGESettings

@@ -9,11 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.allocation import Allocation, read_nodes
+from launcher.schedulers.base import (
+    CountsJobs,
+    DescribesSite,
+    ExplainsPending,
+    HoldsAllocations,
+    JobExecution,
+    QueryError,
+    Queue,
+    ReadsOptions,
+    RemembersJobs,
+    Requeues,
+)
 from launcher.schedulers.detect import Kind, detect
-from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, JobExecution, RemembersJobs
 from launcher.schedulers.job_environment import Scrubbed
-from launcher.schedulers.queries import QueryError
-from launcher.schedulers.scheduler import CountsJobs, HoldsAllocations, Queue, ReadsOptions, Requeues
 from launcher.schedulers.sge.client import SGE, SHELL, array_of, find, history, hosts_of, sge_environment
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.findings import Finding
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
-    from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.pending import Explanation, Waiting
     from launcher.schedulers.sge.limits import SGESite
     from launcher.spec.plan import JobPlan
 
@@ -154,9 +163,9 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, 
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers import environment_file
+        from launcher.schedulers import job_environment
 
-        return environment_file.within_job(plan, run, find("qsub"))
+        return job_environment.within_job(plan, run, find("qsub"))
 
     def can_be_waited_for(self, job_id: str) -> bool:
         return "_" not in job_id  # for an array element, -hold_jid would wait for the whole array

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.formatting import format_time, plural
-from launcher.schedulers.command import query
-from launcher.schedulers.explanation import may_offer_fewer_nodes
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.pending import may_offer_fewer_nodes
+from launcher.schedulers.run_command import query
 from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import Qos, Slurm, in_cluster, quiet_environment
 from launcher.schedulers.slurm.settings import SlurmSettings

@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.command import query, run_submission
-from launcher.schedulers.diagnosis import JobExecution
-from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.notices import Form
-from launcher.schedulers.queries import (
+from launcher.schedulers.base import (
     AnswerLost,
+    JobExecution,
     JobOrigin,
     JobState,
     QueryError,
@@ -23,6 +20,8 @@ from launcher.schedulers.queries import (
     SchedulerJob,
     parse_elements,
 )
+from launcher.schedulers.pending import Form
+from launcher.schedulers.run_command import NoAnswer, Refused, query, run_submission
 from launcher.spec.limits import NodeGroup
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_size, parse_time
@@ -79,7 +78,7 @@ JOB_LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobCount", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's queries and commands for jobs; see `queries.Queries`."""
+    """Slurm's queries and commands for jobs; see `base.Queries`."""
 
     timeout: float = 60  # timeout of each command in seconds
 

@@ -10,9 +10,9 @@ from typing import Any
 from submitit.slurm import slurm
 
 from launcher.runs.directory import Run
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.executor import NOT_OVER, RunExecutor
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.client import Slurm, dependency
 from launcher.spec.plan import JobPlan
 

@@ -15,9 +15,21 @@ from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, Level, ok, problem
 from launcher.formatting import format_size, format_time, plural
-from launcher.schedulers.checks import TimedOutput, listed, reachable, stated_limits, timed
-from launcher.schedulers.queries import QueryError
-from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, requested, scalar
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.site import (
+    ErrorCollector,
+    Site,
+    TimedOutput,
+    head,
+    listed,
+    memory,
+    plain_name,
+    reachable,
+    requested,
+    scalar,
+    stated_limits,
+    timed,
+)
 from launcher.schedulers.slurm.capacity import (
     NODES,
     SACCTMGR,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from launcher.formatting import format_time, plural
-from launcher.schedulers.explanation import CLEARLY, Explanation, Facts, Option, Waiting, Why, commands, sooner
+from launcher.schedulers.base import JobState, QueryError, QueryTimeout
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.queries import JobState, QueryError, QueryTimeout
+from launcher.schedulers.pending import CLEARLY, Explanation, Facts, Option, Waiting, Why, commands, sooner
 from launcher.schedulers.slurm import capacity
 from launcher.schedulers.slurm.capacity import Nodes, PartitionFacts, Pending, Reservation, ResourceQueries
 from launcher.schedulers.slurm.client import STATES, Qos

@@ -10,39 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Allocation
-from launcher.schedulers.diagnosis import (
-    DescribesSite,
-    ExplainsPending,
-    JobExecution,
-    OpensOutput,
-    RemembersJobs,
-    WritesNotices,
-)
-from launcher.schedulers.hostlist import expand_counts
-from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.queries import Ending, QueryError
-from launcher.schedulers.scheduler import (
+from launcher.schedulers.base import (
     JOB_TIMEOUT,
     CountsJobs,
+    DescribesSite,
+    Ending,
     ExcludesNodes,
+    ExplainsPending,
     HoldsAllocations,
+    JobExecution,
     JobVariables,
+    OpensOutput,
+    QueryError,
     Queue,
     ReadsOptions,
+    RemembersJobs,
     Requeues,
     ShowsPreemption,
     StartsJobSteps,
+    WritesNotices,
 )
+from launcher.schedulers.job_environment import Scrubbed, scrubbed
 from launcher.schedulers.slurm import script
 from launcher.schedulers.slurm.client import Slurm, ambiguous_cluster, array_of
+from launcher.schedulers.topology import expand_counts
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
-    from launcher.schedulers.explanation import Explanation, Waiting
-    from launcher.schedulers.notices import Form
+    from launcher.schedulers.pending import Explanation, Form, Waiting
     from launcher.schedulers.slurm.limits import SlurmSite
     from launcher.spec.plan import JobPlan
 

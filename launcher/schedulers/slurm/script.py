@@ -9,9 +9,8 @@ from typing import Any
 from launcher.config.schema import ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_time
-from launcher.schedulers.extra_options import require_plain
 from launcher.schedulers.slurm.settings import GpuDirective, SlurmSettings
-from launcher.schedulers.templates import quote
+from launcher.schedulers.templates import quote, require_plain
 from launcher.spec.plan import JobPlan, settings_of
 
 # -- Makes the #SBATCH lines of a plan. Pure; option names are those of man sbatch

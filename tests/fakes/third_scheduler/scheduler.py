@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.schedulers.base import JobOrigin, JobState, Queue, SchedulerJob
 from launcher.schedulers.job_environment import Scrubbed, scrubbed
-from launcher.schedulers.queries import JobOrigin, JobState, SchedulerJob
-from launcher.schedulers.scheduler import Queue
 from launcher.spec.plan import settings_of
 from tests.fakes.third_scheduler import queue
 from tests.fakes.third_scheduler.settings import ThirdSettings

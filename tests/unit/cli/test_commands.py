@@ -29,7 +29,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.history import read_history
 from launcher.runs.journal import journal_events
-from launcher.schedulers.queries import JobState
+from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 from workloads import datasets
 

@@ -17,7 +17,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.queries import JobState, SchedulerJob
+from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep

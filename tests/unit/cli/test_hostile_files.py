@@ -37,7 +37,7 @@ from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.queries import JobState, SchedulerJob
+from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep

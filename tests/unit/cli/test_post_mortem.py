@@ -20,9 +20,8 @@ from launcher.runs import event_file, events
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import JobExecution, RemembersJobs
+from launcher.schedulers.base import JobExecution, JobState, RemembersJobs
 from launcher.schedulers.pbs import client as pbs_history
-from launcher.schedulers.queries import JobState
 from launcher.schedulers.slurm import client
 from tests.unit.plans import plan_of
 

@@ -15,7 +15,7 @@ from launcher.cli.screen import Cleaned, Screen, raw, write_output
 from launcher.escapes import clean, coloured, one_line
 from launcher.runs import event_file
 from launcher.runs import events as kinds
-from launcher.schedulers.queries import JobState, SchedulerJob
+from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.cli.test_hostile_files import sample
 from tests.unit.sweep_runs import begin, make_sweep

@@ -33,9 +33,9 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.history import history_of
-from launcher.schedulers.explanation import Why
+from launcher.schedulers.base import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.queries import JobState, QueryError, QueryTimeout, SchedulerJob
+from launcher.schedulers.pending import Why
 from launcher.schedulers.slurm.client import Slurm, parse_jobs, parse_records
 from launcher.submission.resume import require_over
 from tests.unit.clock import Clock

@@ -21,7 +21,7 @@ from launcher.errors import LauncherError
 from launcher.monitoring.sweep import PointStatus
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Manifest, Point, Sweep
-from launcher.schedulers.queries import JobState, SchedulerJob
+from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import from_overrides
 from launcher.submission.prepare import prepare

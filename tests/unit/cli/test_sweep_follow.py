@@ -14,7 +14,7 @@ from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
 from launcher.runs.submitter_lock import is_being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.queries import JobState, SchedulerJob
+from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.clock import Clock
 from tests.unit.sweep_runs import begin, end, make_sweep

@@ -21,9 +21,8 @@ from launcher.diagnose.doctor import all_checks, folder, machine, scheduler, sof
 from launcher.diagnose.doctor.runner import Check, run_all, start
 from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import ChecksItself
+from launcher.schedulers.base import ChecksItself, Scheduler
 from launcher.schedulers.local.scheduler import LocalScheduler
-from launcher.schedulers.scheduler import Scheduler
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 

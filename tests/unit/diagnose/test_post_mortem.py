@@ -21,7 +21,7 @@ from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Started, Stays, Stop, StopRequested
-from launcher.schedulers import notices, registry
+from launcher.schedulers import pending, registry
 from launcher.schedulers.pbs.client import FORMS as PBS
 from launcher.schedulers.slurm.client import FORMS as SLURM
 from launcher.worker import script
@@ -58,8 +58,8 @@ def said(raw_state: str, reason: str = "", signal: int | None = None) -> JobStat
     return JobStatus(raw_state=raw_state, reason=reason, signal=signal)
 
 
-def lines(*text: str) -> tuple[notices.Notice, ...]:
-    return notices.find(text, [*SLURM, *PBS])
+def lines(*text: str) -> tuple[pending.Notice, ...]:
+    return pending.find(text, [*SLURM, *PBS])
 
 
 # -- what the script and whoever waits for the tasks have noted
@@ -361,8 +361,8 @@ def test_when_slurm_ended_it_is_read(at: str, told: float | None) -> None:
 def test_only_who_may_have_written_a_line_is_believed(scheduler: str, known: list[bool]) -> None:
     forms = evidence._forms(registry.scheduler(scheduler))
     told = (NOTICES[0][0], "=>> PBS: job killed: walltime 70 exceeded limit 60")
-    assert [bool(notices.find([line], forms)) for line in told] == known
-    (kernel,) = notices.find(["Memory cgroup out of memory: Killed process 7"], forms)
+    assert [bool(pending.find([line], forms)) for line in told] == known
+    (kernel,) = pending.find(["Memory cgroup out of memory: Killed process 7"], forms)
     assert kernel.state == "OUT_OF_MEMORY"
 
 

@@ -18,8 +18,8 @@ from launcher.monitoring import run_status
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Run
-from launcher.schedulers.explanation import Explanation, Facts, Option, Why
-from launcher.schedulers.queries import JobState
+from launcher.schedulers.base import JobState
+from launcher.schedulers.pending import Explanation, Facts, Option, Why
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.submission.dependencies import Dependency
 from tests.unit.pilots.managers import packed_sweep

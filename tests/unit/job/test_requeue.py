@@ -23,8 +23,8 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Continues, Started, Stays, Stopped
 from launcher.runs.job_file import NAME
-from launcher.schedulers.idempotent_submit import Refused
-from launcher.schedulers.queries import Ending
+from launcher.schedulers.base import Ending
+from launcher.schedulers.run_command import Refused
 from launcher.submission import prepare, resume
 from launcher.submission.from_overrides import merged
 from tests.unit.clock import Clock

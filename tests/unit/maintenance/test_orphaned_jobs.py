@@ -18,7 +18,7 @@ from launcher.maintenance.orphaned_jobs import (
 from launcher.monitoring.run_status import JobMonitor
 from launcher.runs.directory import Run, token_of
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.queries import JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import parse_origins
 
 

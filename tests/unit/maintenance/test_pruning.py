@@ -21,7 +21,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.submitter_lock import SUBMITTING, only_submitter
-from launcher.schedulers.queries import JobState
+from launcher.schedulers.base import JobState
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies
 from tests.unit.faults import FileServer

@@ -14,7 +14,7 @@ from launcher.monitoring.state import RunState, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault, Met, Progress, Pruned, SetupFailed
 from launcher.runs.history import RunHistory, history_of
-from launcher.schedulers.queries import JobState
+from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 
 P, R, S, D, F, C, G, U = (

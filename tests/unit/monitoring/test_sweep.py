@@ -13,8 +13,8 @@ from launcher.processes.groups import Process
 from launcher.runs import events as kinds
 from launcher.runs.history import read_history
 from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.clock import Clock
 from tests.unit.plans import plan_of

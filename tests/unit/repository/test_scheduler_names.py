@@ -78,7 +78,7 @@ def test_who_does_not_ask_is_not(text: str) -> None:
 
 def test_no_module_asks_which_scheduler_it_is() -> None:
     found = [f"{path}, {place}" for path in outside() for place in asked(path.read_text())]
-    assert found == [], "make it a method or a class of launcher/schedulers/scheduler.py or diagnosis.py"
+    assert found == [], "make it a method or a class of launcher/schedulers/base.py"
 
 
 @pytest.mark.parametrize("path", sorted(resource("templates").rglob("*.j2")), ids=lambda path: path.name)

@@ -17,7 +17,7 @@ from launcher.errors import DONE
 from launcher.runs import event_file, live_index
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.schedulers.queries import JobState, SchedulerJob
+from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import end, make_sweep

@@ -32,9 +32,9 @@ from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import executor as executor_module
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.functions.executor import JobWatcher
-from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, render
 from launcher.sweeps import local_points

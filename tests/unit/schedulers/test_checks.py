@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from launcher.findings import Level
-from launcher.schedulers import checks
-from launcher.schedulers.checks import TimedOutput
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers import site
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.site import TimedOutput
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 
@@ -21,7 +21,7 @@ OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
     ],
 )
 def test_a_scheduler_that_does_not_answer_is_a_problem(answer: TimedOutput, level: Level) -> None:
-    (found,) = checks.reachable("Slurm", "22.05.8", answer, "SLURM_CONF")
+    (found,) = site.reachable("Slurm", "22.05.8", answer, "SLURM_CONF")
     assert (found.level, "SLURM_CONF wrong" in found.do) == (level, level is PROBLEM)
 
 
@@ -29,5 +29,5 @@ def test_a_question_that_fails_is_an_answer_with_the_reason() -> None:
     def fails() -> str:
         raise QueryError("squeue is not on this machine's PATH")
 
-    assert checks.timed(fails).error == "squeue is not on this machine's PATH"
-    assert checks.timed(lambda: "x").text == "x"
+    assert site.timed(fails).error == "squeue is not on this machine's PATH"
+    assert site.timed(lambda: "x").text == "x"

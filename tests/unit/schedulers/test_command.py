@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher import bounds
-from launcher.schedulers.command import query, run_submission
-from launcher.schedulers.idempotent_submit import NoAnswer
-from launcher.schedulers.queries import QueryError, QueryTimeout
+from launcher.schedulers.base import QueryError, QueryTimeout
+from launcher.schedulers.run_command import NoAnswer, query, run_submission
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])

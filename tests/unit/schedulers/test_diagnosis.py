@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import ChecksItself, DescribesSite, ExplainsPending, RemembersJobs
+from launcher.schedulers.base import ChecksItself, DescribesSite, ExplainsPending, RemembersJobs
 
 PARTS = ("pending", "limits", "capacity")
 

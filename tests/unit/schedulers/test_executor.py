@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.schedulers.queries import parts
+from launcher.schedulers.base import parts
 
 
 @pytest.mark.parametrize(

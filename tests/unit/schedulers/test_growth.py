@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.schedulers import hostlist, queries
+from launcher.schedulers import base, topology
 from launcher.schedulers.pbs import capacity as pbs_resources
 from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.sge import capacity as sge_resources
@@ -54,10 +54,10 @@ def joined(text: str, between: str = "", begin: str = "", end: str = "") -> Call
         (sge.parse_counts, joined(JOB_LIST, begin="<job_info>", end="</job_info>"), 0),
         (sge.records, joined(QACCT), 1),
         (sge_resources.attributes, joined("key{0} value\n"), 1),
-        (hostlist.expand, joined("rack{0}n[01-03,7]", ","), 4),
-        (hostlist.expand, lambda count: f"node[{','.join(map(str, range(0, 2 * count, 2)))}]", 1),
-        (hostlist.hosts_of, joined("node{0}\n" * 3), 1),
-        (queries.parse_elements, joined("{0}", ","), 1),
+        (topology.expand, joined("rack{0}n[01-03,7]", ","), 4),
+        (topology.expand, lambda count: f"node[{','.join(map(str, range(0, 2 * count, 2)))}]", 1),
+        (topology.hosts_of, joined("node{0}\n" * 3), 1),
+        (base.parse_elements, joined("{0}", ","), 1),
         (parse_ranges, joined("{0}", ","), 1),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import bounds
-from launcher.schedulers.hostlist import expand, expand_counts, hosts_in, variable
+from launcher.schedulers.topology import expand, expand_counts, hosts_in, variable
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import SubmissionError
-from launcher.schedulers.idempotent_submit import NoAnswer, Refused, submit_once
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.run_command import NoAnswer, Refused, submit_once
 
 SURE = Refused("fatal: no configuration", definite=True)
 REFUSED = Refused("invalid account")

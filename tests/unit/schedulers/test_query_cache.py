@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers import query_cache
-from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import JobSnapshot, SharedSnapshot, interval, take_snapshot
 
 JOBS = {

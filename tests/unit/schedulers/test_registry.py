@@ -10,8 +10,8 @@ import pytest
 from launcher.config import keys, scheduler_table
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
+from launcher.schedulers.base import Queue
 from launcher.schedulers.local.scheduler import LocalScheduler
-from launcher.schedulers.scheduler import Queue
 
 
 def forget() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.directory import Attempt, Run
-from launcher.schedulers import task_group
+from launcher.schedulers import tasks as task_group
 from tests.unit.clock import Clock
 
 

@@ -15,9 +15,9 @@ from launcher.job import wait_for_others as gate
 from launcher.monitoring.state import RunState
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.pbs.executor import PBSRunExecutor
-from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm import client as slurm
 from launcher.schedulers.slurm.client import Slurm
 from launcher.submission import dependencies, prepare, render

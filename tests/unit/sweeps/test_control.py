@@ -16,8 +16,8 @@ from launcher.runs.claims import Claims, Kind, Manager
 from launcher.runs.directory import Run
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short
-from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control, pilots
 from tests.unit.pilots.managers import packed_sweep

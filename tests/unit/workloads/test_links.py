@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.schedulers.hostlist import expand
+from launcher.schedulers.topology import expand
 from workloads.heat import ROWS, heat_map
 from workloads.links import (
     Limits,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.functions.environment import link_as
+from launcher.schedulers.functions.task import link_as
 
 
 @pytest.fixture

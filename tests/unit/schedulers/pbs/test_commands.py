@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runs.sweep_directory import element_id
-from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs import limits
 from launcher.schedulers.pbs.client import (
     HINTS,
@@ -32,7 +32,7 @@ from launcher.schedulers.pbs.client import (
     section,
     short,
 )
-from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
+from launcher.schedulers.run_command import NoAnswer, Refused
 from tests.unit.plans import bare_plan
 
 # -- ids

@@ -21,12 +21,12 @@ from launcher.monitoring.state import JobStatus, RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault
 from launcher.runs.history import first_fault
-from launcher.schedulers import allocation, task_group
-from launcher.schedulers.hostlist import hosts_of
+from launcher.schedulers import allocation, tasks
 from launcher.schedulers.pbs import task_starters
 from launcher.schedulers.pbs import task_starters as pbs_task
 from launcher.schedulers.pbs.task_starters import SETTLE_TIME, PbsTask, TaskEnvironment, exports
-from launcher.schedulers.task_group import TaskRequest
+from launcher.schedulers.tasks import TaskRequest
+from launcher.schedulers.topology import hosts_of
 from tests.unit.faults import FileServer
 
 
@@ -171,7 +171,7 @@ def test_a_task_on_a_lost_node_is_a_failure_unless_its_run_is_over(
 ) -> None:
     attempt = Attempt(Run(tmp_path / "run"), 0)
     (attempt.path / "events").mkdir(parents=True)
-    for module in (pbs_task, task_group):
+    for module in (pbs_task, tasks):
         monkeypatch.setattr(module, "current_attempt", lambda: attempt)
     monkeypatch.setattr(pbs_task, "UNREACHABLE", 0.0)
     task = task_of(tmp_path, "exec sleep 1000", SAVES)

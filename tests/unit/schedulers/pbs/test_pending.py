@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.explanation import Waiting, Why
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import capacity, pending
 from launcher.schedulers.pbs.capacity import Node
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.pending import in_words
 from launcher.schedulers.pbs.settings import GpuDirective
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.pending import Waiting, Why
 from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of
 

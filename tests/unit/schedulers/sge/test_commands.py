@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.queries import AnswerLost, JobState, QueryError
+from launcher.schedulers.base import AnswerLost, JobState, QueryError
+from launcher.schedulers.run_command import NoAnswer, Refused
 from launcher.schedulers.sge import client
 from launcher.schedulers.sge.client import SGE
 

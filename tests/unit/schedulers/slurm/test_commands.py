@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
+from launcher.schedulers.run_command import Refused
 from launcher.schedulers.slurm.capacity import ResourceQueries
 from launcher.schedulers.slurm.client import (
     STATES,

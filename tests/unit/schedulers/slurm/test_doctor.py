@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
-from launcher.schedulers.checks import TimedOutput
+from launcher.schedulers.site import TimedOutput
 from launcher.schedulers.slurm import limits
 from launcher.schedulers.slurm.client import Partition
 from launcher.spec.limits import NodeGroup

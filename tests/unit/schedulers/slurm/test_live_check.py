@@ -13,7 +13,7 @@ import pytest
 from launcher.config.schema import Limits
 from launcher.errors import ConfigError
 from launcher.findings import Level
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm import capacity, client, limits
 from launcher.schedulers.slurm.capacity import default_qos
 from launcher.schedulers.slurm.client import Slurm

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.explanation import Option, Waiting, Why, sooner
-from launcher.schedulers.queries import QueryError, QueryTimeout
+from launcher.schedulers.base import QueryError, QueryTimeout
+from launcher.schedulers.pending import Option, Waiting, Why, sooner
 from launcher.schedulers.slurm import capacity, pending
 from launcher.schedulers.slurm.capacity import Nodes, PartitionFacts, Pending, Reservation, Trial
 from launcher.schedulers.slurm.pending import in_words

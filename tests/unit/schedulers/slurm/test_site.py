@@ -9,7 +9,7 @@ import yaml
 
 from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
-from launcher.schedulers.queries import QueryError
+from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm.client import Partition, Slurm
 from launcher.schedulers.slurm.limits import Account, SlurmSite, choose_partition, survey
 from launcher.spec.limits import NodeGroup
