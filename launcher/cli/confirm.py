@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from launcher.errors import DECLINED, LauncherError
-from launcher.spec.cost import Cost, number
+from launcher.spec.limits import Cost, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,8 @@ from launcher.cli.hydra_sweepers import Search, returned
 from launcher.cli.sweep_follow import follow_to_end
 from launcher.cli.text import program
 from launcher.config.hydra_errors import in_our_words
-from launcher.config.points import of_multirun
+from launcher.config.points import of_multirun, require_space, space_of
 from launcher.config.search_space import size
-from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
 from launcher.formatting import plural, ranges
 from launcher.monitoring.run_status import JobMonitor, status_of
@@ -28,7 +27,7 @@ from launcher.runs.directory import Run, token_of
 from launcher.runs.history import read_history
 from launcher.runs.search_record import too_many
 from launcher.runs.sweep_directory import Sweep
-from launcher.spec import cost
+from launcher.spec import limits
 from launcher.submission import render
 from launcher.sweeps import grouping
 from launcher.sweeps.prepare import RequestedPoint, prepare_sweep
@@ -149,8 +148,8 @@ class Multirun:
         ]  # fmt: skip
         if new:
             trials = self._search.trials if self._search else None
-            total = cost.of_plans(new).times(trials / len(new) if trials else 1)
-            confirm(cost.lines_of_all(new, trials), total, above, yes=self._command.yes)
+            total = limits.of_plans(new).times(trials / len(new) if trials else 1)
+            confirm(limits.lines_of_all(new, trials), total, above, yes=self._command.yes)
 
     def sweep_of(self, overrides: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
         """Determines the sweep of a search from one of its points. Points that are submitted later join this sweep.
@@ -203,7 +202,7 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
     print(f"sweep      {prepared.path.name}: {what}")
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in prepared.jobs.values() if plan.queued]:
-        for number, line in enumerate(cost.lines_of_all(asking)):
+        for number, line in enumerate(limits.lines_of_all(asking)):
             print(f"{'' if number else 'asks for':<11}{line}")
     if prepared.pilots:
         pilot = prepared.pilots[0]

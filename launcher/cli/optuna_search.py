@@ -31,8 +31,8 @@ from launcher.cli.multirun import Multirun
 from launcher.cli.sweep_results import single_run, text
 from launcher.cli.text import program
 from launcher.config import search_space
+from launcher.config.points import require_space, space_of
 from launcher.config.search_space import Space
-from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import ConfigError, LauncherError
 from launcher.runs import sweep_directory
 from launcher.runs.sweep_directory import Sweep

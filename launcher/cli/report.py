@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
-    from launcher.reports.parts import Page
+    from launcher.reports.page import Page
 
 
 def run(arguments: Namespace) -> int:

@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, near
 from launcher.own_module import program
 from launcher.schedulers import registry
 from launcher.schedulers.base import ReadsOptions
-from launcher.spec.arguments import name_of
+from launcher.spec.build import name_of
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace

@@ -24,7 +24,7 @@ from launcher.errors import ConfigError, LauncherError, near
 from launcher.paths import resource
 from launcher.runs.directory import Run
 from launcher.schedulers import registry
-from launcher.spec import cost
+from launcher.spec import limits
 from launcher.submission import configs
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def ask(ready: Ready, *, yes: bool) -> None:
     if plan.queued and (
         resumed or not run.recorded() or read_history(run).job_id is None
     ):  # else the run has its job already
-        confirm(cost.lines(plan), cost.of_plan(plan), ready.composed.config.confirm_above, yes=yes)
+        confirm(limits.lines(plan), limits.of_plan(plan), ready.composed.config.confirm_above, yes=yes)
 
 
 def conclude(ready: Ready, output: Stream | None = None) -> int:

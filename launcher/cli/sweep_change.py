@@ -9,7 +9,7 @@ from launcher.cli.text import program
 from launcher.formatting import plural, ranges
 from launcher.monitoring.sweep import WAITING
 from launcher.runs.sweep_directory import Sweep
-from launcher.spec import cost
+from launcher.spec import limits
 from launcher.submission.from_overrides import secrets_again
 from launcher.sweeps import control
 from launcher.sweeps.pilots import SubmittedPilots
@@ -32,7 +32,7 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
         plans = [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]
         if plans:
             above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
-            confirm.confirm(cost.lines_of_all(plans), cost.of_plans(plans), above, yes=yes)
+            confirm.confirm(limits.lines_of_all(plans), limits.of_plans(plans), above, yes=yes)
 
     submitted = control.rerun(sweep, points, ask, secrets_again)
     if submitted is None:

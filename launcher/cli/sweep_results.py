@@ -20,7 +20,7 @@ from launcher.monitoring.sweep import PointStatus, counts, point_statuses, summa
 from launcher.runs.search_record import Journal, SearchRecord, SearchSettings
 from launcher.runs.sweep_directory import Manifest, Sweep, differing, label, values_of
 from launcher.search.progress import rung_lines, rungs_of
-from launcher.spec import arguments
+from launcher.spec import build
 
 FAILURES = 20  # failed points that are listed
 LONGEST = 24  # characters of a value in the table
@@ -244,7 +244,7 @@ def _print_best(
 
 def single_run(overrides: Sequence[str]) -> str:
     """Returns the command line that submits a single run with the overrides of a point."""
-    return arguments.command(program(), overrides)
+    return build.command(program(), overrides)
 
 
 def csv_cell(value: Any) -> Any:

@@ -42,7 +42,7 @@ def print_unreadable(run: Run) -> None:
 def plan_table(plan: JobPlan) -> str:
     """Returns the plan as a table with two columns, as a dry run shows it."""
     # Lazily: only this table or sentence needs it
-    from launcher.spec import cost, pools
+    from launcher.spec import limits, pools
 
     where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
     ranks = f"{plan.world_size} ({where})"
@@ -64,7 +64,8 @@ def plan_table(plan: JobPlan) -> str:
         ("each node", f"{plural(plan.cpus_per_node, 'CPU')}, {plural(plan.gpus_per_node, 'GPU')}, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
-        *(("" if number else "asks for", line) for number, line in enumerate(cost.lines(plan) if plan.queued else ())),
+        *(("" if number else "asks for", line)
+          for number, line in enumerate(limits.lines(plan) if plan.queued else ())),
         ("backend", plan.workload.backend),
         *((f"workload.{key}", str(value)) for key, value in plan.workload.params.items()
           if key not in ("name", "entry", "min_ranks", "backend", "device", "seed", "hook") and value != {}),

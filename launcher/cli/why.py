@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.find import find
 from launcher.cli.text import cause, print_unreadable, program
-from launcher.diagnose.why.of_run import explain
-from launcher.diagnose.why.text import as_json, of_why
+from launcher.diagnose.why import as_json, explain, of_why
 
 if TYPE_CHECKING:
     from argparse import Namespace

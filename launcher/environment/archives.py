@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from launcher.environment import interpreter
+from launcher.environment import programs
 from launcher.environment.unpack_on_node import SUFFIXES, ArchiveError, Members
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
@@ -91,7 +91,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     """
     if not archive.name.endswith(SUFFIXES):
         raise ConfigError(f"{archive} is none of {', '.join(SUFFIXES)}")
-    interpreter.checked(str(folder), "")
+    programs.checked(str(folder), "")
     if (folder / "conda-meta").is_dir():
         raise ConfigError(
             f"{folder} is an environment of conda, whose files contain its path: `conda-pack -p {folder} -o {archive}` "

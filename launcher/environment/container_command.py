@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.environment import interpreter
+from launcher.environment import programs
 from launcher.errors import UnavailableError
 from launcher.failures.codes import FaultCode
 from launcher.own_module import own_module
@@ -166,12 +166,12 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
     Raises:
         ContainerError: the container does not start, or its Python has a wrong version or lacks a package.
     """
-    query = [*words, "-c", interpreter.QUERY, *interpreter.NEEDED]
+    query = [*words, "-c", programs.QUERY, *programs.NEEDED]
     done = subprocess.run(
         query, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
     )
     try:
-        problem = interpreter.problem(*json.loads(done.stdout.splitlines()[-1]))
+        problem = programs.problem(*json.loads(done.stdout.splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
         print(done.stderr, end="", file=sys.stderr)
         last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"

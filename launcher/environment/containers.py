@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config.schema import Env, Runtime
 from launcher.environment import container_command
-from launcher.environment.setup_line import SetupLine
+from launcher.environment.programs import SetupLine
 from launcher.errors import ConfigError
 from launcher.failures.codes import SetupPart
 from launcher.own_module import own_module

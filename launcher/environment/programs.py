@@ -1,26 +1,178 @@
-"""Checks the user's programs and functions at submission, without executing or importing them.
-
-A missing script, a syntax error or a wrong function name is reported at once, not after hours in a queue.
-"""
+"""The program that a run starts: which file, in which interpreter, with which set-up lines."""
 
 from __future__ import annotations
 
 import ast
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config import hydra_text
 from launcher.config.schema import Function, Program
 from launcher.errors import ConfigError, near
-from launcher.spec.arguments import is_executable, options, with_options, words
+from launcher.failures import text
+from launcher.failures.codes import SetupPart
+from launcher.spec.build import is_executable, options, with_options, words
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
+
+    from launcher.spec.plan import JobPlan
+
+
+# -- The type of the shell lines that the job script runs before the agents start
+
+
+@dataclass(frozen=True)
+class SetupLine:
+    """One shell line (or several that belong together) of the job script's set-up."""
+
+    line: str  # shell text
+    of: SetupPart  # purpose of the line, by the config key that it comes from
+    number: int = 0  # number of the line in cluster.setup or env.setup, from 1; 0: it comes from another key
+    name: str = ""  # module, environment or folder that the line loads, activates or creates; empty: none
+
+    @property
+    def words(self) -> str:
+        """The description of the line in errors."""
+        return text.of_setup_line(self.of, self.number, self.name)
+
+
+# -- Checks at submission that the packages of a run's trackers (TensorBoard, MLflow, W&B) are installed
+# launcher/worker/tracking.py sends the metrics to them, on the compute node.
+
+
+def check(plan: JobPlan) -> tuple[str, ...]:
+    """Checks the packages of the plan's trackers. Returns notes about missing ones that the job may have all the same.
+
+    Raises:
+        ConfigError: a package is missing, and the job certainly runs with this interpreter and module path.
+    """
+    missing = [name for name in plan.track if not _is_installed(name)]
+    if not missing:
+        return ()
+    needs = f"track={missing[0]} needs the package {missing[0]}"
+    fix = f"pip install 'launcher[{','.join(missing)}]'"
+    if plan.env.container or plan.env.archive or plan.env.activate:
+        where = plan.env.container or plan.env.archive or plan.env.activate
+        return (f"{needs}, which is not installed here; {where} has to have it",)
+    if plan.cluster.setup or plan.env.modules or plan.env.setup or "PYTHONPATH" in plan.cluster.environment:
+        where = "cluster.setup, cluster.environment or env"
+        return (f"{needs}, which is not installed here; unless {where} provides it: {fix}",)
+    raise ConfigError(f"{needs}, which {plan.python} does not have: {fix}, or leave track out")
+
+
+@lru_cache
+def _is_installed(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None  # a mere folder has no origin; W&B makes one called `wandb`
+
+
+# -- Checks the user's own environment (env.activate). Its Python runs the ranks instead of the launcher's
+# Only the packages in `NEEDED` have to be installed in it. The launcher itself is on PYTHONPATH there. All other
+# commands of the job script are run by the launcher's own Python.
+
+
+NEEDED = ("torch", "numpy", "submitit")  # imported by launcher.agent, and needed by submitit and torch
+OLDEST, NEWEST = (3, 10), (3, 13)
+TIMEOUT = 60.0  # seconds for a Python to start from a cold file system
+QUERY = """
+import importlib.util, json, sys
+missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+print(json.dumps([list(sys.version_info[:2]), missing]))
+"""
+# The job script checks this first (launcher/job/begin.sh), since batch shells do not always have `module`.
+MODULE = "type module >/dev/null 2>&1"
+# Activates an environment by its path; $launcher_env is set before. `conda init` would need an interactive shell.
+ACTIVATE = """\
+if [ -d "$launcher_env/conda-meta" ]; then
+  export PATH="$launcher_env/bin:$PATH" CONDA_PREFIX="$launcher_env" CONDA_DEFAULT_ENV="$launcher_env" CONDA_SHLVL=1
+  unset PYTHONHOME
+  for launcher_file in "$launcher_env"/etc/conda/activate.d/*.sh; do
+    if [ -r "$launcher_file" ]; then . "$launcher_file"; fi
+  done
+  true
+elif [ -r "$launcher_env/bin/activate" ]; then
+  . "$launcher_env/bin/activate"
+else
+  echo "launcher: $(hostname) sees no environment in $launcher_env (env.activate)" >&2
+  false
+fi"""
+
+
+def checked(folder: str, given_as: str = "env.activate=", *, here: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Checks a venv or conda environment. Returns its absolute path, and notes for the user.
+
+    If even its parent folder does not exist on this machine, the environment is not checked, and a note says so.
+
+    Args:
+        folder: folder of the environment; a relative path refers to the working folder.
+        given_as: text in front of the folder in messages.
+        here: whether the run is on this machine, so that the environment must be, too.
+
+    Raises:
+        ConfigError: the environment does not exist, or ranks could not run in it.
+    """
+    key = f"{given_as}{folder}"
+    path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(folder))))
+    if not path.exists():
+        if path.parent.is_dir():
+            raise ConfigError(f"{key}: there is no {path.name} in {path.parent}: name the folder of an environment")
+        if here:
+            raise ConfigError(f"{given_as}{path} is not there")
+        return str(path), (f"{key} is not visible on this machine, and was not checked: the nodes need it",)
+    if path.is_file() and path.name == "activate":
+        raise ConfigError(f"{key} is a script: name the environment's folder, {path.parents[1]}")
+    if not (path / "conda-meta").is_dir() and not (path / "bin/activate").is_file():
+        raise ConfigError(
+            f"{key} is no environment: it has neither bin/activate (venv, uv) nor conda-meta (conda, mamba)"
+        )
+    return str(path), _query(key, path)
+
+
+def _query(key: str, path: Path) -> tuple[str, ...]:
+    python = path / "bin/python"
+    if not os.access(python, os.X_OK):
+        raise ConfigError(f"{key}: it has no Python ({python}): install one into it")
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(
+            [str(python), "-c", QUERY, *NEEDED], cwd="/", env=environ, capture_output=True, text=True, timeout=TIMEOUT,
+            check=True,
+        )  # fmt: skip
+        version, missing = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return (f"{key}: its Python does not start here ({error}), and was not checked; it may start on the nodes",)
+    if reason := problem(version, missing):
+        fix = f": {python} -m pip install {' '.join(missing)}" if missing else ""
+        raise ConfigError(f"{key} {reason}{fix}")
+    return ()
+
+
+def problem(version: Sequence[int], missing: Sequence[str]) -> str:
+    """Returns why ranks cannot run with an interpreter, as text; empty: they can.
+
+    Args:
+        version: major and minor version of the interpreter.
+        missing: packages of NEEDED that it lacks.
+    """
+    if not OLDEST <= tuple(version) <= NEWEST:
+        names = [".".join(map(str, each)) for each in (version, OLDEST, NEWEST)]
+        return f"has Python {names[0]}: the launcher runs with {names[1]} to {names[2]}"
+    return f"lacks {', '.join(missing)}, which every run needs" if missing else ""
+
+
+# -- Checks the user's programs and functions at submission, without executing or importing them
+# A missing script, a syntax error or a wrong function name is reported at once, not after hours in a queue.
+
 
 ELF = b"\x7fELF"
 

@@ -7,12 +7,8 @@ It may import job and what is below it.
 
 - `manager`: the loop of a slot manager: claims points, starts, stops and reaps them
 - `point_fork`: runs one point in a forked process: its attempt, environment, output and exit code
-- `slots`: divides the CPUs and GPUs of a node among its slots
+- `slots`: divides the CPUs and GPUs of a node among its slots; points that need several nodes
 - `board`: finds the points that may be claimed, and the slot managers that are dead
-- `outcome`: decides from a point's exit code whether it is done, failed, retried, ... (pure)
-- `group`: the nodes that run a point together, where a point needs several
 - `follower`: the loop of a slot manager on a node that is not the first of its group
-- `parts`: what the first node of a group knows of the other nodes: exit codes, output, lost nodes
-- `journal_writer`: writes a slot manager's journal and heartbeats; waits for child exits and signals
-- `journal_reader`: polls the journal of another slot manager, and tells whether it is alive
+- `journal`: writes a slot manager's journal and heartbeats, and polls those of others; what a point's exit code means
 """

@@ -21,10 +21,8 @@ from launcher.agent.signals import Signals
 from launcher.files.shared_files import Ok, exists
 from launcher.log_line import log_line
 from launcher.pilots import point_fork
-from launcher.pilots.group import Group
-from launcher.pilots.journal_reader import JournalReader
-from launcher.pilots.journal_writer import JournalWriter
-from launcher.pilots.slots import Slot
+from launcher.pilots.journal import JournalReader, JournalWriter
+from launcher.pilots.slots import Group, Slot
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Event, PartEnded, PointBegan, PointEnded

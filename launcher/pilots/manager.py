@@ -32,11 +32,8 @@ from launcher.log_line import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.board import Board
 from launcher.pilots.follower import Follower
-from launcher.pilots.group import Group, group_of
-from launcher.pilots.journal_writer import JournalWriter
-from launcher.pilots.outcome import outcome
-from launcher.pilots.parts import Parts
-from launcher.pilots.slots import Slot, slots_of_node
+from launcher.pilots.journal import JournalWriter, outcome
+from launcher.pilots.slots import Group, Parts, Slot, group_of, slots_of_node
 from launcher.processes import open_files
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog

@@ -23,8 +23,7 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.log_line import log_line
-from launcher.pilots.group import Group, printed_on
-from launcher.pilots.slots import Slot
+from launcher.pilots.slots import Group, Slot, printed_on
 from launcher.processes import orphans
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run

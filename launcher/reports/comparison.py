@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from launcher.reports import words
 from launcher.reports.collect import RunData
 from launcher.reports.fabric import positive
-from launcher.reports.fabric_sections import fabric_section
-from launcher.reports.parts import Page, Section, Table
+from launcher.reports.fabric_page import fabric_section
+from launcher.reports.page import Page, Section, Table
 from launcher.reports.sections import (
     command,
     environment_section,

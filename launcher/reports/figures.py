@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from launcher.reports import words
-from launcher.reports.curves import Curve, thin
+from launcher.reports.collect import Curve, thin
 from launcher.reports.timeline import Timeline
 
 SERIES = 8  # number of colours in page.css

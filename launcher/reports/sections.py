@@ -1,27 +1,109 @@
-"""Makes the sections of a page about one run, and the facts above them."""
+"""The sections of a run's report, and its table of ranks."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from launcher import __version__
 from launcher.failures import text
 from launcher.formatting import long_size
 from launcher.monitoring.state import RunState
 from launcher.reports import words
-from launcher.reports.collect import RunData
-from launcher.reports.curves import Curve
+from launcher.reports.collect import Curve, RunData
 from launcher.reports.fabric import finite
-from launcher.reports.fabric_sections import fabric_section
-from launcher.reports.figures import legend, timeline_figure, training_figures
-from launcher.reports.parts import Code, Section, Table
-from launcher.reports.ranks import pace_figure
+from launcher.reports.fabric_page import fabric_section
+from launcher.reports.figures import POINTS, Figure, axis, clock, colour, legend, timeline_figure, training_figures
+from launcher.reports.page import Code, Section, Table
 from launcher.reports.timeline import attempts_table
 from launcher.runs.bindings import differing, latest
 from launcher.runs.events import Bound, Fault, Met, Progress, every, last
-from launcher.spec import arguments
+from launcher.spec import build
+
+# -- Makes the figure of step times: how long each rank computed for a step, without waiting for other ranks
+
+
+MOST_LINES = 8  # at most so many ranks have a line of their own
+
+Event = Mapping[str, Any]
+Points = list[tuple[float, float]]  # (time in seconds since the epoch, seconds of a step)
+
+
+def by_rank(events: Sequence[Event]) -> dict[int, Points]:
+    """Returns the step times of each rank as (time, seconds of a step) pairs, from the `pace` events of one attempt."""
+    found: dict[int, Points] = {}
+    for event in events:
+        time, first, seconds = event.get("time"), event.get("rank"), event.get("seconds")
+        if not isinstance(time, int | float) or not isinstance(first, int) or not isinstance(seconds, list):
+            continue
+        for rank, value in enumerate(seconds, first):
+            if isinstance(value, int | float) and value > 0:
+                found.setdefault(rank, []).append((float(time), float(value)))
+    return found
+
+
+def slowest(paces: Mapping[int, Points]) -> list[int]:
+    """Returns the MOST_RANKS ranks with the largest median step time, sorted by rank."""
+    medians = {rank: statistics.median(value for _, value in points) for rank, points in paces.items()}
+    return sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_LINES])
+
+
+def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
+    """Returns a figure with a line for each of the slowest ranks, and one for the median of all ranks.
+
+    None: no step times were recorded.
+
+    Args:
+        attempts: the `pace` events of each attempt.
+    """
+    measured = [by_rank(events) for events in attempts]
+    everything: dict[int, Points] = {}
+    for paces in measured:
+        for rank, points in paces.items():
+            everything.setdefault(rank, []).extend(points)
+    if not everything:
+        return None
+    shown = slowest(everything)
+    traces = []
+    if len(everything) > len(shown):
+        times: dict[int, list[float]] = {}
+        for points in everything.values():
+            for time, value in points:
+                times.setdefault(round(time / 10), []).append(value)  # agents report within seconds of each other
+        middle = [(10.0 * slot, statistics.median(values)) for slot, values in sorted(times.items())]
+        traces.append(_line("median of all ranks", middle, "--muted", "dash"))
+    for place, rank in enumerate(shown):
+        gaps: list[tuple[float | None, float | None]] = []
+        for paces in measured:  # no line from one attempt to the next
+            gaps += [*paces.get(rank, []), (None, None)]
+        traces.append(_line(f"rank {rank}", gaps[:-1], colour(place), "solid"))
+    layout = {
+        "xaxis": axis(type="date", nticks=6),
+        "yaxis": axis(tickformat="~s", ticksuffix="s", rangemode="tozero"),
+        "hovermode": "x unified",
+        "showlegend": True,
+    }
+    more = len(everything) - len(shown)
+    caption = f"The slowest {len(shown)} of {len(everything)} ranks." if more else ""
+    return Figure("Time for a step, without waiting for others", traces, layout, caption, wide=True)
+
+
+def _line(name: str, points: Sequence[tuple[float | None, float | None]], shade: str, dash: str) -> dict[str, Any]:
+    stride = max(1, len(points) * (MOST_LINES + 1) // POINTS)
+    kept = points[::stride]
+    return {
+        "type": "scatter", "mode": "lines+markers" if len(kept) < 40 else "lines", "name": words.plain(name),
+        "x": [None if time is None else clock(time) for time, _ in kept], "y": [value for _, value in kept],
+        "line": {"color": shade, "width": 2, "dash": dash}, "marker": {"size": 5},
+        "hovertemplate": "%{y:.3s}s",
+    }  # fmt: skip
+
+
+# -- Makes the sections of a page about one run, and the facts above them
+
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200  # the last events that the timeline's table lists
@@ -66,7 +148,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     if isinstance(nodes, int) and isinstance(procs, int):
         pairs.append(("ranks", f"{nodes * procs}"))
     if history.begin is not None and history.end is not None:
-        pairs.append(("begun", clock(history.begin)))
+        pairs.append(("begun", local_time(history.begin)))
         pairs.append(("so far" if run.state in LIVE else "took", words.span(history.end - history.begin)))
         if (waited := history.total("queued")) >= 1:
             pairs.append(("waited", words.span(waited)))
@@ -85,16 +167,16 @@ def progress(run: RunData) -> tuple[int, int] | None:
 
 def command(run: RunData) -> Code:
     """Returns the command that submitted the run, to copy. The values of secrets are hidden."""
-    return Code("submitted with", arguments.command(PROGRAM, run.overrides))
+    return Code("submitted with", build.command(PROGRAM, run.overrides))
 
 
-def clock(time: float) -> str:
+def local_time(time: float) -> str:
     """Returns seconds since the epoch as local time with its time zone (`31 Jan 2026 12:00:00 CET`)."""
     return datetime.fromtimestamp(time).astimezone().strftime("%-d %b %Y %H:%M:%S %Z")
 
 
 def made(run: RunData) -> str:
-    return f"made {clock(run.seen)} by launcher {__version__} from {run.path}"
+    return f"made {local_time(run.seen)} by launcher {__version__} from {run.path}"
 
 
 # -- sections of one run
@@ -189,7 +271,7 @@ def checkpoints_section(run: RunData) -> Section | None:
     metrics = list(dict.fromkeys(name for each in run.checkpoints for name in each.metrics))
     rows = [
         (
-            f"{each.step:,}", clock(each.time), long_size(each.size), str(each.world_size), str(each.attempt),
+            f"{each.step:,}", local_time(each.time), long_size(each.size), str(each.world_size), str(each.attempt),
             *(words.value(each.metrics.get(name)) for name in metrics),
         )
         for each in run.checkpoints

@@ -9,16 +9,15 @@ from typing import Any
 
 from launcher.formatting import plural
 from launcher.reports import words
-from launcher.reports.collect import RunData
-from launcher.reports.curves import Curve
+from launcher.reports.collect import Curve, RunData
 from launcher.reports.fabric import finite
 from launcher.reports.figures import Figure, legend, training_figures
-from launcher.reports.parts import Code, Page, Section, Table
+from launcher.reports.page import Code, Page, Section, Table
 from launcher.reports.sections import PROGRAM, made
 from launcher.runs.search_record import SearchSettings
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
 from launcher.search.progress import SearchProgress, described, rung_lines
-from launcher.spec import arguments
+from launcher.spec import build
 
 MOST_CURVES = 40  # only the best so many points have training curves
 IN_COLOUR = 8  # only the best so many points have coloured curves
@@ -145,7 +144,7 @@ def _points_section(
 
 
 def _command(overrides: Sequence[str]) -> str:
-    return arguments.command(PROGRAM, [words.redact_override(each) for each in canonical(overrides)])
+    return build.command(PROGRAM, [words.redact_override(each) for each in canonical(overrides)])
 
 
 def _left_out(count: int) -> str:

@@ -2,7 +2,7 @@
 
     SWEEP/search/           0700, files 0600
       settings.json         what is searched, and how; written by the submitter
-      template.json         from which the record of each point is made (launcher/search/template.py)
+      template.json         from which the record of each point is made (launcher/search/points.py)
       journal.jsonl         Optuna's journal of all trials; written by the jobs (launcher/search/journal.py)
       lock                  held during each operation on the journal (launcher/search/journal.py)
 
@@ -130,7 +130,7 @@ class SearchRecord:
 
         Args:
             settings: settings of the search.
-            template: template for the records of points; see `launcher.search.template.template_of`.
+            template: template for the records of points; see `launcher.search.points.template_of`.
 
         Raises:
             OSError: a file cannot be written.
@@ -157,7 +157,7 @@ class SearchRecord:
         return settings
 
     def template(self) -> Any:
-        """Returns the template for the records of points (`launcher.search.template`), as JSON types; None: no file.
+        """Returns the template for the records of points (`launcher.search.points`), as JSON types; None: no file.
 
         Raises:
             UnavailableError: the template cannot be read now.

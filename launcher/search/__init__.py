@@ -9,8 +9,7 @@ Processes on any number of nodes may do so at the same time, without a server an
 It may import runs and config. Only this package and `launcher.cli.optuna_search` import Optuna.
 
 - `search`: chooses the next point and decides which points are pruned: samplers, pruner, seeds
-- `points`: what a slot manager does for a search: chooses a point, makes its run, prunes it, records its end
-- `template`: makes the record of a point on a compute node, without Hydra, from the submitter's template
+- `points`: what a slot manager does for a search: chooses a point, makes its record, prunes it, records its end
 - `reports`: reads the objective, the steps and the run time of a point from its events
 - `budget`: GPU-hours that were spent and saved; number of steps at the first rung; shuffled order of combinations
 - `progress`: best point, hours, and rungs of a search, for `sweep status`

@@ -3,12 +3,10 @@
 All but `workload_hook` and `data_sets` is pure. It may import config.schema, errors, paths and units.
 
 - `plan`: the JobPlan: what a run's plan contains besides its sections; its JSON form, and the check of JSON read back
-- `build`: makes the plan from a config: values that depend on several keys, checks of values
+- `build`: makes the plan from a config: values that depend on several keys, checks, the program's arguments
 - `sections`: the sections of the plan (a key that the job needs is a field there); conversion of single values
-- `limits`: checks a plan against the limits in the profile (cluster.limits)
+- `limits`: checks a plan against the limits in the profile (cluster.limits); its node-, GPU- and core-hours
 - `pools`: merges the settings of a partition, queue or QOS (cluster.pools) into the cluster's
-- `cost`: node-hours, GPU-hours and core-hours of a submission, and the lines that show them
-- `arguments`: the command-line arguments of the user's program (workload.args, flags)
 - `containers`: checks that the keys about containers can be used together
 - `tracking`: checks and resolves the keys about experiment trackers
 - `workload_hook`: the interface of workloads' hooks; loads a hook, and converts its errors

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.schema import Config, Function, Program
-from launcher.environment import containers, interpreter, programs, snapshot
+from launcher.environment import containers, programs, snapshot
 from launcher.runs.directory import Run
 from launcher.schedulers.planning import scheduler_of
 from launcher.spec import workload_hook
@@ -35,7 +35,7 @@ class Inputs:
         self._hook = functools.cache(workload_hook.load)
         self._template = functools.cache(_template)
         self._archive = functools.cache(_archive)
-        self._environment = functools.cache(interpreter.checked)
+        self._environment = functools.cache(programs.checked)
         self._tree = functools.cache(_tree)
         self._before = functools.cache(snapshot.earlier_plan)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher import redaction
 from launcher.config.schema import Config, ResumeHow
-from launcher.environment import record_redaction, snapshot, trackers
+from launcher.environment import programs, record_redaction, snapshot
 from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, RunError
 from launcher.files import trusted_folders
@@ -145,7 +145,7 @@ def planned(
     plan = snapshot.into_plan(make_plan(config, site))
     notes += inputs.check(plan)
     limits.check_limits(plan, config.cluster)
-    return plan, notes + snapshot.notes(plan) + trackers.check(plan)
+    return plan, notes + snapshot.notes(plan) + programs.check(plan)
 
 
 def check_capacity(

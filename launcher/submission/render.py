@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, paths
 from launcher.config.schema import ResumeHow
-from launcher.environment import containers, interpreter, secrets
-from launcher.environment.setup_line import SetupLine
+from launcher.environment import containers, programs, secrets
+from launcher.environment.programs import SetupLine
 from launcher.failures.codes import SetupPart
 from launcher.files import run_files
 from launcher.files.json_types import as_json
@@ -97,10 +97,10 @@ def setup_lines(plan: JobPlan) -> list[SetupLine]:
     """Returns the shell lines that run before the agents start, in order."""
     lines = [SetupLine(line, SetupPart.CLUSTER, number) for number, line in enumerate(plan.cluster.setup, start=1)]
     if plan.env.modules:
-        lines.append(SetupLine(interpreter.MODULE, SetupPart.MODULE))
+        lines.append(SetupLine(programs.MODULE, SetupPart.MODULE))
     lines += [SetupLine(f"module load {quote(name)}", SetupPart.MODULES, name=name) for name in plan.env.modules]
     if plan.env.activate is not None:
-        activate = f"launcher_env={quote(plan.env.activate)}\n{interpreter.ACTIVATE}"
+        activate = f"launcher_env={quote(plan.env.activate)}\n{programs.ACTIVATE}"
         lines.append(SetupLine(activate, SetupPart.ACTIVATE, name=plan.env.activate))
     lines += [SetupLine(line, SetupPart.ENV, number) for number, line in enumerate(plan.env.setup, start=1)]
     return lines + containers.setup_lines(plan)

@@ -28,8 +28,8 @@ from launcher.runs.directory import Run
 from launcher.runs.search_record import SearchRecord, SearchSettings
 from launcher.runs.submitter_lock import only_submitter
 from launcher.runs.sweep_directory import Sweep
+from launcher.search.points import template_of
 from launcher.search.progress import look
-from launcher.search.template import template_of
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from launcher.submission.prepare import held_allocation, planned, site_of
@@ -44,7 +44,7 @@ class PreparedSearch:
 
     sweep: PreparedSweep  # the prepared sweep with the representative points; the manifest in it has no points
     settings: SearchSettings  # what is searched, and how
-    template: Mapping[str, Any]  # template for the records of points; see `launcher.search.template`
+    template: Mapping[str, Any]  # template for the records of points; see `launcher.search.points`
 
 
 def representatives(space: Space, fixed: Sequence[str]) -> list[tuple[str, ...]]:

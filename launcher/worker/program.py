@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.failures.symptoms import LOST_PEER
-from launcher.spec import arguments
-from launcher.spec.arguments import words as words_of
+from launcher.spec import build
+from launcher.spec.build import words as words_of
 from launcher.spec.plan import JobPlan
 from launcher.worker import debugger, rank_report, script
 
@@ -116,7 +116,7 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
 
 def is_executable(path: str | None) -> bool:
     """Returns whether the script of a program is executed directly, without an interpreter of ours."""
-    return path is not None and arguments.is_executable(Path(path).expanduser())
+    return path is not None and build.is_executable(Path(path).expanduser())
 
 
 def _run_here(params: Mapping[str, Any]) -> dict[str, Any]:

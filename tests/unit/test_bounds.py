@@ -24,7 +24,7 @@ from launcher.agent import output
 from launcher.checkpoint import Checkpointer, state
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.reading import Damaged
-from launcher.config.space_overrides import space_of
+from launcher.config.points import space_of
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.rendezvous.channel import Channel, ChannelError

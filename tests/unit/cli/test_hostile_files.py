@@ -25,8 +25,7 @@ from launcher.cli.status_rows import Rows, plain
 from launcher.cli.status_table import table
 from launcher.cli.text import cause, print_unreadable
 from launcher.diagnose.post_mortem.evidence import of
-from launcher.diagnose.why.of_run import explain
-from launcher.diagnose.why.text import as_json
+from launcher.diagnose.why import as_json, explain
 from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import CheckCode, FaultCode, NextReason, PreflightThen, StopReason
 from launcher.files.shared_files import Wrong, read_json

@@ -15,9 +15,9 @@ from hydra_plugins.launcher_optuna import OptunaSearchSweeper
 from launcher.cli.hydra_sweepers import PointFailed, Search, objectives, values_of
 from launcher.cli.multirun import Multirun
 from launcher.cli.submit import CommandLine
+from launcher.config.points import space_of
 from launcher.config.schema import BestIs, Config, Sweep
 from launcher.config.search_space import Method, overrides
-from launcher.config.space_overrides import space_of
 from launcher.errors import ConfigError
 from launcher.runs import sweep_directory
 from launcher.sweeps.prepare import RequestedPoint

@@ -14,8 +14,7 @@ from launcher.cli import commands, options, submit
 from launcher.cli.run import as_keys, overrides
 from launcher.errors import ConfigError
 from launcher.runs.directory import Run
-from launcher.spec.arguments import command, name_of
-from launcher.spec.build import check_name
+from launcher.spec.build import check_name, command, name_of
 from tests.unit.plans import bare_plan, with_fields
 
 

@@ -20,8 +20,7 @@ from launcher.cli import commands, status_rows, status_view, watch
 from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, table
 from launcher.config.schema import Debug
-from launcher.diagnose.why.of_run import explain
-from launcher.diagnose.why.text import of_why
+from launcher.diagnose.why import explain, of_why
 from launcher.errors import ConfigError, RunError
 from launcher.failures.codes import StopReason
 from launcher.monitoring import progress as standing

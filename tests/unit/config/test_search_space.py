@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.config.points import require_space, space_of
 from launcher.config.search_space import Dimension, combination, index_of, size
-from launcher.config.space_overrides import require_space, space_of
 from launcher.errors import ConfigError
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from launcher.cli.text import cause
 from launcher.cli.why import moment, shown
-from launcher.diagnose.why import of_run
-from launcher.diagnose.why.of_run import explain
-from launcher.diagnose.why.text import as_json, of_why
+from launcher.diagnose import why
+from launcher.diagnose.why import as_json, explain, of_why
 from launcher.monitoring import run_status
 from launcher.runs import events as kinds
 from launcher.runs.claims import Claims, Manager
@@ -198,8 +197,8 @@ def test_a_job_that_is_held_for_nothing_is_to_be_submitted_again(
 ) -> None:
     """After a deletion by hand PBS holds a job for ever."""
     other = Dependency("ok", "prep", Path("/runs/prep"), state, False, state != "queued")
-    monkeypatch.setattr(of_run, "read_dependencies", lambda names: [other])
+    monkeypatch.setattr(why, "read_dependencies", lambda names: [other])
     plan = bare_plan(after=("ok:/runs/prep",), cluster={"scheduler": scheduler})
-    found = of_run._after(Explanation("mine", "queued", Why.WAITS, "7", Facts(), do="wait"), plan, "launcher")
+    found = why._after(Explanation("mine", "queued", Why.WAITS, "7", Facts(), do="wait"), plan, "launcher")
     assert found.do.startswith("`launcher cancel mine`, and submit it again" if held else "wait")
     assert bool(found.notes) is held

@@ -12,7 +12,7 @@ import pytest
 
 from launcher import __version__
 from launcher.config.schema import Env
-from launcher.environment import interpreter, snapshot
+from launcher.environment import programs, snapshot
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
@@ -41,7 +41,7 @@ def test_an_environment_with_all_that_is_needed_is_taken_by_its_whole_path(
 ) -> None:
     python(tmp_path / "en v", "[[3, 12], []]")
     monkeypatch.chdir(tmp_path)
-    assert interpreter.checked("en v") == (str(tmp_path / "en v"), ())
+    assert programs.checked("en v") == (str(tmp_path / "en v"), ())
     config = make_config(env=Env(activate="en v"))
     config, notes = Inputs().with_environment(config)
     plan = make_plan(config, SITE)
@@ -61,13 +61,13 @@ def test_an_environment_with_all_that_is_needed_is_taken_by_its_whole_path(
 def test_one_that_ranks_could_not_run_in_is_refused(tmp_path: Path, make, told: str) -> None:  # type: ignore[no-untyped-def]
     make(tmp_path / "env")
     with pytest.raises(ConfigError, match=f"env.activate={tmp_path}/env.*{told}"):
-        interpreter.checked(str(tmp_path / "env"))
+        programs.checked(str(tmp_path / "env"))
 
 
 def test_the_script_of_an_environment_is_not_the_environment(tmp_path: Path) -> None:
     python(tmp_path / "env", "")
     with pytest.raises(ConfigError, match=rf"is a script: name the environment's folder, {tmp_path}/env"):
-        interpreter.checked(str(tmp_path / "env/bin/activate"))
+        programs.checked(str(tmp_path / "env/bin/activate"))
 
 
 @pytest.mark.parametrize("what", ["not seen", "does not start"])
@@ -75,7 +75,7 @@ def test_what_cannot_be_looked_into_is_told(tmp_path: Path, what: str) -> None:
     folder = tmp_path / ("scratch/env" if what == "not seen" else "env")
     if what == "does not start":
         python(folder, "no answer")
-    path, (note,) = interpreter.checked(str(folder))
+    path, (note,) = programs.checked(str(folder))
     assert path == str(folder)
     assert ("is not visible on this machine" in note) == (what == "not seen")
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_looked_into_is_told(tmp_path: Path, what: str) -> None:
 def test_a_real_environment_is_asked_what_it_has(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     with pytest.raises(ConfigError, match="lacks torch, numpy, submitit"):
-        interpreter.checked(str(tmp_path / "env"))
+        programs.checked(str(tmp_path / "env"))
 
 
 def test_the_order_is_the_clusters_lines_modules_environment_own_lines() -> None:
@@ -149,7 +149,7 @@ def test_an_installed_launcher_comes_along(tmp_path: Path, monkeypatch: pytest.M
     snapshot.take(plan)
     for name in ("launcher/agent/__main__.py", "workloads/p2p.py"):
         assert os.path.exists(f"{tmp_path}/runs/run-1/lib-{__version__}/{name}")
-    assert sys.version_info[:2] >= interpreter.OLDEST
+    assert sys.version_info[:2] >= programs.OLDEST
     monkeypatch.setattr(snapshot, "__version__", "99")  # a resumed run comes with the one that is installed by then
     plan = snapshot.into_plan(make_plan(config, Inputs().with_code(config, site)))
     snapshot.take(plan)

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.cli import commands
 from launcher.config.schema import Env
-from launcher.environment import archives, interpreter, snapshot, unpack_on_node
+from launcher.environment import archives, programs, snapshot, unpack_on_node
 from launcher.errors import ConfigError, RunError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
@@ -433,7 +433,7 @@ def test_the_command_packs_and_does_not_replace(
     (environment / "conda-meta").mkdir()
     with pytest.raises(ConfigError, match=r"conda-pack -p"):
         commands.main([*words, "--force"])
-    assert interpreter.NEEDED
+    assert programs.NEEDED
 
 
 def test_a_folder_that_cannot_be_packed_is_named_without_a_key(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from launcher.agent.signals import Signals
-from launcher.pilots import follower, journal_writer, manager
+from launcher.pilots import follower, journal, manager
 from launcher.pilots.follower import Follower
-from launcher.pilots.group import Group
 from launcher.pilots.manager import SlotManager, packing_of, stops_of
-from launcher.pilots.slots import Slot
+from launcher.pilots.slots import Group, Slot
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Attempt, Run
@@ -95,7 +94,7 @@ def slot_manager(
         hosts: of the group of nodes that it leads; empty: this one.
     """
     monkeypatch.setattr(manager, "TICK", 0.001)
-    monkeypatch.setattr(journal_writer, "use_large_pages", lambda: None)  # of the process of the tests
+    monkeypatch.setattr(journal, "use_large_pages", lambda: None)  # of the process of the tests
     each = pilot_attempt(sweep, pilot, attempt)
     mine = manager.manager_of(pilot, each, {})
     group = Group(mine, tuple(hosts or manager.hosts_of({})), 0)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RESUME
-from launcher.pilots.group import Group
 from launcher.pilots.manager import stops_of
-from launcher.pilots.slots import Slot
+from launcher.pilots.slots import Group, Slot
 from launcher.runs.directory import Attempt
 from launcher.runs.events import ManagerEnded, PointBegan, PointEnded
 from tests.unit.pilots.managers import BEGAN, SECOND, Following, Points, packed_sweep

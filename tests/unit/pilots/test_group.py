@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.pilots.group import group_of
+from launcher.pilots.slots import group_of
 from launcher.runs.claims import Manager
 
 HOSTS = ["a", "b", "c", "d", "e"]

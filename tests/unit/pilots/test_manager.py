@@ -14,7 +14,7 @@ from launcher.agent.signals import Signals
 from launcher.errors import RESUME
 from launcher.pilots import manager
 from launcher.pilots.board import Board
-from launcher.pilots.journal_writer import JournalWriter
+from launcher.pilots.journal import JournalWriter
 from launcher.runs import event_file
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run

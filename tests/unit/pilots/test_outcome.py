@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.pilots.outcome import outcome
+from launcher.pilots.journal import outcome
 from launcher.runs.claims import Kind
 
 

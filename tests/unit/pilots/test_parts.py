@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.pilots import parts
-from launcher.pilots.group import Group, printed_on
-from launcher.pilots.parts import Parts
+from launcher.pilots import slots
+from launcher.pilots.slots import Group, Parts, printed_on
 from launcher.runs import output as printed
 from launcher.runs.claims import Claims, Manager
 from launcher.runs.directory import Attempt, Run
@@ -18,7 +17,7 @@ LINES = [b"line %03d\n" % number for number in range(100)]
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Parts, Attempt, Path, Path]:
-    monkeypatch.setattr(parts, "MOST", 90)
+    monkeypatch.setattr(slots, "MOST", 90)
     monkeypatch.setattr(printed, "BLOCK", 45)
     attempt = Attempt(Run(tmp_path), 0)
     there = printed_on(attempt, 1)

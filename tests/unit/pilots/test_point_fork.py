@@ -6,8 +6,7 @@ from pathlib import Path
 
 from launcher.failures import text
 from launcher.pilots import point_fork
-from launcher.pilots.group import Group, group_of
-from launcher.pilots.slots import Slot
+from launcher.pilots.slots import Group, Slot, group_of
 from launcher.rendezvous.protocol import Member
 from launcher.rendezvous.rank_environment import environment_of
 from launcher.runs.claims import Manager

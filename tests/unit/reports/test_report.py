@@ -21,12 +21,11 @@ from launcher.cli import commands
 from launcher.monitoring.run_status import JobMonitor, status_of
 from launcher.paths import PACKAGE
 from launcher.reports import comparison, page, words
-from launcher.reports.collect import RunData, collect
-from launcher.reports.curves import Curve, curves, thin
+from launcher.reports.collect import Curve, RunData, collect, curves, thin
 from launcher.reports.fabric import Unreadable, coarse, differences, lines, parse
 from launcher.reports.figures import Figure
-from launcher.reports.parts import Page
-from launcher.reports.ranks import pace_figure
+from launcher.reports.page import Page
+from launcher.reports.sections import pace_figure
 from launcher.reports.timeline import Moment, Span, timeline
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events

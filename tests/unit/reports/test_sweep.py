@@ -11,9 +11,8 @@ import pytest
 
 from launcher.config.search_space import Dimension, Goal, Method
 from launcher.reports import page
-from launcher.reports.collect import RunData
-from launcher.reports.curves import Curve
-from launcher.reports.parts import Page
+from launcher.reports.collect import Curve, RunData
+from launcher.reports.page import Page
 from launcher.reports.sweep import SweepPoint, axis_of, by_objective, parallel_coordinates, sweep_page
 from launcher.runs.search_record import Journal, SearchSettings, Trial, TrialState
 from launcher.search.progress import progress_of

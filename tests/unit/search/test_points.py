@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from launcher.config.points import space_of
 from launcher.config.search_space import Goal, Method
-from launcher.config.space_overrides import space_of
 from launcher.runs import event_file
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.events import Ended, Evaluated, Event, Progress, Started
 from launcher.runs.journal import journal_events
 from launcher.runs.search_record import Journal, SearchRecord, SearchSettings, TrialState
 from launcher.runs.sweep_directory import Sweep
+from launcher.search.points import template_of
 from launcher.search.reports import PointReports, Report, missing, number, reports_in, seconds_of
-from launcher.search.template import template_of
 from launcher.spec.plan import as_dict
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from launcher.config.points import space_of
 from launcher.config.search_space import Goal, Method
-from launcher.config.space_overrides import space_of
 from launcher.errors import RunError, UnavailableError
 from launcher.files import run_files
 from launcher.runs.search_record import SearchRecord, SearchSettings, TrialState

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from launcher.config.points import space_of
 from launcher.config.search_space import combination, overrides, size
-from launcher.config.space_overrides import space_of
 from launcher.errors import ConfigError
-from launcher.search.template import record_of, template_of
+from launcher.search.points import record_of, template_of
 
 
 def composed(values: dict[str, str], name: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.config.schema import Resume, ResumeHow
-from launcher.spec import cost
-from launcher.spec.cost import Cost
+from launcher.spec import limits
+from launcher.spec.limits import Cost
 from tests.unit.plans import plan_of
 from tests.unit.slurm_stand_in import SlurmStandIn
 
@@ -46,14 +46,14 @@ ATTEMPTS = "in one attempt, of at most 100 (resume.max_attempts)"
     ],
 )  # fmt: skip
 def test_one_run(keys: dict[str, Any], lines: list[str]) -> None:
-    assert cost.lines(plan_of(**keys)) == lines
+    assert limits.lines(plan_of(**keys)) == lines
 
 
 def test_points_of_a_sweep() -> None:
     small, large = (plan_of(nodes=n, gpus_per_node=2, time="3h", resume=NEVER) for n in (1, 2))
-    assert cost.lines_of_all([small] * 5) == ["5 x 1 node x 2 GPUs x 3h = 15 node-hours, 30 GPU-hours"]
-    assert cost.lines_of_all([small, large]) == ["2 points = 9 node-hours, 18 GPU-hours"]
-    assert cost.lines_of_all([small, small], 20) == ["20 x 1 node x 2 GPUs x 3h = 60 node-hours, 120 GPU-hours"]
+    assert limits.lines_of_all([small] * 5) == ["5 x 1 node x 2 GPUs x 3h = 15 node-hours, 30 GPU-hours"]
+    assert limits.lines_of_all([small, large]) == ["2 points = 9 node-hours, 18 GPU-hours"]
+    assert limits.lines_of_all([small, small], 20) == ["20 x 1 node x 2 GPUs x 3h = 60 node-hours, 120 GPU-hours"]
 
 
 @pytest.mark.parametrize(

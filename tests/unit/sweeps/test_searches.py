@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from launcher.config.points import space_of
 from launcher.config.schema import Asha, BestIs, Config, SearchBudget, Sweep
 from launcher.config.search_space import Goal, Method
-from launcher.config.space_overrides import space_of
 from launcher.errors import ConfigError
 from launcher.sweeps.searches import representatives, with_search_defaults
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher import bounds
-from launcher.environment import trackers
+from launcher.environment import programs
 from launcher.errors import ConfigError
 from launcher.runs.directory import Run
 from launcher.spec import tracking as tracking_keys
@@ -75,16 +75,16 @@ def test_a_tracker_that_is_not_known_is_refused() -> None:
 
 
 def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_is_installed", lambda name: name != "mlflow")
-    assert trackers.check(bare_plan(track=("tensorboard",))) == ()
+    monkeypatch.setattr(programs, "_is_installed", lambda name: name != "mlflow")
+    assert programs.check(bare_plan(track=("tensorboard",))) == ()
     with pytest.raises(ConfigError, match=r"/usr/bin/python3 does not have: pip install 'launcher\[mlflow\]'"):
-        trackers.check(bare_plan(track=("tensorboard", "mlflow")))
-    (note,) = trackers.check(bare_plan(track=("mlflow",), cluster={"setup": ("module load mlflow",)}))
+        programs.check(bare_plan(track=("tensorboard", "mlflow")))
+    (note,) = programs.check(bare_plan(track=("mlflow",), cluster={"setup": ("module load mlflow",)}))
     assert "pip install 'launcher[mlflow]'" in note  # the set-up lines may bring it
     for key in ("modules", "setup"):
-        assert len(trackers.check(bare_plan(track=("mlflow",), env={key: ("x",)}))) == 1
+        assert len(programs.check(bare_plan(track=("mlflow",), env={key: ("x",)}))) == 1
     for key in ("activate", "archive", "container"):
-        (note,) = trackers.check(bare_plan(track=("mlflow",), env={key: "/other"}))
+        (note,) = programs.check(bare_plan(track=("mlflow",), env={key: "/other"}))
         assert note.endswith("which is not installed here; /other has to have it")
 
 

@@ -1,0 +1,220 @@
+"""All checks of `doctor`, and the process in which each one runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config.schema import Cluster, Config
+from launcher.diagnose.doctor import folder, machine, software
+from launcher.errors import ConfigError
+from launcher.findings import Finding, ok, problem
+from launcher.paths import user_config_dir
+from launcher.schedulers import registry
+from launcher.schedulers.base import ChecksItself, Queue, Scheduler
+from launcher.spec import data_sets
+
+# -- Runs checks concurrently, each in a thread and with a time limit
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check that `doctor` runs."""
+
+    about: str  # the check's subject, as the report shows it
+    look: Callable[[], Iterable[Finding]]  # the function that runs the check and returns its findings
+    limit: float = 10.0  # seconds that the check may take
+
+
+def start(check: Check) -> Callable[[], list[Finding]]:
+    """Starts a check in a thread.
+
+    Returns a function that waits until the check ends or its limit is over, and returns its findings.
+    """
+    running, until = _Running(check), time.monotonic() + check.limit
+    running.thread.start()
+
+    def wait() -> list[Finding]:
+        running.thread.join(max(until - time.monotonic(), 0.0))
+        return running.found()
+
+    return wait
+
+
+def run_all(checks: Sequence[Check], clock: Callable[[], float] = time.monotonic) -> Iterator[Finding]:
+    """Runs all checks concurrently, and yields their findings in the order of the checks, each as soon as possible.
+
+    A check that raises, or takes longer than its limit, yields a problem. It runs in a daemon thread, so it does not
+    delay the exit of the process.
+
+    Args:
+        checks: the checks.
+        clock: returns monotonic time in seconds.
+    """
+    began, running = clock(), [_Running(check) for check in checks]
+    for each in running:
+        each.thread.start()
+    for each in running:
+        each.thread.join(max(began + each.check.limit - clock(), 0.0))
+        yield from each.found()
+
+
+class _Running:
+    """A check in its thread."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        self._findings: list[Finding] = []
+        # A thread that hangs in a file system cannot be ended. A daemon thread does not keep the process from exiting.
+        self.thread = threading.Thread(target=self._look, name=f"doctor {check.about}", daemon=True)
+
+    def _look(self) -> None:
+        try:
+            for each in self.check.look():
+                self._findings.append(each)
+        except Exception as error:  # a check that fails must not hide the findings of others
+            text = f"the check failed: {type(error).__name__}: {error}"
+            self._findings.append(problem(self.check.about, text, "report this"))
+
+    def found(self) -> list[Finding]:
+        late = self.thread.is_alive()
+        findings = list(self._findings)
+        if late:
+            findings.append(problem(self.check.about, f"no answer within {self.check.limit:g} s", _STUCK))
+        return findings
+
+
+_STUCK = "a file system or a service that the check uses hangs: try it by hand"
+
+
+# -- Checks which schedulers are on this machine, and the one of the profile in detail
+
+
+def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
+    """Reports which schedulers are on this machine, and runs the checks of the profile's scheduler.
+
+    Args:
+        cluster: the profile.
+        timeout: seconds for one query to the scheduler.
+    """
+    wanted = registry.scheduler(cluster.scheduler)
+    yield from which(wanted, [each for each in registry.schedulers() if isinstance(each, ChecksItself)])
+    if isinstance(wanted, ChecksItself) and not wanted.problem():
+        yield from wanted.check(cluster, timeout)
+
+
+def which(wanted: Scheduler, known: Sequence[ChecksItself]) -> Iterator[Finding]:
+    """Reports which schedulers have their commands on PATH, and checks that the profile's scheduler is one of them.
+
+    Args:
+        wanted: the profile's scheduler.
+        known: all schedulers with commands.
+    """
+    none = f"none found: no {' and no '.join(dict.fromkeys(each.command for each in known))} is on PATH"
+    present = "; ".join(filter(None, (each.found() for each in known))) or none
+    if not isinstance(wanted, ChecksItself):
+        yield ok("scheduler", present)
+        if name := next((each.name for each in known if not each.problem()), None):
+            looks = f"`doctor --cluster {name}` checks the scheduler"
+            yield ok("scheduler", f"the profile runs on {wanted.title}; {looks}")
+    elif why := wanted.problem():
+        yield problem("scheduler", f"{present}; the profile needs {wanted.title}", why)
+    else:
+        yield ok("scheduler", present)
+
+
+# -- The list of the checks that `doctor` runs, in the order of its report, and the checks of settings of the profile
+
+
+TORCH = 60.0  # seconds for the import of torch
+ASK = 8.0  # seconds for one query to a scheduler
+
+
+def first() -> list[Check]:
+    """Returns the first checks of the report, which need no configuration."""
+    return [
+        Check("launcher", software.launcher),
+        Check("python", _python),
+        Check("packages", lambda: software.packages(software.installed)),
+        Check("machine", machine.probe_machine),
+    ]
+
+
+def rest(config: Config) -> list[Check]:
+    """Returns the remaining checks (without torch's), which need the configuration."""
+    cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
+    return [
+        Check("profile", lambda: _profile(cluster)),
+        Check("scheduler", lambda: probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
+        Check("host", machine.probe_host),
+        Check("ports", lambda: _ports(cluster)),
+        Check("interface", lambda: _interface(cluster, queued=queued)),
+        Check("runs_dir", lambda: folder.probe(Path(config.runs_dir).expanduser().absolute(), queued=queued), 15.0),
+        Check("tmp", machine.probe_temporary),
+        Check("data", _data),
+        Check("gpus", software.probe_nvidia),
+    ]
+
+
+def torch() -> Check:
+    """Returns the check of torch, which takes the longest: it imports torch in another process."""
+    return Check("torch", lambda: software.probe_torch(TORCH), TORCH + 5)
+
+
+def _python() -> Iterator[Finding]:
+    yield from software.python(sys.version_info[:3], sys.executable)
+
+
+def _profile(cluster: Cluster) -> Iterator[Finding]:
+    own = user_config_dir()
+    text = "no folder of your own settings"
+    if own.is_dir():
+        profiles = sorted(path.stem for path in (own / "cluster").glob("*.yaml"))
+        text = f"your own settings are in {own}" + (f" (profiles {', '.join(profiles)})" if profiles else "")
+    else:
+        text += f" ({own})"
+    settings = {each.name for each in dataclasses.fields(cluster)} - {each.name for each in dataclasses.fields(Cluster)}
+    given = [f"{key}={value}" for key, value in vars(cluster).items()
+             if key in {"account", *settings} and isinstance(value, str) and value]  # fmt: skip
+    yield ok("config", f"cluster={cluster.name} ({cluster.scheduler}{', ' if given else ''}{', '.join(given)}); {text}")
+
+
+def _ports(cluster: Cluster) -> Iterator[Finding]:
+    low, _, high = cluster.port_range.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) < int(high) <= 65535):
+        yield problem(
+            "ports", f"cluster.port_range={cluster.port_range!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535",
+            "write it as 20000-32767",
+        )  # fmt: skip
+        return
+    yield from machine.probe_ports((int(low), int(high)))
+
+
+def _interface(cluster: Cluster, *, queued: bool) -> Iterator[Finding]:
+    known = [name for _, name in socket.if_nameindex()]
+    yield from machine.interface(cluster.interface, known, queued=queued)
+
+
+def _data() -> Iterator[Finding]:
+    known, problems = data_sets.of_all_workloads()
+    for each in problems:
+        yield problem("data", each, "correct its key hook, or what it names")
+    here, missing = [], []
+    for name, source in known.items():
+        try:
+            found = source.find(None)
+        except ConfigError as error:
+            yield problem("data", f"{name}: {error}", f"launcher data fetch {name}")
+            continue
+        if found:
+            here.append(f"{name} ({found.how})")
+        else:
+            missing.append(name)
+    rest = f"; `data fetch` gets {', '.join(missing)}" if missing else ""
+    yield ok("data", f"here: {', '.join(here) or 'none'}{rest}")
