@@ -35,7 +35,7 @@ def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool)
         Declined: the user did not answer yes.
     """
     for number_of, line in enumerate(lines):
-        print(f"{'' if number_of else 'asks for':<11}{line}", flush=True)
+        print(f"{'' if number_of else 'requests':<11}{line}", flush=True)
     asked, unit = cost.counted
     if above is None or asked <= above or yes or not sys.stdin.isatty():
         return

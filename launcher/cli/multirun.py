@@ -203,7 +203,7 @@ def show(prepared: PreparedSweep, settings: SearchSettings | None = None) -> Non
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in prepared.jobs.values() if plan.queued]:
         for number, line in enumerate(limits.lines_of_all(asking)):
-            print(f"{'' if number else 'asks for':<11}{line}")
+            print(f"{'' if number else 'requests':<11}{line}")
     if prepared.pilots:
         pilot = prepared.pilots[0]
         print(f"\n# {plural(len(prepared.pilots), 'pilot')} on {pilot.cluster.name}, {_at_once(prepared)}")

@@ -64,7 +64,7 @@ def plan_table(plan: JobPlan) -> str:
         ("each node", f"{plural(plan.cpus_per_node, 'CPU')}, {plural(plan.gpus_per_node, 'GPU')}, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
-        *(("" if number else "asks for", line)
+        *(("" if number else "requests", line)
           for number, line in enumerate(limits.lines(plan) if plan.queued else ())),
         ("backend", plan.workload.backend),
         *((f"workload.{key}", str(value)) for key, value in plan.workload.params.items()

@@ -125,14 +125,16 @@ def find_folder(name: str, runs_dir: Path, what: str) -> Path:
         name = name[:-1]  # shells complete a sweep to `SWEEP/`
     if name == "latest":
         link = runs_dir / "latest"
-        if not _has(link, record):
-            newest_one = link.resolve()
-            other = next((name for name, file in RECORDS.items() if name != what and _has(link, file)), None)
-            if other is None:
-                raise RunError(f"there is no latest {what} in {runs_dir}")
-            instead = f"name one of its points ({newest_one.name}/0)" if other == "sweep" else "name a sweep"
-            raise RunError(f"latest is {newest_one.name}, a {other}: {instead}")
-        return link.resolve()
+        if _has(link, record):
+            return link.resolve()
+        if what == "run" and _has(link, RECORDS["sweep"]):
+            sweep = link.resolve().name
+            raise RunError(f"latest is {sweep}, a sweep: name one of its points ({sweep}/0)")
+        if what == "sweep" and _has(link, RECORDS["run"]):  # the link leads to a run that was submitted since
+            for folder in newest(runs_dir):
+                if may_have(folder, record):
+                    return Path(folder)
+        raise RunError(f"there is no latest {what} in {runs_dir}")
     if _has(runs_dir / name, record):
         return (runs_dir / name).resolve()
     if what == "run" and _has(runs_dir / name, RECORDS["sweep"]):

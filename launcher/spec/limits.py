@@ -267,7 +267,7 @@ def _attempts(plans: Iterable[JobPlan]) -> list[str]:
         ),
         default=1,
     )
-    return [f"in one attempt, of at most {most} (resume.max_attempts)"] if most > 1 else []
+    return [f"per attempt, up to {most} attempts (resume.max_attempts)"] if most > 1 else []
 
 
 def _shape(plan: JobPlan) -> str:
@@ -276,4 +276,5 @@ def _shape(plan: JobPlan) -> str:
 
 
 def _hours_of(value: float, what: str) -> str:
-    return f"{number(value)} {what}-hour" + ("" if value == 1 else "s")
+    text = number(value)  # compared as it is shown: six times ten minutes are 0.9999… hours
+    return f"{text} {what}-hour" + ("" if text == "1" else "s")

@@ -309,6 +309,11 @@ def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
         lookup.find("latest", tmp_path)
     with pytest.raises(RunError, match="is a sweep: name one of its points"):
         lookup.find("lr-1", tmp_path)
+    run = Run.create(tmp_path / "newer-run")
+    (run.path / lookup.RECORDS["run"]).write_text("{}")
+    run.link(tmp_path)
+    assert lookup.find("latest", tmp_path) == run
+    assert lookup.find_sweep("latest", tmp_path) in (sweep, other), "the newest sweep, though a run is newer"
 
 
 def test_cancelling_is_taken_back(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.unit.plans import plan_of
 from tests.unit.slurm_stand_in import SlurmStandIn
 
 NEVER = Resume(how=ResumeHow.never)
-ATTEMPTS = "in one attempt, of at most 100 (resume.max_attempts)"
+ATTEMPTS = "per attempt, up to 100 attempts (resume.max_attempts)"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def submit(
     os.close(master)
 
 
-ASKS = "asks for   2 nodes x 1 CPU x 1h = 2 node-hours, 2 core-hours\n"
+ASKS = "requests   2 nodes x 1 CPU x 1h = 2 node-hours, 2 core-hours\n"
 
 
 def test_no_leaves_nothing_behind(submit: Submit, slurm_commands: SlurmStandIn, tmp_path: Path) -> None:
@@ -143,5 +143,5 @@ def test_it_is_asked_only_where_it_is_much(
     done = submit(*words, answer=answer)
     assert (done.code, slurm_commands.calls()) == (0, 1), done.err
     assert ("Submit? [y/N]" in done.err) == asked
-    each = ASKS if "-m" not in words else "asks for   2 x 2 nodes x 1 CPU x 1h = 4 node-hours, 4 core-hours\n"
+    each = ASKS if "-m" not in words else "requests   2 x 2 nodes x 1 CPU x 1h = 4 node-hours, 4 core-hours\n"
     assert done.out.startswith(each)
