@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import element_id
-from launcher.schedulers import job_environment
+from launcher.schedulers import environment_file
 from launcher.schedulers.detect import Kind
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.functions import scheduler
@@ -158,7 +158,7 @@ class PBSRunExecutor(RunExecutor):
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
             # Not qsub -v, which changes some values, and shows all of them to other users.
-            own = job_environment.write(run, self._handed or [run], self.plan, exports)
+            own = environment_file.write(run, self._handed or [run], self.plan, exports)
             options = client.dependency(self._blocking_jobs())
             self._submitting()
             job = self._pbs.submit(str(script), own, "-f", *options)

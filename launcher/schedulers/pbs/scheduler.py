@@ -173,7 +173,7 @@ class PBSScheduler(Queue, CountsJobs, HoldsAllocations, ReadsOptions, PBSDiagnos
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         # Lazily: 5 ms, and only a job that submits another one needs it
-        from launcher.schedulers import job_environment
+        from launcher.schedulers import environment_file
         from launcher.schedulers.pbs import task_starters
 
-        return job_environment.within_job(plan, run, task_starters.find("qsub"))
+        return environment_file.within_job(plan, run, task_starters.find("qsub"))

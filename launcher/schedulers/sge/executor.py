@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from launcher import redaction
 from launcher.errors import ConfigError
 from launcher.runs.directory import Run
-from launcher.schedulers import job_environment
+from launcher.schedulers import environment_file
 from launcher.schedulers import tasks as task_group
 from launcher.schedulers.detect import Kind
 from launcher.schedulers.executor import RunExecutor
@@ -160,7 +160,7 @@ class SGERunExecutor(RunExecutor):
 
         def send() -> str:
             # Not qsub -V, with which all users could read the whole environment (qstat -j).
-            own = job_environment.write(run, self._handed or [run], self.plan, exports)
+            own = environment_file.write(run, self._handed or [run], self.plan, exports)
             options = dependency(self._blocking_jobs())
             self._submitting()
             return self._sge.submit(str(script), own, *options)

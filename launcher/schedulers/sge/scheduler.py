@@ -163,9 +163,9 @@ class SGEScheduler(Queue, CountsJobs, HoldsAllocations, Requeues, ReadsOptions, 
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
         # Lazily: 8 ms, and states of jobs need none of it
-        from launcher.schedulers import job_environment
+        from launcher.schedulers import environment_file
 
-        return job_environment.within_job(plan, run, find("qsub"))
+        return environment_file.within_job(plan, run, find("qsub"))
 
     def can_be_waited_for(self, job_id: str) -> bool:
         return "_" not in job_id  # for an array element, -hold_jid would wait for the whole array

@@ -328,7 +328,7 @@ def test_rerun_tells_what_was_submitted(call: Call, sweep: Sweep, monkeypatch: p
     monkeypatch.setattr(submit, "resubmit", resubmit)
     answer = call("sweep rerun lr-1")
     assert (answer.code, asked) == (1, [[4, 5]])
-    assert answer.lines[0] == "asks for   2 x 1 node x 1 CPU x 1h = 2 node-hours, 2 core-hours"
+    assert answer.lines[0] == "requests   2 x 1 node x 1 CPU x 1h = 2 node-hours, 2 core-hours"
     assert answer.lines[2:4] == ["job      200: point 4", "left     point 5: sbatch: submit limit"]
     call("sweep rerun lr-1 4")
     assert asked[1:] == [[4]]
