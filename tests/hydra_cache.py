@@ -19,9 +19,12 @@ from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.defaults_list import DefaultsList, Overrides
 
+from launcher.config.scheduler_table import cluster_class, names
+from launcher.errors import ConfigError
 from launcher.paths import resource
 
 CONF = os.path.realpath(resource("conf"))  # nothing changes while tests run
+KINDS: dict[int, object] = {}  # classes of profiles by id, which no other class can have while this one is kept
 
 
 @contextlib.contextmanager
@@ -55,7 +58,18 @@ def shared() -> Iterator[None]:
 
 def sources(repo: IConfigRepository) -> list[Any]:
     """Where a composition's files come from, with the state of those that a test may write."""
-    return [(source.provider, source.path, *written(source)) for source in repo.get_sources()]
+    return [*kinds(), *((source.provider, source.path, *written(source)) for source in repo.get_sources())]
+
+
+def kinds() -> list[int]:
+    """The classes of profiles, which are others once a test has cleared their caches."""
+    found = []
+    for name in names():
+        with contextlib.suppress(ConfigError):  # the package of a scheduler that a test has made
+            kind = cluster_class(name)
+            KINDS[id(kind)] = kind
+            found.append(id(kind))
+    return found
 
 
 def written(source: Any) -> list[Any]:
