@@ -206,6 +206,8 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
         other = Kind.EXITED if fault.exception == "SystemExit" else Kind.EXCEPTION
         kind = symptoms.kind_of(fault.error or "", fault.exception, loads=bool(fault.reading))
         return Verdict(kind or _KINDS.get(fault.code, other), cause)
+    if seen.cancelled and state not in DECISIVE and not seen.failed_uncancelled:
+        return Verdict(Kind.CANCELLED, _cancelled(seen))  # what agents saw then is what the cancellation did
     if state in _STATE_KINDS and not (state == "CANCELLED" and seen.failed_uncancelled):
         return Verdict(_STATE_KINDS[state], cause)
     if seen.cancelled:
@@ -274,6 +276,11 @@ def _stopped(seen: Evidence, stop: Stop) -> Verdict:
     return Verdict(Kind.STOPPED, cause)
 
 
+def _cancelled(seen: Evidence) -> str:
+    at = f" at step {seen.stop.step}" if seen.stop and seen.stop.step is not None else ""
+    return f"it was cancelled{at}" if seen.begun else "it was cancelled before it started"
+
+
 def _without_fault(seen: Evidence) -> Verdict:
     # Returns the verdict on an attempt without a reported failure: all agents were killed, or never started
     state, kind = seen.job_state, _STATE_KINDS.get(seen.job_state)
@@ -289,8 +296,7 @@ def _without_fault(seen: Evidence) -> Verdict:
         parts = [f"{request or 'no rank reported a cause'}{code}", reported, printed]
         cause: str | None = "; ".join(part for part in parts if part)
     elif seen.cancelled and seen.state is RunState.CANCELLED and state not in DECISIVE:
-        at = f" at step {seen.stop.step}" if seen.stop and seen.stop.step is not None else ""
-        cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it started"
+        cause = _cancelled(seen)
     else:
         cause = "; ".join(part for part in (request, reported) if part) or None
     cancelled = seen.cancelled, seen.state is RunState.CANCELLED

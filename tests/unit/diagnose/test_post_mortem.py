@@ -451,7 +451,9 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(ASKED, notices=lines(BY_REQUEUE)), Kind.REQUEUED, f"{SAY}; Slurm says REQUEUED"),
         (failed(ASKED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
         (failed(ASKED, job=said("CANCELLED")), Kind.CANCELLED, SAY),
-        (failed(ASKED, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, SAY),
+        (failed(ASKED, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, "it was cancelled"),
+        (failed(GONE, state=RunState.CANCELLED, cancelled=True, job=said("CANCELLED")), Kind.CANCELLED,
+         "it was cancelled"),
         (failed(ASKED), Kind.STOPPED, SAY),
         # the first failure counts, and not what was ended for it
         *((failed(told, notices=lines(line), job=said(state)), kind, SAY)
