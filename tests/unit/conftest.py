@@ -16,18 +16,14 @@ from launcher.schedulers import query_cache
 from tests.unit.clock import Clock
 from tests.unit.faults import FileServer
 
-
-@pytest.fixture(scope="session")
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Paths in one folder that do not exist yet: making thousands of numbered folders looks through all of them."""
-    folder: Path = tmp_path_factory.mktemp("caches")
-    return (folder / str(number) for number in count())
+NUMBERS = count()  # pytest's own numbered folders look through all earlier ones, thousands of times
 
 
 @pytest.fixture(autouse=True)
-def own_cache(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache directory (LAUNCHER_CACHE_DIR) of its own for each test, so that tests share no cached queries."""
-    folder = next(caches)
+    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(NUMBERS))  # made by who needs it
+    folder.parent.mkdir(exist_ok=True)
     monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder))
     return folder
 
