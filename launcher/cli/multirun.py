@@ -283,8 +283,7 @@ def _at_once(prepared: PreparedSweep) -> str:
     packing = prepared.manifest.packing
     assert packing is not None, "it has pilots"
     nodes = f"{plural(packing.nodes, 'node')} of {plural(packing.slots, 'slot')}"
-    groups = f", in groups of {packing.nodes_per_point}" if packing.nodes_per_point > 1 else ""
-    return f"each with {nodes}{groups}: {plural(packing.at_once, 'point')} at once"
+    return f"each with {nodes}: {plural(packing.at_once, 'point')} at once"
 
 
 def _submitted_before(submitted: SubmittedSweep) -> str:

@@ -322,7 +322,7 @@ class Sweep:
     seed: int = 0  # seed of the points that a search chooses
     slots: Nat | None = None  # points that share nodes of a pilot, a job that runs one point after the other
     pack: Nat | None = None  # number of pilots that share the points, instead of a job for each point
-    nodes: Nat | None = None  # nodes of each pilot, a multiple of nodes; empty: those of one point
+    nodes: Nat | None = None  # nodes of each pilot; empty: 1
     gpus: int | None = None  # GPUs on each node of a pilot; empty: those of its slots. Fewer are shared
     retries: int = 2  # how often a point that fails in a pilot is retried, if possible on another node
 

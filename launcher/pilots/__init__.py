@@ -7,8 +7,7 @@ It may import job and what is below it.
 
 - `manager`: the loop of a slot manager: claims points, starts, stops and reaps them
 - `point_fork`: runs one point in a forked process: its attempt, environment, output and exit code
-- `slots`: divides the CPUs and GPUs of a node among its slots; points that need several nodes
+- `slots`: divides the CPUs and GPUs of a node among its slots
 - `board`: finds the points that may be claimed, and the slot managers that are dead
-- `follower`: the loop of a slot manager on a node that is not the first of its group
-- `journal`: writes a slot manager's journal and heartbeats, and polls those of others; what a point's exit code means
+- `journal`: writes a slot manager's journal and heartbeats; what a point's exit code means
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from launcher.processes.groups import Process
 from launcher.runs import claims, event_file
 from launcher.runs.claims import Claims, Heartbeats, Kind, Manager, PointLog, State
-from launcher.runs.events import GroupBroken, ManagerBegan, ManagerEnded, ManagerIdle, known
+from launcher.runs.events import ManagerBegan, ManagerEnded, known
 
 SOONEST, LATEST = 0.2, 5.0  # seconds between two polls of the claims of others
 
@@ -24,8 +23,6 @@ class Other:
     # the manager's process; None: it runs on another machine, or in another process-id namespace
     process: Process | None = None
     ended: bool = False  # whether the manager's journal says that the manager has ended
-    leads: bool = True  # whether the manager claims points; False: it follows the first node of its group
-    leaving: bool = False  # whether the manager's journal says that it claims no more points
 
 
 class Board:
@@ -69,11 +66,6 @@ class Board:
     def ended(self) -> int:
         """Number of points that have ended: done, failed, pruned, stopped or cancelled."""
         return sum(log.state.over for log in self.logs.values())
-
-    def pilot_goes_on(self) -> bool:
-        """Returns whether another slot manager of this pilot's round may still claim points, as of the last `look`."""
-        mine = dataclasses.replace(self._mine, node=0)
-        return any(dataclasses.replace(each, node=0) == mine and not self._others[each].leaving for each in self._live)
 
     def claim(self) -> tuple[int, PointLog] | None:
         """Claims a point for this manager.
@@ -155,17 +147,16 @@ class Board:
             silent = sign is not None and self._beats.look(each, sign, now)  # one that cannot be seen now is not dead
             if claims.may_take_over(each, self._mine, silent=silent, gone=gone):
                 dead.add(each)
-            elif other.leads:
+            else:
                 live.add(each)
         return dead, live
 
     def _read(self, manager: Manager) -> Other:
         began: ManagerBegan | None = None
-        ended = leaving = False
+        ended = False
         for event in known(event_file.first_and_last(self._claims.journal(manager))):
             began = event if isinstance(event, ManagerBegan) else began
             ended = ended or isinstance(event, ManagerEnded)
-            leaving = isinstance(event, (GroupBroken, ManagerIdle, ManagerEnded))
         if began is None:
             return Other("?", ended=ended)
-        return Other(began.host, claims.process_of(began), ended, began.slots > 0, leaving)
+        return Other(began.host, claims.process_of(began), ended)

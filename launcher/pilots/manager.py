@@ -1,8 +1,5 @@
 """A slot manager: the rank of a pilot that runs points on its node, as many at once as the node has slots.
 
-Where a point needs several nodes, the slot manager of a group's first node claims points, and those of the other nodes
-follow it (follower.py).
-
 For each free slot it claims the next point (launcher/runs/claims.py; there is no server), and forks the point's
 process, so that torch is loaded already. If a slot manager is killed, the kernel kills its points with it, and another
 slot manager takes them over.
@@ -31,15 +28,14 @@ from launcher.files.shared_files import IN_A_JOB, Ok, exists, is_transient
 from launcher.log_line import log_line
 from launcher.pilots import point_fork
 from launcher.pilots.board import Board
-from launcher.pilots.follower import Follower
 from launcher.pilots.journal import JournalWriter, outcome
-from launcher.pilots.slots import Group, Parts, Slot, group_of, slots_of_node
+from launcher.pilots.slots import Slot, slots_of_node
 from launcher.processes import open_files
 from launcher.runs import claims
 from launcher.runs.claims import Claims, Kind, Manager, PointLog
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import GroupBroken, ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Progress, Stop
+from launcher.runs.events import ManagerIdle, NodeLeftOut, PointBegan, PointEnded, Progress, Stop
 from launcher.runs.search_record import SearchRecord
 from launcher.runs.sweep_directory import Manifest, Packing, Sweep
 from launcher.schedulers.topology import hosts_in
@@ -55,13 +51,11 @@ LOOK = 1.0  # seconds between two checks for stop requests and cancelled points
 PAUSE = 10.0  # seconds without starting points after one could not be started
 IDLE = 60.0  # seconds that a manager without a point waits for one to be freed
 REPEAT = 15.0  # seconds beyond launch.grace after which a point that was asked to stop is killed
-ALONE = 5.0  # seconds between the failure of a point's part on another node and the stop request to its part here
-CLOSES = 5.0  # seconds to wait for the other nodes' parts of a point that was done, or was asked to stop
 
 
 @dataclass
 class Running:
-    """A point that this slot manager has claimed and started: a process on each node of the group."""
+    """A point that this slot manager has claimed, and runs in a process."""
 
     point: int  # index of the point in the sweep
     entry: int  # index in the point's log of the entry that will record the point's end
@@ -73,13 +67,7 @@ class Running:
     cancelled: bool = False
     stopping: bool = False
     pruned: bool = False
-    # monotonic time at which to kill the point's processes; None: the point was not asked to stop
-    kill_at: float | None = None
-    code: int | None = None  # exit code of the process on this node; None: the process still runs
-    # after the process here has ended, the monotonic time until which to wait for the other nodes'
-    close_by: float = 0.0
-    # monotonic time at which a process on another node failed while the one here ran; None: none has
-    alone_since: float | None = None
+    kill_at: float | None = None  # monotonic time at which to kill the process; None: it was not asked to stop
 
 
 def main(config: Function, env: Env | None) -> dict[str, Any]:
@@ -98,10 +86,6 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     manifest, plan = sweep.manifest(), attempt.run.plan()  # the manifest of many points takes a while to read
     packing = packing_of(manifest)
     mine = manager_of(config.kwargs["pilot"], attempt, os.environ)
-    group = group_of(mine, hosts_of(os.environ), packing.nodes_per_point)
-    if group is None:
-        log_line(f"too few nodes are left for a point on {packing.nodes_per_point}: this one is not used")
-        return {"points": 0, "done": 0}
     slots = slots_of_node(
         packing.slots, os.environ, gpus_per_point=packing.gpus_per_point, gpus=plan.gpus_per_node,
         cpus=packing.cpus_per_point,
@@ -110,10 +94,8 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     signals.install()
     open_files.raise_limit()
     try:
-        if group.place:
-            Follower(sweep, packing, mine, group, signals, stops_of(sweep, mine)).run(slots)
-            return {"points": 0, "done": 0}
-        return SlotManager(sweep, manifest, attempt, mine, group, os.environ, signals).run(slots)
+        host = hosts_of(os.environ)[mine.node]
+        return SlotManager(sweep, manifest, attempt, mine, host, os.environ, signals).run(slots)
     finally:
         signals.ignore()
 
@@ -156,11 +138,11 @@ def _preload(sweep: Sweep) -> None:
 
 
 class SlotManager:
-    """The slot manager of a node, or of the first node of a group: claims points, runs them and records their ends."""
+    """The slot manager of a node: claims points, runs them and records their ends."""
 
     def __init__(
-        self, sweep: Sweep, manifest: Manifest, attempt: Attempt, mine: Manager, group: Group,
-        environ: Mapping[str, str], signals: Signals, start: Callable[[Attempt, Slot, Group], int] = point_fork.start,
+        self, sweep: Sweep, manifest: Manifest, attempt: Attempt, mine: Manager, host: str,
+        environ: Mapping[str, str], signals: Signals, start: Callable[[Attempt, Slot, str], int] = point_fork.start,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -168,7 +150,7 @@ class SlotManager:
             manifest: the sweep's manifest.
             attempt: the pilot's attempt.
             mine: this slot manager.
-            group: the nodes that run a point together; this node is the first.
+            host: the scheduler's name of this node.
             environ: the environment of this process.
             signals: the signals of this process.
             start: starts a point, and returns its process id; tests replace it.
@@ -176,18 +158,17 @@ class SlotManager:
         self._starts = start
         plan, packing = attempt.run.plan(), packing_of(manifest)
         self._sweep, self._plan, self._attempt, self._packing = sweep, plan, attempt, packing
-        self._leads, self._mine, self._group = environ.get("RANK", "0") == "0", mine, group
+        self._leads, self._mine, self._host = environ.get("RANK", "0") == "0", mine, host
         self._claims = Claims(sweep.path, packing.retries)
         self._journal = JournalWriter(self._claims, mine, packing.lease, signals)
         self._running: dict[int, Running] = {}  # by process id
         self._search = _search_of(sweep, lambda: self._beat(time.monotonic()))
         count = self._search.count() if self._search else len(manifest.points)
-        self._board = Board(self._claims, count, mine, group.host, packing.lease)
-        self._parts = Parts(self._claims, group, packing.lease / 2)
+        self._board = Board(self._claims, count, mine, host, packing.lease)
         self._stops = stops_of(sweep, mine)
         self._checker = StopChecker(plan, environ, first=self._leads, now=time.monotonic())
         self._stopping: StopReason | None = None
-        self._cancelled = self._left_out = self._broken = self._break_recorded = self._unfinished = False
+        self._cancelled = self._left_out = False
         self._outcomes: list[tuple[int, Kind]] = []
         self._signals = signals
         self._next_look = self._next_prune = self._next_start = 0.0
@@ -206,29 +187,24 @@ class SlotManager:
         Raises:
             SystemExit: with 75 (resume), if unfinished points have to continue in another attempt of the pilot.
         """
-        self._journal.begin(self._group.host, len(slots))
+        self._journal.begin(self._host, len(slots))
         self._free = [*slots][::-1]
         try:
             self._loop()
             self._report(self._board.ended)
         finally:
-            self._journal.end(self._alive())
+            self._journal.end(self._running)
         if self._stopping is not None:
             self._tell_stop(self._stopping)
-        if self._stopping is not None or self._unfinished:
             sys.exit(errors.RESUME)
         done = sum(kind is Kind.DONE for _, kind in self._outcomes)
         return {"points": len(self._outcomes), "done": done}
-
-    def _alive(self) -> dict[int, Running]:
-        return {pid: each for pid, each in self._running.items() if each.code is None}
 
     def _loop(self) -> None:
         idle_since: float | None = None
         while True:
             now = time.monotonic()
-            self._look_at_group(now)
-            self._reap(now)
+            self._reap()
             self._beat(now)
             self._prune(now)
             asked = self._stopping is None and (self._signals.ends() or self._signals.warns())
@@ -236,15 +212,12 @@ class SlotManager:
                 self._next_look = now + LOOK
                 self._look(now)
             leaves = self._stopping is not None or self._cancelled or self._left_out
-            accepting = not leaves and not self._broken
-            if accepting:
+            if not leaves:
                 self._fill()
             if self._running:
                 idle_since = None
-            elif leaves or (self._broken and not self._others_go_on()):
+            elif leaves:
                 return
-            elif not accepting:
-                pass
             elif self._is_over() or (idle_since is not None and now - idle_since > IDLE):
                 if self._may_leave():
                     return
@@ -269,36 +242,6 @@ class SlotManager:
         except UnavailableError:
             return False
         return not self._board.free
-
-    # -- the other nodes of the group
-
-    def _look_at_group(self, now: float) -> None:
-        # If one is lost, claims no more points, and kills the running ones.
-        # The killed points continue elsewhere.
-        self._parts.look(now)
-        if self._parts.lost and not self._broken:
-            self._broken = True
-            log_line(f"{', '.join(self._parts.lost)} is lost: {self._group.host} takes no more points without it")
-            for each in self._running.values():
-                each.stopping = True
-            for pid in self._alive():
-                os.kill(pid, signal.SIGKILL)
-        for pid, each in self._alive().items():
-            if each.kill_at is None and self._parts.failed(each.point, each.attempt):
-                each.alone_since = each.alone_since or now
-                if now - each.alone_since > ALONE:
-                    each.kill_at = now + self._plan.launch.grace + REPEAT
-                    os.kill(pid, signal.SIGTERM)
-
-    def _others_go_on(self) -> bool:
-        # If not, these points need another attempt of the pilot (`_unfinished`)
-        if not self._break_recorded:
-            self._break_recorded = True
-            self._journal.note(GroupBroken(lost=self._parts.lost))
-        if self._is_over():
-            return False
-        self._unfinished = not self._board.pilot_goes_on()
-        return not self._unfinished
 
     # -- points
 
@@ -332,13 +275,9 @@ class SlotManager:
             return
         slot = self._free.pop()
         try:
-            attempt = point_fork.begin(run, self._group)
-            began = PointBegan(point=point, slot=slot.number, attempt=attempt.number)
-            if self._group.followers:  # the event makes them start their parts: a failed write is an error
-                self._claims.note(self._mine, began)
-            else:
-                self._journal.note(began)
-            pid = self._starts(attempt, slot, self._group)
+            attempt = point_fork.begin(run)
+            self._journal.note(PointBegan(point=point, slot=slot.number, attempt=attempt.number))
+            pid = self._starts(attempt, slot, self._host)
         except (OSError, UnavailableError) as error:
             kind = Kind.RELEASED if is_transient(error) else Kind.FAILED  # no process is left, or a full disk
             log_line(f"point {point} cannot be started: {error}")
@@ -349,27 +288,17 @@ class SlotManager:
             return
         self._running[pid] = Running(point, entry, slot, before, attempt)
 
-    def _reap(self, now: float) -> None:
-        for pid, each in list(self._running.items()):
-            if each.code is None:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if not ended:
-                    continue
-                each.code = os.waitstatus_to_exitcode(status)
-                soon = each.code == errors.DONE or each.kill_at is not None
-                each.close_by = now + (CLOSES if soon else self._packing.lease)
-            # The other nodes' parts show whether the point has failed or a node is lost: wait for them.
-            if self._parts.ended(each.point, each.attempt) or self._broken or now >= each.close_by:
-                del self._running[pid]
-                self._end(each, each.code)
+    def _reap(self) -> None:
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._end(self._running.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _end(self, each: Running, code: int) -> None:
         run = self._sweep.run(each.point)
-        self._parts.copy_output(each.attempt, point_fork.output_of(run), ended=True)
-        self._parts.forget(each.point, each.attempt)
         if code < 0:
             with contextlib.suppress(OSError, LauncherError):
-                point_fork.close(each.attempt, -code, self._group.host, asked=each.stopping or each.kill_at is not None)
+                point_fork.close(each.attempt, -code, self._host, asked=each.stopping or each.kill_at is not None)
         kind = outcome(
             code, stopping=each.stopping, cancelled=each.cancelled, pruned=each.pruned,
             stopped=_marked(run.path / "stop"), spent=each.before.releases + 1 >= self._plan.resume.max_attempts,
@@ -385,9 +314,7 @@ class SlotManager:
             self._left_out = True
             failed = tuple(point for point, kind in self._outcomes if kind is Kind.FAILED)
             self._journal.note(NodeLeftOut(points=failed[-claims.SEVERAL :]))
-            log_line(
-                f"{self._group.host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not"
-            )
+            log_line(f"{self._host} is left out: points {failed[-claims.SEVERAL :]} failed here, others elsewhere not")
 
     def _tell_search(self, each: Running, kind: Kind) -> None:
         # Reports the end of a point to the search, unless it will be retried. Call it before writing the point's log:
@@ -421,9 +348,9 @@ class SlotManager:
     # -- heartbeats, stops
 
     def _beat(self, now: float) -> None:
-        if self._journal.beat(now) and (alive := self._alive()):
+        if self._journal.beat(now) and self._running:
             log_line("no heartbeat could be written for too long: points are killed, for others may take them over")
-            for pid, each in alive.items():
+            for pid, each in self._running.items():
                 each.stopping = True
                 os.kill(pid, signal.SIGKILL)
 
@@ -435,8 +362,7 @@ class SlotManager:
             with contextlib.suppress(OSError):
                 self._stops.touch(mode=0o600)
         self._cancelled = self._cancelled or _marked(self._sweep.path / "cancelled")
-        for pid, each in self._alive().items():
-            self._parts.copy_output(each.attempt, point_fork.output_of(each.attempt.run))
+        for pid, each in self._running.items():
             each.cancelled = each.cancelled or self._cancelled or _marked(each.attempt.run.path / "cancelled")
             if (each.pruned or each.cancelled or self._stopping is not None) and each.kill_at is None:
                 each.stopping = self._stopping is not None
@@ -455,7 +381,7 @@ class SlotManager:
         if self._search is None or now < self._next_prune:
             return
         for each in self._running.values():
-            if each.code is None and each.kill_at is None and self._is_pruned(each.point):
+            if each.kill_at is None and self._is_pruned(each.point):
                 each.pruned, self._next_look = True, now
         self._next_prune = now + 10 * (time.monotonic() - now)
 
@@ -475,7 +401,7 @@ class SlotManager:
 
     def _tell_stop(self, reason: StopReason) -> None:
         if self._leads:
-            Events(self._attempt, "stop")(Stop(reason=reason, rank=0, host=self._group.host))
+            Events(self._attempt, "stop")(Stop(reason=reason, rank=0, host=self._host))
 
 
 def _search_of(sweep: Sweep, waiting: Callable[[], None]) -> SearchPoints | None:

@@ -23,7 +23,7 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files import run_files
 from launcher.log_line import log_line
-from launcher.pilots.slots import Group, Slot, printed_on
+from launcher.pilots.slots import Slot
 from launcher.processes import orphans
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
@@ -41,31 +41,30 @@ OF_RANKS = (
 LEASE = "lease"
 
 
-def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, group: Group) -> dict[str, str]:
-    """Returns the environment variables of a point's agent on this node.
+def environment(environ: Mapping[str, str], attempt: Attempt, slot: Slot, host: str) -> dict[str, str]:
+    """Returns the environment variables of a point's agent.
 
     Args:
         environ: the slot manager's environment.
         attempt: the point's attempt.
         slot: the slot that the point has on this node.
-        group: the nodes that run the point, with the place of this node among them.
+        host: the scheduler's name of this node.
     """
     run = attempt.run
     kept = {name: value for name, value in environ.items() if name not in OF_RANKS}
     return {
         **kept, **slot.variables, "LAUNCHER_RUN_DIR": str(run.path), "LAUNCHER_ATTEMPT": str(attempt.number),
-        "LAUNCHER_LEASE": str(run.path / LEASE), "LAUNCHER_TASK": str(group.place), "LAUNCHER_NODE": str(group.place),
-        "LAUNCHER_TASKS": str(len(group.hosts)), **topology.variable(group.hosts),
+        "LAUNCHER_LEASE": str(run.path / LEASE), "LAUNCHER_TASK": "0", "LAUNCHER_NODE": "0", "LAUNCHER_TASKS": "1",
+        **topology.variable([host]),
         "LAUNCHER_JOB": f"{environ.get('LAUNCHER_JOB_ID', '')}-{run.id}-{attempt.number}",
     }  # fmt: skip
 
 
-def begin(run: Run, group: Group) -> Attempt:
+def begin(run: Run) -> Attempt:
     """Creates the directories of a point's next attempt, and returns the attempt.
 
     Args:
         run: the point's run.
-        group: the nodes that run the point.
 
     Raises:
         OSError, UnavailableError: the directories cannot be made now.
@@ -79,18 +78,16 @@ def begin(run: Run, group: Group) -> Attempt:
         except FileExistsError:  # a listing of an NFS folder may be a minute old
             number += 1
     (attempt.path / "events").mkdir(mode=0o700)
-    if group.followers:
-        (attempt.path / "tasks").mkdir(mode=0o700)
     return attempt
 
 
-def start(attempt: Attempt, slot: Slot, group: Group) -> int:
-    """Forks a process that runs this node's part of a point's attempt. Returns its process id.
+def start(attempt: Attempt, slot: Slot, host: str) -> int:
+    """Forks a process that runs a point's attempt. Returns its process id.
 
     Args:
         attempt: the point's attempt.
         slot: the slot that the point has on this node.
-        group: the nodes of the point; the first one also writes the lease, Started and Ended.
+        host: the scheduler's name of this node.
 
     Raises:
         OSError: the fork failed, for example at the process limit.
@@ -101,7 +98,7 @@ def start(attempt: Attempt, slot: Slot, group: Group) -> int:
             stream.flush()
     with garbage_kept():  # in the child, it lasts until the process ends
         if (pid := os.fork()) == 0:
-            _run(attempt, slot, group, manager)
+            _run(attempt, slot, host, manager)
     return pid
 
 
@@ -134,14 +131,14 @@ def output_of(run: Run) -> Path:
     return run.path / f"output-{os.environ.get('LAUNCHER_JOB_ID', '')}.log"
 
 
-def _run(attempt: Attempt, slot: Slot, group: Group, manager: int) -> NoReturn:
+def _run(attempt: Attempt, slot: Slot, host: str, manager: int) -> NoReturn:
     code = errors.FAILED
     try:
         orphans.die_with_parent(manager)
         signal.set_wakeup_fd(-1)
         rank_report.begin_process()
-        _take_output(str(printed_on(attempt, group.place) if group.place else output_of(attempt.run)))
-        code = _part(attempt, slot, group) if group.place else _first_part(attempt, slot, group)
+        _take_output(str(output_of(attempt.run)))
+        code = _recorded(attempt, slot, host)
     except UnavailableError as error:
         log_line(str(error))
         code = errors.RESUME
@@ -152,17 +149,17 @@ def _run(attempt: Attempt, slot: Slot, group: Group, manager: int) -> NoReturn:
     raise AssertionError("it has ended")
 
 
-def _first_part(attempt: Attempt, slot: Slot, group: Group) -> int:
+def _recorded(attempt: Attempt, slot: Slot, host: str) -> int:
     run, job = attempt.run, os.environ.get("LAUNCHER_JOB_ID", "")
-    run_files.write(run.path / LEASE, f"{job} {attempt.number} {group.host}\n", sync=False)
-    event_file.append(attempt.events_file("script"), Started(job=job, host=group.host, output=os.fstat(1).st_size))
-    code = _part(attempt, slot, group)
+    run_files.write(run.path / LEASE, f"{job} {attempt.number} {host}\n", sync=False)
+    event_file.append(attempt.events_file("script"), Started(job=job, host=host, output=os.fstat(1).st_size))
+    code = _agent(attempt, slot, host)
     event_file.append(attempt.events_file("script"), Ended(code=code))
     return code
 
 
-def _part(attempt: Attempt, slot: Slot, group: Group) -> int:
-    variables = environment(os.environ, attempt, slot, group)
+def _agent(attempt: Attempt, slot: Slot, host: str) -> int:
+    variables = environment(os.environ, attempt, slot, host)
     os.environ.clear()
     os.environ.update(variables)
     if slot.cpus:

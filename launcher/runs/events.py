@@ -555,7 +555,7 @@ class ManagerBegan(Event, kind="manager_began"):
 
     host: str
     job: str
-    slots: int  # points at once; 0: only its part of those that its group's first node claims
+    slots: int  # points at once
     pid: int  # see `launcher.processes.groups.Process`
     start: int  # see `launcher.processes.groups.Process`
     namespace: str  # see `launcher.processes.groups.namespace`
@@ -576,20 +576,6 @@ class PointEnded(Event, kind="point_ended"):
     slot: int
     code: int  # exit code of the process; -N: signal N killed it
     kind: str  # a value of `launcher.runs.claims.Kind` (`done`, `failed`, `released`)
-
-
-class PartEnded(Event, kind="part_ended"):
-    """The process of a point on this node, one of the further nodes of the group on which the point runs, has ended."""
-
-    point: int
-    attempt: int
-    code: int  # exit code of the process; -N: signal N killed it
-
-
-class GroupBroken(Event, kind="group_broken"):
-    """A slot manager claims no more points, because other nodes of its group are lost."""
-
-    lost: tuple[str, ...]
 
 
 class NodeLeftOut(Event, kind="node_left_out"):

@@ -54,22 +54,18 @@ class Packing:
 
     pilots: int  # number of pilots; each is one job
     nodes: int  # number of nodes of each pilot
-    # number of points that run at once on each node or, if a point needs several nodes, on each group of them
-    slots: int
-    # number of GPUs of each node, which its slots share. gpus_per_point, cpus_per_point: GPUs and CPUs of a point on
-    # each of its nodes
-    gpus: int
+    slots: int  # number of points that run at once on each node
+    gpus: int  # number of GPUs of each node, which its slots share
     gpus_per_point: int
     cpus_per_point: int
     retries: int  # how often a failed point is retried
     lease: float  # seconds without a heartbeat after which a slot manager's points are taken over
-    nodes_per_point: int = 1  # nodes that a point needs; a pilot's nodes are divided into groups of this size
 
     @property
     def at_once(self) -> int:
         """Number of points that run at once in all pilots."""
         slots = min(self.slots, self.gpus // self.gpus_per_point) if self.gpus_per_point else self.slots
-        return self.pilots * (self.nodes // self.nodes_per_point) * slots
+        return self.pilots * self.nodes * slots
 
 
 @dataclass(frozen=True)

@@ -62,19 +62,18 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
             raise ConfigError(f"sweep.{key}={value}: it must be 1 or more")
     if sweep.parallelism is not None:
         raise ConfigError(
-            "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes / nodes x "
+            "sweep.parallelism is for points with jobs of their own: in pilots sweep.pack x sweep.nodes x "
             "sweep.slots points run at once"
         )
-    nodes = sweep.nodes or plan.nodes
-    if nodes % plan.nodes:
-        few, many = nodes - nodes % plan.nodes, nodes - nodes % plan.nodes + plan.nodes
-        fits = " or ".join(f"sweep.nodes={each}" for each in (few, many) if each)
-        raise ConfigError(f"sweep.nodes={nodes}: points of nodes={plan.nodes} need a multiple of that: use {fits}")
-    if plan.min_nodes < plan.nodes:
-        raise ConfigError(
-            f"min_nodes={plan.min_nodes}: a point in a pilot (sweep.slots, sweep.pack) has all of nodes={plan.nodes}; "
-            "leave min_nodes out: a pilot goes on with the nodes that are left"
+    if plan.nodes > 1:
+        fix = (
+            "Use nodes=1, and sweep.nodes for the nodes of each pilot"
+            if sweep.search is not None
+            else "Leave sweep.slots, sweep.pack and sweep.nodes out: each point then has a job, or an element of a job "
+            "array, on nodes of its own"
         )
+        kind = "sweep.search" if sweep.search is not None else "sweep.slots, sweep.pack"
+        raise ConfigError(f"nodes={plan.nodes}: a point in a pilot ({kind}) runs on one node. {fix}")
     if plan.launch.mode == LaunchMode.tasks.value:
         raise ConfigError("launch=tasks: points in pilots (sweep.slots, sweep.pack) are started by agents")
     if plan.debugs:
@@ -89,7 +88,7 @@ def packing_of(config: Config, plan: JobPlan) -> Packing | None:
     if plan.gpus_per_node and sweep.gpus is not None and sweep.gpus < plan.gpus_per_node:
         raise ConfigError(f"sweep.gpus={sweep.gpus} is less than a point asks for: gpus_per_node={plan.gpus_per_node}")
     return Packing(
-        pilots=sweep.pack or 1, nodes=nodes, slots=slots, nodes_per_point=plan.nodes,
+        pilots=sweep.pack or 1, nodes=sweep.nodes or 1, slots=slots,
         gpus=slots * plan.gpus_per_node if sweep.gpus is None else sweep.gpus, gpus_per_point=plan.gpus_per_node,
         cpus_per_point=plan.cpus_per_node, retries=sweep.retries, lease=claims.LEASE,
     )  # fmt: skip
@@ -112,7 +111,7 @@ def plan_of(point: JobPlan, sweep: Sweep, packing: Packing, number: int) -> JobP
     }  # fmt: skip
     workload = Workload(name="pilot", entry=PILOT_ENTRY, backend="gloo", device="cpu", kind="Function", params=params)
     return dataclasses.replace(
-        point, run_id=run.path.name, run_dir=str(run.path), nodes=packing.nodes, min_nodes=packing.nodes_per_point,
+        point, run_id=run.path.name, run_dir=str(run.path), nodes=packing.nodes, min_nodes=1,
         gpus_per_node=packing.gpus, procs_per_node=1, cpus_per_proc=packing.slots * packing.cpus_per_point,
         mem=point.mem and point.mem * packing.slots, track=(), workload=workload,
         launch=dataclasses.replace(point.launch, bind="none", visible_devices="all"),

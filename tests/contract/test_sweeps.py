@@ -229,28 +229,9 @@ def test_points_share_pilots(launcher: Launcher) -> None:
 
 
 @detached("local")
-def test_points_on_two_nodes_share_a_pilot(launcher: Launcher) -> None:
-    """Two beside each other, each on its part of both nodes."""
-    faults = "tests.chaos.faults"
-    points, _ = sweep(
-        launcher, f"workload.entry={faults}:tells_places,{faults}:raises", "seed=1,2", "nodes=2", "sweep.slots=2",
-        "sweep.retries=0",
-    )  # fmt: skip
-    assert points.wait() == 1
-    assert points.states() == ["done"] * 2 + ["failed"] * 2
-    places = [
-        (place["rank"], place["node_rank"], place["nnodes"]) for place in (points.run(0).result() or {})["places"]
-    ]
-    assert places == [(0, 0, 2), (1, 1, 2)]
-    assert f"rank 1 on {launcher.hosts[1]}: ValueError" in launcher("sweep", "status", points.sweep.id).stdout
-    assert "[1] ValueError: the loss is a banana" in printed(points.run(3))
-    assert points.attempts() == [1] * 4
-
-
-@detached("local")
 def test_points_of_a_stopped_pilot_go_on_in_its_next_attempt(launcher: Launcher) -> None:
     points, _ = sweep(
-        launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", "nodes=2", "sweep.slots=2",
+        launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", "sweep.slots=2",
         "resume.how=never", STEPS="60", STEP_TIME="0.1",
     )  # fmt: skip
     until(launcher, lambda: all("progress" in events(points.run(index)) for index in range(2)), points)

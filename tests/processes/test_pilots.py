@@ -101,29 +101,6 @@ def test_two_nodes_of_a_pilot_share_points_and_go_on_when_one_is_killed(launcher
     assert [(event["round"], event["members"]) for event in resized] == [(0, 1)]
 
 
-def test_points_on_two_nodes_go_on_in_another_group_when_one_of_theirs_is_lost(launcher: Launcher) -> None:
-    sweep = submitted(launcher, "nodes=2", "sweep.slots=1", "sweep.nodes=4")
-    until(lambda: done(sweep) >= 2 and len(managers(sweep)) == 4, "points run on both groups")
-    os.kill(parent(managers(sweep)[3].pid), signal.SIGKILL)
-    waited = launcher("sweep", "wait", "many", timeout=240)
-    assert waited.returncode == 0, waited.stdout + waited.stderr
-    check(sweep)
-    assert len(managers(sweep)) == 4
-    attempts = [len(sweep.run(index).attempts()) for index in range(POINTS)]
-    assert sorted(attempts) == [1] * (POINTS - 1) + [2]  # one that ran on the lost node
-    assert all((sweep.run(index).result() or {})["seed"] == index for index in range(POINTS))
-
-
-def test_a_pilot_with_too_few_nodes_for_a_point_goes_on_in_another_attempt(launcher: Launcher) -> None:
-    sweep = submitted(launcher, "nodes=2", "sweep.pack=1")
-    until(lambda: done(sweep) >= 2, "points run")
-    os.kill(parent(managers(sweep)[1].pid), signal.SIGKILL)
-    waited = launcher("sweep", "wait", "many", timeout=240)
-    assert waited.returncode == 0, waited.stdout + waited.stderr
-    check(sweep)
-    assert len(sweep.pilot(0).attempts()) == 2
-
-
 def test_throttle_submits_pilots_and_stops_them(launcher: Launcher, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()

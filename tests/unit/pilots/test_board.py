@@ -12,7 +12,7 @@ import pytest
 from launcher.pilots.board import Board
 from launcher.processes.groups import Process, namespace
 from launcher.runs.claims import Claims, Kind, Manager, State
-from launcher.runs.events import GroupBroken, ManagerBegan, ManagerEnded
+from launcher.runs.events import ManagerBegan, ManagerEnded
 from tests.unit.faults import FileServer
 
 A, B = Manager(0, 0, 0, 0), Manager(1, 0, 0, 0)
@@ -113,32 +113,6 @@ def test_a_failed_point_is_retried_elsewhere_and_then_has_failed(folder: Claims)
     assert claimed(one) == claimed(two) == []
     assert one.over
     assert one.logs[0].state is State.FAILED
-
-
-def test_nodes_that_follow_others_claim_nothing_and_are_not_waited_for(folder: Claims) -> None:
-    """A point that has failed here is tried here again if no other node takes points."""
-    clock = Clock()
-    one = board(folder, A, clock, count=1)
-    begin(folder, Manager(0, 0, 0, 1), "b", slots=0)
-    assert claimed(one) == [0]
-    folder.add(0, 1, Kind.FAILED, A)
-    clock.now += 10
-    assert claimed(one) == [0]
-
-
-def test_whether_a_pilot_goes_on_without_this_node(folder: Claims) -> None:
-    clock, other = Clock(), Manager(0, 0, 0, 2)
-    one = board(folder, A, clock)
-    begin(folder, B, "b")  # another pilot
-    begin(folder, Manager(0, 0, 0, 1), "c", slots=0)
-    one.look(now=True)
-    assert not one.pilot_goes_on()
-    begin(folder, other, "d")
-    one.look(now=True)
-    assert one.pilot_goes_on()
-    folder.note(other, GroupBroken(lost=("e",)))
-    one.look(now=True)
-    assert not one.pilot_goes_on()
 
 
 def test_a_point_was_done_elsewhere(folder: Claims) -> None:

@@ -19,16 +19,14 @@ from launcher.runs import event_file
 from launcher.runs.claims import Claims, Kind, Manager, State
 from launcher.runs.directory import Run
 from launcher.runs.events import (
-    GroupBroken,
     NodeLeftOut,
-    PointBegan,
     PointEnded,
     Progress,
     known,
 )
 from launcher.runs.sweep_directory import Sweep
 from launcher.search.search import Outcome
-from tests.unit.pilots.managers import Points, grouped, packed_sweep, slot_manager
+from tests.unit.pilots.managers import Points, packed_sweep, slot_manager
 
 
 def states(sweep: Sweep, retries: int = 0) -> Mapping[int, State]:
@@ -126,45 +124,6 @@ def test_an_end_does_not_count_if_the_point_was_taken_over(tmp_path: Path, monke
     slot_manager(sweep, Points({0: 1}, before=overtake), monkeypatch).run()
     assert folder.logs()[0].last == other
     assert states(sweep) == {0: State.DONE}
-
-
-def test_points_on_two_nodes_end_when_their_parts_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep, points = grouped(tmp_path, 3, {1: 1}, retries=1)
-    assert slot_manager(sweep, points, monkeypatch, hosts=("a", "b")).run() == {"points": 4, "done": 2}
-    assert points.started == [0, 1, 2, 1]
-    assert states(sweep, 1) == {0: State.DONE, 1: State.FAILED, 2: State.DONE}
-    events = list(known(event_file.read(Claims(sweep.path, 0).journal(Manager(0, 0, 0, 0)))))
-    began = [(event.point, event.attempt) for event in events if isinstance(event, PointBegan)]
-    assert began == [(0, 0), (1, 0), (2, 0), (1, 1)]
-
-
-def test_a_point_goes_on_elsewhere_when_another_of_its_nodes_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And if the pilot has no other group, in its next attempt."""
-    sweep, points = grouped(tmp_path, 2, {0: None})
-    with pytest.raises(SystemExit) as left:
-        slot_manager(sweep, points, monkeypatch, hosts=("a", "b")).run()
-    assert left.value.code == RESUME
-    assert points.started == [0]
-    assert states(sweep) == {0: State.FREE}
-
-
-def test_a_broken_group_waits_for_the_other_groups_of_its_pilot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep, points = grouped(tmp_path, 1, {0: None})
-    folder, other = Claims(sweep.path, 0), Manager(0, 0, 0, 2)
-
-    def goes_on(board: Board) -> bool:
-        folder.add(0, 2, Kind.CLAIMED, other)
-        folder.add(0, 3, Kind.DONE, other)
-        return True
-
-    monkeypatch.setattr(Board, "pilot_goes_on", goes_on)
-    assert slot_manager(sweep, points, monkeypatch, hosts=("a", "b")).run() == {"points": 1, "done": 0}
-    events = list(known(event_file.read(folder.journal(Manager(0, 0, 0, 0)))))
-    assert [event.lost for event in events if isinstance(event, GroupBroken)] == [("b",)]
 
 
 class Search:

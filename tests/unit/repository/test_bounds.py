@@ -23,7 +23,7 @@ NO_BOUNDS = {
         "agent/output.READ", "agent/output.MOST", "checkpoint/files._PIECE", "checkpoint/format.BLOCK",
         "checkpoint/format._BUFFER", "checkpoint/replicas._PIECE", "checkpoint/staging.AT_ONCE",
         "checkpoint/staging.AT_ONCE_ALL", "environment/unpack_on_node.PIECE", "files/checksum.PIECE",
-        "pilots/slots.MOST", "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
+        "rendezvous/channel._READ", "rendezvous/store.READ", "runs/event_file._END_BYTES",
         "runs/event_file._PIECE_BYTES",
         "runs/output.BLOCK",
     },

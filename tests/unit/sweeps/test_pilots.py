@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Debug, LaunchMode
+from launcher.config.schema import Debug, LaunchMode, Method
 from launcher.config.schema import Sweep as Keys
 from launcher.errors import ConfigError
 from launcher.runs.claims import LEASE, Claims, Kind, Manager
@@ -39,8 +39,6 @@ def packing(sweep: dict[str, Any], **keys: Any) -> Packing | None:
             {"slots": 4, "gpus": 8, "gpus_per_point": 2, "cpus_per_point": 6},
         ),
         ({"slots": 8, "gpus": 4}, {"gpus_per_node": 1}, {"slots": 8, "gpus": 4, "gpus_per_point": 1}),
-        ({"slots": 2}, {"nodes": 2}, {"slots": 2, "nodes": 2, "nodes_per_point": 2}),
-        ({"pack": 3, "nodes": 8}, {"nodes": 4}, {"pilots": 3, "nodes": 8, "nodes_per_point": 4}),
     ],
 )
 def test_the_keys_of_pilots(sweep: dict[str, Any], keys: dict[str, Any], expected: dict[str, Any] | None) -> None:
@@ -57,9 +55,12 @@ def test_the_keys_of_pilots(sweep: dict[str, Any], keys: dict[str, Any], expecte
         ({"slots": 2, "parallelism": 4}, {}, "sweep.parallelism"),
         ({"nodes": 2}, {}, "sweep.nodes is of pilots"),
         ({"gpus": 2}, {"gpus_per_node": 2}, "sweep.gpus is of pilots"),
-        ({"slots": 1, "nodes": 5}, {"nodes": 2}, "use sweep.nodes=4 or sweep.nodes=6"),
-        ({"slots": 1, "nodes": 1}, {"nodes": 2}, "use sweep.nodes=2$"),
-        ({"slots": 1}, {"nodes": 2, "min_nodes": 1}, "min_nodes=1"),
+        ({"slots": 1}, {"nodes": 2}, r"nodes=2: a point in a pilot .* Leave sweep.slots"),
+        (
+            {"pack": 1, "search": Method.tpe},
+            {"nodes": 2},
+            r"\(sweep.search\) runs on one node. Use nodes=1",
+        ),
         ({"slots": 2}, {"launch": {"mode": LaunchMode.tasks}}, "launch=tasks"),
         ({"slots": 2}, {"debug": Debug(rank=0)}, "debug.rank"),
         ({"slots": 2, "gpus": 3}, {"gpus_per_node": 1}, "sweep.gpus=3 is more"),
@@ -109,9 +110,9 @@ def test_no_more_pilots_are_submitted_than_the_points_that_are_left_can_use(
     assert (len(found.jobs), found.enough) == (submitted, enough)
 
 
-def test_a_pilot_goes_on_with_as_many_nodes_as_one_point_needs() -> None:
-    shares = packing({"slots": 2, "pack": 2, "nodes": 6}, nodes=2)
+def test_a_pilot_goes_on_with_one_node() -> None:
+    shares = packing({"slots": 2, "pack": 2, "nodes": 6})
     assert shares is not None
-    plan = pilots.plan_of(plan_of(nodes=2), SWEEP, shares, 0)
-    assert (plan.nodes, plan.min_nodes, plan.independent) == (6, 2, True)
-    assert shares.at_once == 2 * 3 * 2
+    plan = pilots.plan_of(plan_of(), SWEEP, shares, 0)
+    assert (plan.nodes, plan.min_nodes, plan.independent) == (6, 1, True)
+    assert shares.at_once == 2 * 6 * 2
