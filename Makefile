@@ -31,6 +31,8 @@ RUN := $(VENV)/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 # Tests of milliseconds each, which wait for nothing.
 UNIT_TESTS := tests/unit tests/golden
+# Which of them `make test` runs; empty: all.
+UNIT_ARGS ?=
 
 .PHONY: help demo test test-user test-slow test-torch test-python twins golden gpu-check lint chaos bench docs clean
 
@@ -69,7 +71,7 @@ demo: $(READY)
 test: lint
 	@bash tests/setup_debian.sh
 	@unit=0 rest=0; \
-	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_TESTS) || unit=$$?; \
+	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_ARGS) $(UNIT_TESTS) || unit=$$?; \
 	$(RUN) -m pytest --numprocesses=3 --durations=15 $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
 	if [ $$unit != 0 ]; then echo "The unit tests failed, too: their failures are above."; fi; \
 	exit $$((unit ? unit : rest))

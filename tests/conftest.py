@@ -131,6 +131,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
         "slow: what other tests hold too (longer, or with another scheduler); `make test-slow` runs these alone",
+        "root: in a file of unit tests some of which need root; the CI of root runs the others as an ordinary user",
     ):
         config.addinivalue_line("markers", marker)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -42,6 +43,16 @@ def until(condition: Callable[[], object], what: str, timeout: float = 60, detai
         assert now < deadline, f"{what} within {timeout:g} s; {details()}"
         time.sleep(max(0.1, now - asked))  # a condition that runs a command must not keep a processor busy
         asked = time.monotonic()
+
+
+def command_lines() -> list[str]:
+    """The arguments of each live process but this one, with a blank behind each."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended since
+            if int(folder.name) != os.getpid():
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 @dataclass(frozen=True)

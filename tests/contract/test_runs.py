@@ -16,7 +16,7 @@ import pytest
 from launcher.runs.directory import Run
 from launcher.runs.journal import process_of
 from tests.contract.schedulers import detached, local, on
-from tests.launch import PYTHON, ROOT, Launcher, Result
+from tests.launch import PYTHON, ROOT, Launcher, Result, command_lines
 from tests.terminal import Terminal
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -217,17 +217,7 @@ def test_a_run_directory_that_others_can_write_to_is_not_used(launcher: Launcher
 
 def processes_of(launcher: Launcher) -> list[str]:
     """Returns the command lines of live processes that contain the folder of this launcher's runs."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                with open(f"/proc/{entry.name}/cmdline", "rb") as file:
-                    line = file.read().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if str(launcher.runs_dir) in line:
-                found.append(line)
-    return found
+    return [line for line in command_lines() if str(launcher.runs_dir) in line]
 
 
 @local

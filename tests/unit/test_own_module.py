@@ -15,6 +15,8 @@ from launcher.files import writers
 from launcher.own_module import own_module
 from tests.launch import ROOT
 
+pytestmark = pytest.mark.root
+
 EVIL = "open('pwned', 'w').close()\n"
 
 

@@ -20,6 +20,8 @@ from launcher.rendezvous import store
 from launcher.rendezvous.store import RanksStore, owner_of_peer, sockets_connected_to
 from tests.two_users import as_somebody_else
 
+pytestmark = pytest.mark.root
+
 ENOUGH = timedelta(seconds=60)  # on any machine; nobody waits for it
 
 

@@ -22,6 +22,8 @@ from launcher.environment import archives, unpack_on_node
 from tests.launch import ROOT
 from tests.two_users import SOMEBODY_ELSE, as_somebody_else
 
+pytestmark = pytest.mark.root
+
 # What pip makes of [project.scripts].
 CONSOLE_SCRIPT = "import sys\nfrom launcher.__main__ import main\nsys.exit(main())\n"
 MODULES = (

@@ -29,6 +29,8 @@ from launcher.schedulers.functions import executor as functions_executor
 from launcher.schedulers.pbs.executor import PBSExecutor
 from tests.unit.plans import bare_plan
 
+pytestmark = pytest.mark.root
+
 ME, OTHER, GROUP, MINE = 1000, 2000, 500, 1000
 USER = User(ME, private_group=MINE)
 ROOT = Folder("/", 0, 0, 0o755)

@@ -30,6 +30,8 @@ from launcher.rendezvous.members import Member
 from launcher.runs.events import Fabric, Fault, Finding, Mismatch, Observation, PreflightFailure
 from tests.unit.plans import bare_plan
 
+pytestmark = pytest.mark.root
+
 # -- the verdict
 
 NODES = [Node(f"node{number}", f"node{number}", (number,), (2 * number, 2 * number + 1)) for number in range(4)]
